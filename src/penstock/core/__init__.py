@@ -1,0 +1,1 @@
+"""The words every other package speaks. Imports nothing else of Penstock."""

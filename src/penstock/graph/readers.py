@@ -1,0 +1,174 @@
+"""Every source: what to read, not how. `sources` has the implementations, one for each class here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from penstock.core.errors import InvalidArgumentError, choice
+from penstock.graph.expressions import Expression
+from penstock.graph.functions import Payload, UserFunction
+from penstock.graph.node import Node
+from penstock.graph.ops import SkipErrors, _at_least
+
+Compression: TypeAlias = Literal["auto", "none", "gzip", "zstd", "bz2"]
+COMPRESSIONS = ("auto", "none", "gzip", "zstd", "bz2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceNode(Node):
+    """Base of everything without an input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Range(SourceNode):
+    start: int
+    stop: int
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        if self.step == 0:
+            raise InvalidArgumentError("step=0: a range must move")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FromItems(SourceNode):
+    items: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FromGenerator(SourceNode):
+    """`function(split)` is called for each declared split and yields its elements."""
+
+    function: UserFunction
+    splits: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise InvalidArgumentError("from_generator needs at least one split; for one only, leave splits= out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FromTorch(SourceNode):
+    """A map-style dataset: `len(dataset)` and `dataset[i]` (or `__getitems__`)."""
+
+    dataset: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FromHuggingface(SourceNode):
+    dataset: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FileSource(SourceNode):
+    """Files by path, glob, brace or URL. `storage_options` go to the file system and nowhere else."""
+
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"storage_options"})
+    paths: tuple[str, ...]
+    storage_options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.paths or not all(isinstance(path, str) and path for path in self.paths):
+            raise InvalidArgumentError(f"paths={self.paths!r}: at least one path is needed, and none may be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordFile(FileSource):
+    """Files of records that may be compressed and of which single records may be bad."""
+
+    compression: Compression = "auto"
+    on_error: SkipErrors | None = None
+
+    def __post_init__(self) -> None:
+        FileSource.__post_init__(self)
+        if self.compression not in COMPRESSIONS:
+            raise choice("compression", self.compression, COMPRESSIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadTFRecord(RecordFile):
+    """Yields each record's bytes."""
+
+    verify: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadText(RecordFile):
+    """Yields each line as `str`, without its line ending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadJsonl(RecordFile):
+    """Yields each line's JSON value; empty lines are passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadCsv(RecordFile):
+    """Yields each row as a dict, columns typed by pyarrow."""
+
+    columns: tuple[str, ...] | None = None
+    delimiter: str = ","
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadWebdataset(RecordFile):
+    """Yields a dict per sample: `__key__` and, for each extension, the member's bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadFiles(FileSource):
+    """Yields `{path: str, data: bytes}` per file."""
+
+    on_error: SkipErrors | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadImages(FileSource):
+    """Yields `{image: bytes, label: int, path: str}`: the folder an image lies in is its class."""
+
+    classes: tuple[str, ...] | None = None
+    on_error: SkipErrors | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadNumpy(FileSource):
+    """Yields rows of `.npy` files, or windows of `window` values of flat files (`.npy`, or raw with `dtype`)."""
+
+    window: int | None = None
+    stride: int | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        FileSource.__post_init__(self)
+        _at_least("window", self.window, 1)
+        _at_least("stride", self.stride, 1)
+
+
+Nulls: TypeAlias = Any  # "error", "mask" or the value to put in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnarSource(FileSource):
+    """Columnar files: rows as dicts, or with `batch` dicts of columns. `predicate` keeps the rows it is true for."""
+
+    columns: tuple[str, ...] | None = None
+    predicate: Expression | None = None
+    batch: int | None = None
+    nulls: Nulls = "error"
+
+    def __post_init__(self) -> None:
+        FileSource.__post_init__(self)
+        _at_least("batch", self.batch, 1)
+        if self.columns is not None and not self.columns:
+            raise InvalidArgumentError("columns=() reads nothing; leave it out to read all columns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadParquet(ColumnarSource):
+    """Splits are row groups. Hive partitions (`key=value` folders) are columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadArrow(ColumnarSource):
+    """Arrow IPC files (or streams); splits are record batches."""

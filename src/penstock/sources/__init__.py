@@ -1,0 +1,1 @@
+"""Formats: list the splits of a source, and read a split from any position."""

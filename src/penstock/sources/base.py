@@ -1,0 +1,91 @@
+"""The contract of a source.
+
+A source lists its splits once, in an order that depends on the data alone, and reads any of them from any position.
+Rules: a split is self-contained and small (it travels to other machines as bytes); reading the same split from the
+same position gives the same elements, whatever was read before; an error names the file and the byte offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from penstock.core.element import Element
+
+SPLIT_BYTES = 64 << 20  # a split takes about a second to work through; files above it are cut where the format allows
+SMALL_FILES_PER_SPLIT = 256  # tiny files share a split: a split costs a message and a journal row in the service
+
+
+class FileRange(msgspec.Struct, frozen=True, array_like=True):
+    """A file, or a part of it. `start` and `stop` are bytes, rows or row groups, as the format says; stop=-1: all."""
+
+    path: str
+    size: int
+    etag: str = ""
+    start: int = 0
+    stop: int = -1
+
+
+class Split(msgspec.Struct, frozen=True, array_like=True):
+    """The unit of source work. `start` and `stop` are element indices for sources without files."""
+
+    files: tuple[FileRange, ...] = ()
+    start: int = 0
+    stop: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin in a split: after `index` elements; `offset` is the reader's own hint how to get there fast."""
+
+    index: int = 0
+    offset: int | None = None
+
+
+@dataclass(slots=True)
+class Records:
+    """Up to `want` elements in order. An empty list is the end of the split.
+
+    `offsets[i]` is the hint for the position just after element i; None where an index alone is enough.
+    `indices[i]` is the index of element i in its split, where some were left out (by a predicate, or as bad): an
+    element keeps its index, and so its random numbers, whatever became of its neighbours. None: consecutive from the
+    reader's position. The position after element i is `Position(indices[i] + 1, offsets[i])`.
+    """
+
+    elements: Sequence[Element]
+    offsets: Sequence[int] | None = None
+    indices: Sequence[int] | None = None
+
+
+class Reader(Protocol):
+    """Reads one split forward. For remote files the constructor starts the first requests and does not wait."""
+
+    def read(self, want: int) -> Records: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Made from a node by `sources.registry.open_source`."""
+
+    remote: bool
+    """Reads have latency: the runtime opens the next splits ahead."""
+
+    def splits(self) -> Sequence[Split]: ...
+
+    def open(self, split: Split, at: Position) -> Reader: ...
+
+
+@runtime_checkable
+class IndexableSource(Source, Protocol):
+    """Any element can be read by its index at about the cost of the next one: a shuffle permutes the indices.
+
+    Its splits are ranges of element indices (`Split.start`, `Split.stop`), in order and without gaps.
+    """
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: Sequence[int]) -> Sequence[Element]: ...
