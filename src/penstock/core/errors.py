@@ -43,6 +43,14 @@ class TruncatedFileError(CorruptRecordError):
     """A file ended in the middle of a record."""
 
 
+class StorageUnavailableError(PenstockError, OSError):
+    """Storage did not answer, after retries. Not a `DataError`: skipping bad data must not hide an outage."""
+
+    def __init__(self, path: str, what: str) -> None:
+        self.path, self.what = path, what
+        super().__init__(f"{path}: {what}")
+
+
 class MissingExtraError(PenstockError, ImportError):
     """An optional dependency is not installed."""
 

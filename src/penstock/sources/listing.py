@@ -1,0 +1,204 @@
+"""From what the user wrote (paths, folders, globs, braces, URLs) to the list of files.
+
+Rules: the order of the paths is kept, what one of them stands for is sorted, a file named twice is taken once; so the
+list depends on the data alone. A file or folder that exists under the very name wins over reading that name as a
+pattern. Names that begin with a dot are left out unless written.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.core.errors import NoFilesError
+from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Split
+from penstock.sources.patterns import expand_braces, fixed_part, has_magic, has_magic_name, matches_parts, name_matcher
+from penstock.sources.storage import (
+    Entry,
+    LocalStorage,
+    Options,
+    Storage,
+    folder_of,
+    is_hidden,
+    normal_path,
+    split_scheme,
+    storage_for,
+)
+
+_MARKER_NAMES = frozenset({"_SUCCESS", "_metadata", "_common_metadata"})  # left beside data by Spark and its kin
+
+
+class FileInfo(NamedTuple):
+    """A file to read. `relative` is its path below the reader's root: with size or etag it is the file's identity."""
+
+    path: str
+    size: int
+    etag: str
+    relative: str
+
+
+def list_files(
+    paths: Sequence[str], storage_options: Options = (), *, extensions: Iterable[str] | None = None
+) -> list[FileInfo]:
+    """Return every file that `paths` stand for.
+
+    `extensions` (lower case, with the dot) say which files of a folder or glob are meant; a file named in full is
+    always taken. The root of the relative paths is the deepest folder above everything the paths name.
+    """
+    wanted = tuple(extensions) if extensions is not None else None
+    found: dict[str, Entry] = {}
+    roots: list[str] = []
+    for path in map(normal_path, paths):
+        storage = storage_for(path, storage_options)
+        for root, entries in _expand(path, storage, wanted):
+            roots.append(root)
+            for entry in entries:
+                found.setdefault(entry.path, entry)
+    root = common_folder(roots)
+    return [FileInfo(e.path, e.size, e.etag, relative_path(e.path, root)) for e in found.values()]
+
+
+def group_small_files(files: Iterable[FileInfo]) -> list[Split]:
+    """Return splits of whole files: small neighbours share one, a file of `SPLIT_BYTES` or more has its own."""
+    splits: list[Split] = []
+    group: list[FileRange] = []
+    group_bytes = 0
+    for file in files:
+        if group and (group_bytes + file.size > SPLIT_BYTES or len(group) == SMALL_FILES_PER_SPLIT):
+            splits.append(Split(files=tuple(group)))
+            group, group_bytes = [], 0
+        group.append(FileRange(file.path, file.size, file.etag))
+        group_bytes += file.size
+    if group:
+        splits.append(Split(files=tuple(group)))
+    return splits
+
+
+def common_folder(folders: Sequence[str]) -> str:
+    """Return the deepest folder above all of them, "" if there is none.
+
+    >>> common_folder(["/data/train", "/data/val/x"]), common_folder(["s3://a/x", "/data"])
+    ('/data', '')
+    """
+    schemes = {split_scheme(folder)[0] for folder in folders}
+    if len(schemes) != 1:
+        return ""
+    parts = [split_scheme(folder)[1].rstrip("/").split("/") for folder in folders]
+    shared: list[str] = []
+    for level in zip(*parts):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    scheme = schemes.pop()
+    return (f"{scheme}://" if scheme else "") + "/".join(shared)
+
+
+def relative_path(path: str, root: str) -> str:
+    """
+    >>> relative_path("/data/cat/1.jpg", "/data"), relative_path("s3://bucket/x", "")
+    ('cat/1.jpg', 's3://bucket/x')
+    """
+    if root.endswith("://") and path.startswith(root):
+        return path[len(root) :]
+    prefix = root.rstrip("/") + "/"
+    return path[len(prefix) :] if path.startswith(prefix) else path
+
+
+def _expand(path: str, storage: Storage, wanted: tuple[str, ...] | None) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield (root, files) for each thing a path stands for."""
+    if has_magic(path) or "{" in path:
+        literal = storage.stat([path])[0]
+        if literal is not None:
+            yield folder_of(path), [literal]
+            return
+        if isinstance(storage, LocalStorage) and os.path.isdir(path):
+            yield path, _files_below(path, storage, wanted)
+            return
+    names = expand_braces(path)
+    plain = [name for name in names if not has_magic(name)]
+    known = dict(zip(plain, storage.stat(plain)))
+    for name in names:
+        entry = known.get(name)
+        if name not in known:
+            yield fixed_part(name), _glob(name, storage, wanted)
+        elif entry is not None:
+            yield folder_of(name), [entry]
+        else:
+            yield name.rstrip("/"), _files_below(name, storage, wanted)
+
+
+def _files_below(folder: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[Entry]:
+    everything = list(storage.walk(folder))
+    files = _chosen(everything, wanted)
+    if files:
+        return files
+    if everything:
+        raise NoFilesError(folder, f"has {len(everything)} files, but none that is meant ({_told(wanted)})")
+    if isinstance(storage, LocalStorage) and os.path.isdir(folder):
+        raise NoFilesError(folder, "the folder has no files")
+    raise NoFilesError(folder, "no such file or folder")
+
+
+def _told(wanted: tuple[str, ...] | None) -> str:
+    return "hidden files and job markers are not" if wanted is None else ", ".join(wanted)
+
+
+def _chosen(entries: Iterable[Entry], wanted: tuple[str, ...] | None) -> list[Entry]:
+    return sorted(e for e in entries if not is_hidden(e.path) and _is_meant(posixpath.basename(e.path), wanted))
+
+
+def _is_meant(name: str, wanted: tuple[str, ...] | None) -> bool:
+    return name not in _MARKER_NAMES and (wanted is None or name.lower().endswith(wanted))
+
+
+def _glob(pattern: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[Entry]:
+    root = fixed_part(pattern)
+    parts = pattern[len(root) :].lstrip("/").split("/")
+    files: dict[str, Entry] = {}
+    folders: set[str] = set()
+    _descend(root or "/", parts, storage, files, folders)
+    chosen = [entry for entry in files.values() if _is_meant(posixpath.basename(entry.path), wanted)]
+    if not files:  # `root/class-*` may name folders: all that is in them
+        chosen = [entry for folder in sorted(folders) for entry in _chosen(storage.walk(folder), wanted)]
+    if chosen:
+        return sorted(chosen)
+    if files:
+        raise NoFilesError(pattern, f"matches {len(files)} files, but none that is meant ({_told(wanted)})")
+    raise NoFilesError(pattern, f"matches no file; searched the folder {root or '/'}, {_contents(root, storage)}")
+
+
+def _contents(folder: str, storage: Storage) -> str:
+    folders, files = storage.scan(folder or "/")
+    if not folders and not files:
+        return "which is empty or does not exist"
+    return f"which has {len(files)} files and {len(folders)} folders"
+
+
+def _descend(folder: str, parts: Sequence[str], storage: Storage, files: dict[str, Entry], folders: set[str]) -> None:
+    """Collect in `files` and `folders` what matches the glob `parts` below a folder."""
+    part, rest = parts[0], parts[1:]
+    if part == "**":  # one walk: an object store lists all that is below a folder in one go
+        for entry in storage.walk(folder):
+            if matches_parts(relative_path(entry.path, folder).split("/"), parts):
+                files[entry.path] = entry
+        return
+    if not has_magic_name(part):  # a fixed name between two patterns: nothing to list
+        inner = f"{folder.rstrip('/')}/{part}"
+        if rest:
+            _descend(inner, rest, storage, files, folders)
+        elif (exact := storage.stat([inner])[0]) is not None:
+            files[exact.path] = exact
+        else:
+            folders.add(inner)
+        return
+    inner_folders, inner_files = storage.scan(folder)
+    matches = name_matcher(part)
+    matching = [inner for inner in inner_folders if matches(posixpath.basename(inner))]
+    if rest:
+        for inner in matching:
+            _descend(inner, rest, storage, files, folders)
+        return
+    folders.update(matching)
+    files.update((e.path, e) for e in inner_files if matches(posixpath.basename(e.path)))

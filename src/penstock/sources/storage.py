@@ -1,0 +1,260 @@
+"""Where bytes come from: local files, S3 through obstore, everything else through fsspec.
+
+A `Storage` answers for all paths of one kind. Paths go in and come out as the user would write them (with the scheme,
+local ones absolute), so that an error can name them and a split can carry them to another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
+
+from penstock.core.errors import DataError, InvalidArgumentError, NoFilesError, StorageUnavailableError
+from penstock.sources import io_threads
+from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
+
+Options: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
+"""`storage_options`, as a dict or as the pairs a node keeps."""
+
+LOCAL_BUFFER_BYTES = 256 << 10  # cheap for readers of small records, out of the way for readers of big blocks
+_LOCAL_SCHEMES = ("file", "local")
+_S3_SCHEMES = ("s3", "s3a")
+
+
+class Entry(NamedTuple):
+    """A file that exists. `etag` is the store's own mark of the content, where it has one."""
+
+    path: str
+    size: int
+    etag: str = ""
+
+
+class Storage(Protocol):
+    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+        """Return what is known of each path, None where it is no file."""
+        ...
+
+    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+        """Return the folders and the files right inside a folder; nothing where there is no such folder."""
+        ...
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        """Yield the files below a folder."""
+        ...
+
+    def open(self, path: str, size: int, start: int) -> BinaryIO: ...
+
+    def open_random(self, path: str, size: int) -> BinaryIO: ...
+
+
+def split_scheme(path: str) -> tuple[str, str]:
+    """
+    >>> split_scheme("s3://bucket/key"), split_scheme("/data/x")
+    (('s3', 'bucket/key'), ('', '/data/x'))
+    """
+    scheme, mark, rest = path.partition("://")
+    return (scheme, rest) if mark else ("", path)
+
+
+def folder_of(path: str) -> str:
+    """
+    >>> folder_of("/data/x.tar"), folder_of("memory://x.tar")
+    ('/data', 'memory://')
+    """
+    scheme, rest = split_scheme(path)
+    return (f"{scheme}://" if scheme else "") + rest.rpartition("/")[0]
+
+
+def is_remote(path: str) -> bool:
+    return split_scheme(path)[0] not in ("", *_LOCAL_SCHEMES)
+
+
+def normal_path(path: str) -> str:
+    """Return a path as this package writes it: local ones absolute and bare, so that they hold in any process.
+
+    >>> normal_path("file:///data/a.tar"), normal_path("s3://bucket/a.tar")
+    ('/data/a.tar', 's3://bucket/a.tar')
+    """
+    scheme, rest = split_scheme(path)
+    if scheme and scheme not in _LOCAL_SCHEMES:
+        return path
+    return os.path.abspath(os.path.expanduser(rest))
+
+
+def storage_for(path: str, options: Options = ()) -> Storage:
+    scheme, rest = split_scheme(path)
+    if not scheme or scheme in _LOCAL_SCHEMES:
+        return LocalStorage()
+    if "::" in rest:
+        raise InvalidArgumentError(f"{path}: a URL inside a URL is not read; unpack the archive or name the inner one")
+    if scheme in _S3_SCHEMES:
+        from penstock.sources.object_store import S3Storage
+
+        return S3Storage(scheme, rest.partition("/")[0], dict(options))
+    return FsspecStorage(scheme, dict(options))
+
+
+def open_file(path: str, size: int, options: Options = (), *, start: int = 0) -> BinaryIO:
+    """Open a file to be read forward from `start`.
+
+    A remote file has its first requests under way when this returns, and nothing was waited for: `size` comes from
+    the listing. `read` and `readinto` come back short only at the end of the file. Seeking works; a far seek in a
+    remote file throws away what was read ahead.
+    """
+    return storage_for(path, options).open(path, size, start)
+
+
+def open_random(path: str, size: int, options: Options = ()) -> BinaryIO:
+    """Open a file to be read here and there: every remote `read` is one request, nothing is read ahead."""
+    return storage_for(path, options).open_random(path, size)
+
+
+class LocalStorage:
+    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+        return [self._stat_one(normal_path(path)) for path in paths]
+
+    def _stat_one(self, path: str) -> Entry | None:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise DataError(path, error.strerror or str(error)) from error
+        return None if stat_module.S_ISDIR(status.st_mode) else Entry(path, status.st_size)
+
+    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+        folders: list[str] = []
+        files: list[Entry] = []
+        try:
+            with os.scandir(normal_path(folder)) as found:
+                for item in found:
+                    if item.is_dir():
+                        folders.append(item.path)
+                    elif item.is_file():
+                        files.append(Entry(item.path, item.stat().st_size))
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        except OSError as error:
+            raise DataError(folder, error.strerror or str(error)) from error
+        return folders, files
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        return self._walk(normal_path(folder), frozenset())
+
+    def _walk(self, folder: str, above: frozenset[str]) -> Iterator[Entry]:
+        real = os.path.realpath(folder)
+        if real in above:
+            return  # a link to a folder it lies in; other links are followed, datasets are often made of them
+        folders, files = self.scan(folder)
+        yield from files
+        for inner in folders:
+            if not is_hidden(inner):
+                yield from self._walk(inner, above | {real})
+
+    def open(self, path: str, size: int, start: int) -> BinaryIO:
+        try:
+            file = open(normal_path(path), "rb", buffering=LOCAL_BUFFER_BYTES)  # noqa: SIM115 (the caller closes it)
+        except FileNotFoundError as error:
+            raise NoFilesError(path, "the file is gone since it was listed") from error
+        except OSError as error:
+            raise DataError(path, error.strerror or str(error)) from error
+        if start:
+            file.seek(start)
+        return file
+
+    def open_random(self, path: str, size: int) -> BinaryIO:
+        return self.open(path, size, 0)
+
+
+class FsspecStorage:
+    """Any scheme fsspec knows. Its block caches are not used: ranges are asked for directly, several at a time."""
+
+    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
+        import fsspec
+
+        self._scheme = scheme
+        try:
+            self._fs = fsspec.filesystem(scheme, **options)
+        except ImportError as error:
+            raise InvalidArgumentError(f"{scheme}:// cannot be read: {error}") from error
+        except ValueError as error:
+            raise InvalidArgumentError(f"{scheme}:// is not a kind of storage that fsspec knows: {error}") from error
+
+    def _inner(self, path: str) -> str:
+        return str(self._fs._strip_protocol(path))
+
+    def _entry(self, found: Mapping[str, Any]) -> Entry:
+        size = found.get("size")
+        path = self._outer(str(found["name"]))
+        if size is None:
+            raise DataError(path, "the server does not say how long the file is", remedy="copy it to other storage")
+        etag = found.get("ETag") or found.get("etag") or ""
+        return Entry(path, int(size), str(etag).strip('"'))
+
+    def _outer(self, name: str) -> str:
+        return name if "://" in name else f"{self._scheme}://{name.lstrip('/')}"
+
+    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+        return io_threads.run_all([partial(self._stat_one, path) for path in paths], deadline_s=WAIT_S)
+
+    def _stat_one(self, path: str) -> Entry | None:
+        try:
+            found = self._fs.info(self._inner(path))
+        except FileNotFoundError:
+            return None
+        return self._entry(found) if found["type"] == "file" else None
+
+    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+        self._fs.invalidate_cache(self._inner(folder))
+        try:
+            found = self._fs.ls(self._inner(folder), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        inside = [item for item in found if str(item["name"]).rstrip("/") != self._inner(folder).rstrip("/")]
+        folders = [self._outer(str(item["name"])).rstrip("/") for item in inside if item["type"] == "directory"]
+        return folders, [self._entry(item) for item in inside if item["type"] == "file"]
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        folders, files = self.scan(folder)
+        yield from files
+        for inner in folders:
+            if not is_hidden(inner):
+                yield from self.walk(inner)
+
+    def fetch(self, path: str, start: int, stop: int) -> bytes:
+        try:
+            return cast(bytes, self._fs.cat_file(self._inner(path), start=start, end=stop))
+        except FileNotFoundError as error:
+            raise NoFilesError(path, "the file is gone since it was listed") from error
+        except PermissionError as error:
+            raise DataError(path, f"access denied: {error}", remedy="see storage_options=") from error
+        except OSError as error:
+            raise StorageUnavailableError(path, f"bytes {start} to {stop} could not be read: {error}") from error
+
+    def open(self, path: str, size: int, start: int) -> BinaryIO:
+        return cast(BinaryIO, ReadAheadFile(partial(self.fetch, path), path, size, start))
+
+    def open_random(self, path: str, size: int) -> BinaryIO:
+        return cast(BinaryIO, RandomAccessFile(partial(self.fetch, path), path, size))
+
+
+def is_hidden(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(".")
+
+
+def drop_folder_marks(entries: Iterable[Entry]) -> list[Entry]:
+    """Leave out the empty objects that some tools store in place of a folder ("a" beside "a/b")."""
+    kept = list(entries)
+    empty = {entry.path for entry in kept if not entry.size}
+    if not empty:
+        return kept
+    folders = {above for entry in kept for above in _folders_above(entry.path)}
+    return [entry for entry in kept if entry.path not in empty or entry.path not in folders]
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    while (path := path.rpartition("/")[0]) and not path.endswith(":/"):
+        yield path
