@@ -1,0 +1,211 @@
+"""Reading splits of record files: what TFRecord, text and JSON lines share.
+
+A format is a `Scanner`: it goes through one file in blocks and says for each record where it ended, and which were bad.
+`RecordReader` does the rest for all of them: files one after the other (remote ones opened ahead), `want` elements at
+a time, positions, and what becomes of bad records. Rules:
+
+- a hint is `file number << 48 | offset in the file's (unpacked) bytes`, so that one int finds a place in many files;
+- every record has an index, bad ones too, and the rest of a file that cannot be read on is one bad record;
+- what came before a bad record is delivered before the error is raised.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Protocol, TypeAlias
+
+import numpy as np
+
+from penstock.core.element import Element
+from penstock.core.errors import CorruptRecordError, DataError
+from penstock.graph.readers import RecordFile
+from penstock.sources.base import FileRange, Position, Records, Split
+from penstock.sources.compression import compression_of, open_decompressed
+from penstock.sources.storage import is_remote, open_file
+
+Offsets: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+OnBad: TypeAlias = Callable[[DataError, int], None]
+"""Told of each bad record and its index in the split."""
+
+OFFSET_BITS = 48
+FILES_AHEAD = 4  # remote files of one split whose first requests are under way beside the one being read
+NO_OFFSETS: Offsets = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Block:
+    """Consecutive records of one file. `ends[i]` is the offset just after element i."""
+
+    elements: Sequence[Element]
+    ends: Offsets
+    bad: list[tuple[int, DataError]] = field(default_factory=list)
+    """(which record of this block, why), ascending."""
+    numbers: Sequence[int] | None = None
+    """Which record of this block each element is; None where there are no bad ones among them."""
+
+    @property
+    def count(self) -> int:
+        return len(self.elements) + len(self.bad)
+
+
+class Scanner(Protocol):
+    """Goes through one file. The constructor opens it (and waits for nothing); a block may be empty of elements."""
+
+    def next_block(self) -> Block | None:
+        """Return the next records, None at the end. A `CorruptRecordError` gives up the rest of the file."""
+        ...
+
+    def close(self) -> None: ...
+
+
+OpenScanner: TypeAlias = Callable[[FileRange, int | None], Scanner]
+"""Open a file of a split at an offset that was a record's end; None: at the beginning of the file or range."""
+
+
+class RecordReader:
+    def __init__(self, split: Split, at: Position, open_scanner: OpenScanner, on_bad: OnBad | None) -> None:
+        self._files, self._open_scanner, self._on_bad = split.files, open_scanner, on_bad
+        self._scanners: deque[Scanner] = deque()  # of the file being read and of those opened ahead
+        self._first_offset: int | None = None
+        self._file = 0
+        if at.offset is not None:
+            self._file, self._first_offset = at.offset >> OFFSET_BITS, at.offset & ((1 << OFFSET_BITS) - 1)
+        self._opened = self._file
+        self._index = 0 if at.offset is None else at.index  # of the first record of the next block
+        self._pass_over = at.index  # records below this index were delivered, or reported, in an earlier life
+        self._expected = at.index
+        self._elements: Sequence[Element] = ()
+        self._ends = NO_OFFSETS
+        self._indices: Sequence[int] = range(0)
+        self._bad: deque[tuple[int, DataError]] = deque()
+        self._cursor = 0
+        self._failure: DataError | None = None
+        self._open_ahead()
+
+    def read(self, want: int) -> Records:
+        while self._cursor == len(self._elements):
+            self._report_bad(before=None)
+            if self._failure is not None:
+                raise self._failure
+            if not self._advance():
+                return Records(())
+        start, stop = self._cursor, min(self._cursor + want, len(self._elements))
+        self._cursor = stop
+        indices = self._indices[start:stop]
+        self._report_bad(before=indices[-1])
+        gap = indices[0] != self._expected or indices[-1] - indices[0] != stop - start - 1
+        self._expected = indices[-1] + 1
+        offsets = (self._ends[start:stop] + (self._file << OFFSET_BITS)).tolist()
+        return Records(self._elements[start:stop], offsets, indices if gap else None)
+
+    def close(self) -> None:
+        while self._scanners:
+            self._scanners.popleft().close()
+        self._file = self._opened = len(self._files)
+        self._elements, self._cursor = (), 0
+
+    def _open_ahead(self) -> None:
+        """Open the file to be read, and the remote ones after it: their latency passes beside the work on this one."""
+        while self._opened < len(self._files) and len(self._scanners) <= FILES_AHEAD:
+            piece = self._files[self._opened]
+            if self._scanners and not is_remote(piece.path):
+                return
+            self._scanners.append(self._open_scanner(piece, self._first_offset))
+            self._first_offset = None
+            self._opened += 1
+
+    def _advance(self) -> bool:
+        """Take the next block; False at the end of the split."""
+        if self._file == len(self._files):
+            return False
+        self._open_ahead()
+        try:
+            block = self._scanners[0].next_block()
+        except CorruptRecordError as error:
+            self._take(Block((), NO_OFFSETS, [(0, error)]))
+            self._next_file()
+            return True
+        if block is None:
+            self._next_file()
+        else:
+            self._take(block)
+        return True
+
+    def _next_file(self) -> None:
+        self._scanners.popleft().close()
+        self._file += 1
+
+    def _take(self, block: Block) -> None:
+        first = self._index
+        self._index += block.count
+        self._elements, self._ends, self._cursor = block.elements, block.ends, 0
+        if block.numbers is None:
+            self._indices = range(first, first + len(block.elements))
+        else:
+            self._indices = [first + number for number in block.numbers]
+        self._bad = deque((first + number, error) for number, error in block.bad)
+        if first < self._pass_over:
+            self._drop_passed()
+        if self._bad and self._on_bad is None:
+            index, self._failure = self._bad.popleft()
+            self._keep(slice(None, _position_of(self._indices, index)))
+
+    def _drop_passed(self) -> None:
+        self._keep(slice(_position_of(self._indices, self._pass_over), None))
+        while self._bad and self._bad[0][0] < self._pass_over:
+            self._bad.popleft()
+
+    def _keep(self, part: slice) -> None:
+        self._elements, self._ends, self._indices = self._elements[part], self._ends[part], self._indices[part]
+
+    def _report_bad(self, before: int | None) -> None:
+        while self._bad and self._on_bad is not None and (before is None or self._bad[0][0] < before):
+            index, error = self._bad.popleft()
+            self._on_bad(error, index)
+
+
+def _position_of(indices: Sequence[int], index: int) -> int:
+    """Return how many of the ascending `indices` are below `index`."""
+    return int(np.searchsorted(np.asarray(indices), index))
+
+
+class BlockFile:
+    """A file, unpacked if need be, read in big blocks from an offset.
+
+    Bytes that came before corrupt compressed data are returned before the error is raised, so that which records can
+    be read does not depend on where reading began.
+    """
+
+    def __init__(self, node: RecordFile, piece: FileRange, start: int = 0) -> None:
+        self.path = piece.path
+        self.packed = compression_of(piece.path, node.compression) != "none"
+        self.size: int | None = None if self.packed else piece.size
+        """Bytes that can be read; None where only unpacking would tell."""
+        raw = open_file(piece.path, piece.size, node.storage_options, start=0 if self.packed else start)
+        self._file: BinaryIO = open_decompressed(raw, piece.path, node.compression)
+        self._skip = start if self.packed else 0
+        self._failure: CorruptRecordError | None = None
+
+    def read(self, size: int) -> bytes:
+        """Return `size` bytes, fewer only at the end of the file or before corrupt data."""
+        if self._failure is not None:
+            raise self._failure
+        if self._skip:
+            self._file.seek(self._skip)  # here and not in the constructor: it waits
+            self._skip = 0
+        read1: Callable[[int], bytes] = self._file.read1  # type: ignore[attr-defined]
+        parts: list[bytes] = []
+        try:
+            while size and (part := read1(size)):
+                parts.append(part)
+                size -= len(part)
+        except CorruptRecordError as error:
+            if not parts:
+                raise
+            self._failure = error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._file.close()
