@@ -19,7 +19,7 @@ from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
 Options: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
 """`storage_options`, as a dict or as the pairs a node keeps."""
 
-LOCAL_BUFFER_BYTES = 256 << 10  # cheap for readers of small records, out of the way for readers of big blocks
+LOCAL_BUFFER_BYTES = 64 << 10  # serves small records; reads beyond it go straight into the result
 _LOCAL_SCHEMES = ("file", "local")
 _S3_SCHEMES = ("s3", "s3a")
 

@@ -1,0 +1,229 @@
+"""Whole files as elements, and what every source of one element per file shares.
+
+Such a source is indexable: element i is file i of the listing. Its splits are ranges of indices; another machine
+with the same node makes the same listing, so a range says enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import cached_property, partial
+from typing import ClassVar, Self
+
+import numpy as np
+
+from penstock.core.element import Element
+from penstock.core.errors import DataError, NoFilesError, StorageUnavailableError
+from penstock.graph.readers import FileSource, ReadFiles
+from penstock.sources import io_threads
+from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, Position, Records, Split
+from penstock.sources.listing import FileInfo, list_files
+from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
+from penstock.sources.storage import Options, is_remote, open_random
+
+OnBad = Callable[[DataError, int], None]
+FILES_IN_FLIGHT = 32
+AHEAD_BYTES = 16 << 20  # asked for ahead of what was read, by each open split
+
+
+class FileTable:
+    """The listing of a source, packed: a folder of millions of images must not cost a gigabyte."""
+
+    def __init__(self, files: Iterable[FileInfo], storage_options: Options) -> None:
+        listed = list(files)
+        self._options = storage_options
+        self.paths = [file.path for file in listed]
+        self.sizes = np.array([file.size for file in listed], np.int64)
+        self._root_lengths = np.array([len(file.path) - len(file.relative) for file in listed], np.int32)
+        self._etags = [file.etag for file in listed] if any(file.etag for file in listed) else None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def relative(self, index: int) -> str:
+        return self.paths[index][self._root_lengths[index] :]
+
+    def info(self, index: int) -> FileInfo:
+        etag = self._etags[index] if self._etags is not None else ""
+        return FileInfo(self.paths[index], int(self.sizes[index]), etag, self.relative(index))
+
+    def read(self, index: int) -> bytes:
+        path, size = self.paths[index], int(self.sizes[index])
+        if not is_remote(path):
+            return read_local(path, size)
+        with open_random(path, size, self._options) as file:
+            return b"".join(iter(partial(file.read, WINDOW_BYTES), b""))
+
+
+def read_local(path: str, size: int) -> bytes:
+    """Return a local file's bytes in three system calls."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, size + 1)  # one more, to see a file that has grown
+            while len(content) < size and (more := os.read(descriptor, size - len(content))):
+                content += more  # Linux reads at most 2 GB a call
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError as error:
+        raise NoFilesError(path, "the file is gone since it was listed") from error
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from error
+    if len(content) != size:
+        found = f"{len(content)} bytes" if len(content) < size else "more bytes"
+        raise DataError(path, f"has {found} where the listing had {size}: it was changed meanwhile")
+    return content
+
+
+class FilePerElementSource:
+    """Base of the sources of one element per file: say how an element is made of a file's bytes."""
+
+    EXTENSIONS: ClassVar[tuple[str, ...] | None] = None
+
+    def __init__(self, node: FileSource) -> None:
+        self.node = node
+        self.remote = any(map(is_remote, node.paths))
+        self.on_bad: OnBad | None = None
+
+    def make_element(self, index: int, content: bytes) -> Element:
+        raise NotImplementedError
+
+    @cached_property
+    def table(self) -> FileTable:
+        options = self.node.storage_options
+        return FileTable(list_files(self.node.paths, options, extensions=self.EXTENSIONS), options)
+
+    @cached_property
+    def _splits(self) -> tuple[Split, ...]:
+        splits: list[Split] = []
+        start = split_bytes = 0
+        for index, size in enumerate(self.table.sizes.tolist()):
+            if index > start and (index - start == SMALL_FILES_PER_SPLIT or split_bytes + size > SPLIT_BYTES):
+                splits.append(Split(start=start, stop=index))
+                start, split_bytes = index, 0
+            split_bytes += size
+        splits.append(Split(start=start, stop=len(self.table)))
+        return tuple(splits)
+
+    def files(self) -> Sequence[FileInfo]:
+        """Return the listing: it is part of the source's identity, and the splits do not repeat it."""
+        return [self.table.info(index) for index in range(len(self.table))]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def splits(self) -> Sequence[Split]:
+        return self._splits
+
+    def open(self, split: Split, at: Position) -> FilePerElementReader:
+        return FilePerElementReader(self, split, at)
+
+    def fetch(self, indices: Sequence[int]) -> Sequence[Element]:
+        """Return the elements at `indices`. With `on_bad` set, files that cannot be read are left out of the answer."""
+        elements: list[Element] = []
+        contents = Contents(self.table, indices, ahead=self.remote)
+        try:
+            for index, content in contents:
+                try:
+                    elements.append(self.make_element(index, content()))
+                except DataError as error:
+                    if self.on_bad is None:
+                        raise
+                    self.on_bad(error, index)
+        finally:
+            contents.close()
+        return elements
+
+
+class Contents:
+    """Iterates over (index, call that returns the file's bytes), in order.
+
+    With `ahead` the following files are in flight, within a number of files and of bytes, from the constructor on.
+    """
+
+    def __init__(self, table: FileTable, indices: Iterable[int], *, ahead: bool) -> None:
+        self._table, self._ahead = table, ahead
+        self._indices = iter(indices)
+        self._asked: deque[tuple[int, Future[bytes]]] = deque()
+        self._asked_bytes = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        while self._ahead and len(self._asked) < FILES_IN_FLIGHT and self._asked_bytes < AHEAD_BYTES:
+            index = next(self._indices, None)
+            if index is None:
+                return
+            self._asked.append((index, io_threads.submit(partial(self._table.read, index))))
+            self._asked_bytes += int(self._table.sizes[index])
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, Callable[[], bytes]]:
+        if not self._ahead:
+            index = next(self._indices)
+            return index, partial(self._table.read, index)
+        if not self._asked:
+            raise StopIteration
+        index, future = self._asked.popleft()
+        self._asked_bytes -= int(self._table.sizes[index])
+        self._ask()
+        return index, partial(self._wait, index, future)
+
+    def _wait(self, index: int, future: Future[bytes]) -> bytes:
+        try:
+            return future.result(WAIT_S)
+        except TimeoutError:
+            raise StorageUnavailableError(self._table.paths[index], f"did not come within {WAIT_S:.0f} s") from None
+
+    def close(self) -> None:
+        for _, future in self._asked:
+            future.cancel()
+        self._asked.clear()
+        self._indices = iter(())
+
+
+class FilePerElementReader:
+    def __init__(self, source: FilePerElementSource, split: Split, at: Position) -> None:
+        self._source, self._start = source, split.start
+        indices = range(split.start + at.index, split.stop)
+        self._contents = Contents(source.table, indices, ahead=source.remote)
+        self._left_out = False
+        self._failure: DataError | None = None
+
+    def read(self, want: int) -> Records:
+        if self._failure is not None:
+            raise self._failure
+        elements: list[Element] = []
+        indices: list[int] = []
+        while len(elements) < want and (following := next(self._contents, None)) is not None:
+            index, content = following
+            try:
+                elements.append(self._source.make_element(index, content()))
+                indices.append(index - self._start)
+            except DataError as error:
+                if self._source.on_bad is not None:
+                    self._left_out = True
+                    self._source.on_bad(error, index - self._start)
+                    continue
+                self._failure = error
+                if not elements:  # what was read before it is good, and comes first
+                    raise
+                break
+        return Records(elements, None, indices if self._left_out else None)
+
+    def close(self) -> None:
+        self._contents.close()
+
+
+class RawFilesSource(FilePerElementSource):
+    """`{path, data}` per file; the path is relative to the root of the listing."""
+
+    def __init__(self, node: ReadFiles) -> None:
+        super().__init__(node)
+
+    def make_element(self, index: int, content: bytes) -> Element:
+        return {"path": self.table.relative(index), "data": content}
