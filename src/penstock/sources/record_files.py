@@ -31,6 +31,7 @@ OnBad: TypeAlias = Callable[[DataError, int], None]
 
 OFFSET_BITS = 48
 FILES_AHEAD = 4  # remote files of one split whose first requests are under way beside the one being read
+MORE_BYTES = 1 << 20  # how much more is asked for when a record reaches beyond a range of a remote file
 NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
@@ -175,30 +176,32 @@ class BlockFile:
     """A file, unpacked if need be, read in big blocks from an offset.
 
     Bytes that came before corrupt compressed data are returned before the error is raised, so that which records can
-    be read does not depend on where reading began.
+    be read does not depend on where reading began. Of a remote file only what lies before `until` is read ahead.
     """
 
-    def __init__(self, node: RecordFile, piece: FileRange, start: int = 0) -> None:
+    def __init__(self, node: RecordFile, piece: FileRange, start: int = 0, until: int | None = None) -> None:
+        self._node, self._piece = node, piece
         self.path = piece.path
         self.packed = compression_of(piece.path, node.compression) != "none"
-        self.size: int | None = None if self.packed else piece.size
-        """Bytes that can be read; None where only unpacking would tell."""
-        raw = open_file(piece.path, piece.size, node.storage_options, start=0 if self.packed else start)
-        self._file: BinaryIO = open_decompressed(raw, piece.path, node.compression)
+        self._until = piece.size if until is None or not is_remote(piece.path) else min(until, piece.size)
         self._skip = start if self.packed else 0
+        self._file = self._open(0 if self.packed else start)
         self._failure: CorruptRecordError | None = None
 
+    def _open(self, start: int) -> BinaryIO:
+        raw = open_file(self.path, self._until, self._node.storage_options, start=start)
+        return open_decompressed(raw, self.path, self._node.compression)
+
     def read(self, size: int) -> bytes:
-        """Return `size` bytes, fewer only at the end of the file or before corrupt data."""
+        """Return up to `size` bytes: fewer at `until`, before corrupt data and at the end, none behind the end."""
         if self._failure is not None:
             raise self._failure
         if self._skip:
             self._file.seek(self._skip)  # here and not in the constructor: it waits
             self._skip = 0
-        read1: Callable[[int], bytes] = self._file.read1  # type: ignore[attr-defined]
         parts: list[bytes] = []
         try:
-            while size and (part := read1(size)):
+            while size and (part := self._read_once(size, go_on=not parts)):
                 parts.append(part)
                 size -= len(part)
         except CorruptRecordError as error:
@@ -206,6 +209,16 @@ class BlockFile:
                 raise
             self._failure = error
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_once(self, size: int, *, go_on: bool) -> bytes:
+        read1: Callable[[int], bytes] = self._file.read1  # type: ignore[attr-defined]
+        part = read1(size)
+        if part or not go_on or self._until >= self._piece.size:
+            return part
+        self._file.close()
+        start, self._until = self._until, min(self._until + MORE_BYTES, self._piece.size)
+        self._file = self._open(start)
+        return self._read_once(size, go_on=True)
 
     def close(self) -> None:
         self._file.close()

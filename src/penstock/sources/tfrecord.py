@@ -61,7 +61,7 @@ class TFRecordSource:
 class TFRecordScanner:
     def __init__(self, node: ReadTFRecord, piece: FileRange, at: int | None) -> None:
         self._file = BlockFile(node, piece, at or 0)
-        self._verify = node.verify
+        self._size, self._verify = piece.size, node.verify
         self._at = at or 0  # offset of the next record
         self._failure: CorruptRecordError | None = None
         self._known: dict[bytes, int] = {}
@@ -153,8 +153,8 @@ class TFRecordScanner:
         if length is None and (length := self._length(header, 0)) is None:
             return None
         frame = length + FRAME_BYTES
-        if self._file.size is not None and self._at + frame > self._file.size:
-            return self._truncated(f"{self._file.size - self._at} of the {frame} bytes of a record")
+        if not self._file.packed and self._at + frame > self._size:
+            return self._truncated(f"{self._size - self._at} of the {frame} bytes of a record")
         part += self._read(frame - len(part))
         if len(part) < frame:
             return self._truncated(f"{len(part)} of the {frame} bytes of a record")
