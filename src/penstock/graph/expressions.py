@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Never, TypeAlias, cast, get_args
@@ -29,6 +30,10 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+NANOSECONDS = dict(
+    W=604_800 * 10**9, D=86_400 * 10**9, h=3_600 * 10**9, m=60 * 10**9, s=10**9, ms=10**6, us=1_000, ns=1
+)
+_ISO_TIME = re.compile(r"[+-]?\d{4,}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?Z?)?)?)?")
 _ALLOWED = "a column is compared with str, bytes, bool, int or float"
 
 
@@ -231,9 +236,9 @@ class IsIn(_Members, Expression):
         if value is None:
             return None
         if self.values and type(value) is not type(self.values[0]):
-            value, literal = _alike(self.column, value, self.values[0])
-            if isinstance(literal, np.datetime64):
-                return any(bool(value == np.datetime64(cast(str, each))) for each in self.values)
+            if isinstance(value, np.datetime64):
+                return any(operator.eq(*_alike(self.column, value, each)) for each in self.values)
+            value, _ = _alike(self.column, value, self.values[0])
         return value in self._members
 
     def to_plain(self) -> list[Any]:
@@ -405,10 +410,7 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
 def _alike(column: str, value: Any, literal: Scalar) -> tuple[Any, Any]:
     """Return both sides so that Python compares them by value, or say why they cannot be."""
     if isinstance(value, np.datetime64) and isinstance(literal, str):
-        try:
-            return value, np.datetime64(literal)
-        except ValueError as error:
-            raise InvalidArgumentError(f"col({column!r}) is a time and {literal!r} no ISO date: {error}") from None
+        return _nanoseconds(value), parse_time(column, literal)
     if isinstance(value, np.generic):
         value = value.item()  # or numpy would round the literal to the column's precision
     if isinstance(value, (str, bytes, bool, int, float)) and _kind(value) == _kind(literal):
@@ -417,3 +419,26 @@ def _alike(column: str, value: Any, literal: Scalar) -> tuple[Any, Any]:
         f"col({column!r}) holds {type(value).__name__}, which does not compare with {literal!r} "
         f"({type(literal).__name__})"
     )
+
+
+def parse_time(column: str, text: str) -> int:
+    """Return an ISO date or time, taken as UTC, in nanoseconds since 1970.
+
+    >>> parse_time("when", "1970-01-02"), parse_time("when", "1970-01-01T00:00:00.5")
+    (86400000000000, 500000000)
+    """
+    wrong = f"col({column!r}) is a time and {text!r} is not one in UTC, such as 2024-01-31T12:00:00"
+    if _ISO_TIME.fullmatch(text) is None:  # numpy would take "today" too, and other offsets with a warning
+        raise InvalidArgumentError(wrong)
+    try:
+        return _nanoseconds(np.datetime64(text.removesuffix("Z")))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{wrong} ({error})") from None
+
+
+def _nanoseconds(moment: np.datetime64) -> int:
+    """Return a moment as Python's int: numpy's own comparison wraps around where the units lie far apart."""
+    if np.datetime_data(moment.dtype)[0] in ("Y", "M"):
+        moment = moment.astype("M8[D]")
+    unit, count = np.datetime_data(moment.dtype)
+    return int(moment.astype(np.int64)) * count * NANOSECONDS[unit]
