@@ -8,9 +8,7 @@ types is an error and never quietly false. A source that evaluates a predicate i
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Never, TypeAlias, cast, get_args
@@ -18,8 +16,8 @@ from typing import Any, Literal, Never, TypeAlias, cast, get_args
 import numpy as np
 
 from penstock.core.errors import CodecError, InvalidArgumentError
+from penstock.graph.literals import Scalar, alike, check_literal, literal_from_plain, literal_kind, literal_to_plain
 
-Scalar: TypeAlias = str | bytes | bool | int | float
 Comparison: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,11 +28,6 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-NANOSECONDS = dict(
-    W=604_800 * 10**9, D=86_400 * 10**9, h=3_600 * 10**9, m=60 * 10**9, s=10**9, ms=10**6, us=1_000, ns=1
-)
-_ISO_TIME = re.compile(r"[+-]?\d{4,}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?Z?)?)?)?")
-_ALLOWED = "a column is compared with str, bytes, bool, int or float"
 
 
 class Expression:
@@ -76,9 +69,9 @@ class Expression:
             case ["col", str(name)]:
                 return Column(name)
             case ["==" | "!=" | "<" | "<=" | ">" | ">=" as op, str(name), value]:
-                return Compare(name, cast(Comparison, op), _literal_from_plain(value))
+                return Compare(name, cast(Comparison, op), literal_from_plain(value))
             case ["isin", str(name), [*values]]:
-                return IsIn(name, tuple(map(_literal_from_plain, values)))
+                return IsIn(name, tuple(map(literal_from_plain, values)))
             case ["is_null", str(name)]:
                 return IsNull(name)
             case ["and", left, right]:
@@ -185,7 +178,7 @@ class Compare(Expression):
         _check_name(self.column)
         if self.op not in get_args(Comparison):
             raise InvalidArgumentError(f"{self.op!r} is not one of {', '.join(get_args(Comparison))}")
-        object.__setattr__(self, "value", _literal(self.column, self.op, self.value))
+        object.__setattr__(self, "value", check_literal(self.column, self.op, self.value))
 
     def columns(self) -> frozenset[str]:
         return frozenset((self.column,))
@@ -195,11 +188,11 @@ class Compare(Expression):
         if value is None:
             return None
         if type(value) is not type(literal):
-            value, literal = _alike(self.column, value, literal)
+            value, literal = alike(self.column, value, literal)
         return bool(_COMPARE[self.op](value, literal))
 
     def to_plain(self) -> list[Any]:
-        return [self.op, self.column, _literal_to_plain(self.value)]
+        return [self.op, self.column, literal_to_plain(self.value)]
 
     def __repr__(self) -> str:
         return f"col({self.column!r}) {self.op} {self.value!r}"
@@ -219,8 +212,8 @@ class IsIn(_Members, Expression):
 
     def __post_init__(self) -> None:
         _check_name(self.column)
-        values = tuple(_literal(self.column, "isin", value) for value in self.values)
-        if len({_kind(value) for value in values}) > 1:
+        values = tuple(check_literal(self.column, "isin", value) for value in self.values)
+        if len({literal_kind(value) for value in values}) > 1:
             raise InvalidArgumentError(f"isin({list(values)!r}): the values must be all text, all bytes or all numbers")
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "_members", frozenset(values))
@@ -237,12 +230,12 @@ class IsIn(_Members, Expression):
             return None
         if self.values and type(value) is not type(self.values[0]):
             if isinstance(value, np.datetime64):
-                return any(operator.eq(*_alike(self.column, value, each)) for each in self.values)
-            value, _ = _alike(self.column, value, self.values[0])
+                return any(operator.eq(*alike(self.column, value, each)) for each in self.values)
+            value, _ = alike(self.column, value, self.values[0])
         return value in self._members
 
     def to_plain(self) -> list[Any]:
-        return ["isin", self.column, [_literal_to_plain(value) for value in self.values]]
+        return ["isin", self.column, [literal_to_plain(value) for value in self.values]]
 
     def __repr__(self) -> str:
         return f"col({self.column!r}).isin({list(self.values)!r})"
@@ -351,51 +344,6 @@ def _check_name(name: object) -> None:
         raise InvalidArgumentError(f"col({name!r}): a column's name is a str and not empty")
 
 
-def _kind(value: object) -> str:
-    if isinstance(value, str):
-        return "text"
-    return "bytes" if isinstance(value, bytes) else "number"
-
-
-def _literal(column: str, op: str, value: Any) -> Scalar:
-    """Check a value and turn numpy's scalars into Python's."""
-    if isinstance(value, (np.str_, np.bytes_, np.bool_, np.integer, np.floating)):
-        value = value.item()
-    shown = f"col({column!r}) {op} {value!r}"
-    if value is None:
-        raise InvalidArgumentError(f"{shown}: nothing equals null; use col({column!r}).is_null()")
-    if isinstance(value, Column):
-        raise InvalidArgumentError(f"{shown}: {_ALLOWED}, not with another column; use a function in filter()")
-    if hasattr(value, "isoformat") or isinstance(value, np.datetime64):
-        raise InvalidArgumentError(f"{shown}: write a time as ISO text in UTC, such as '2024-01-31T12:00:00'")
-    if not isinstance(value, (str, bytes, bool, int, float)):
-        raise InvalidArgumentError(f"{shown}: {_ALLOWED}, not with {type(value).__name__}")
-    if isinstance(value, float) and math.isnan(value):
-        raise InvalidArgumentError(f"{shown}: nothing equals NaN; compare with a number")
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise InvalidArgumentError(f"{shown}: integers lie in [-2**63, 2**64)")
-    return value
-
-
-def _literal_to_plain(value: Scalar) -> Any:
-    if isinstance(value, bytes):
-        return ["bytes", value.hex()]
-    if isinstance(value, float) and math.isinf(value):
-        return ["float", str(value)]  # JSON has no infinity
-    return value
-
-
-def _literal_from_plain(plain: Any) -> Scalar:
-    match plain:
-        case ["bytes", str(text)]:
-            return bytes.fromhex(text)
-        case ["float", str(text)]:
-            return float(text)
-        case bool() | int() | float() | str():
-            return plain
-    raise CodecError(f"{plain!r} is not a value that a column is compared with")
-
-
 def _value(row: Mapping[str, Any], column: str) -> Any:
     try:
         return row[column]
@@ -405,40 +353,3 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
         else:
             there = f"the element is not a dict but {type(row).__name__}"
         raise InvalidArgumentError(f"no column {column!r}: {there}") from None
-
-
-def _alike(column: str, value: Any, literal: Scalar) -> tuple[Any, Any]:
-    """Return both sides so that Python compares them by value, or say why they cannot be."""
-    if isinstance(value, np.datetime64) and isinstance(literal, str):
-        return _nanoseconds(value), parse_time(column, literal)
-    if isinstance(value, np.generic):
-        value = value.item()  # or numpy would round the literal to the column's precision
-    if isinstance(value, (str, bytes, bool, int, float)) and _kind(value) == _kind(literal):
-        return value, literal
-    raise InvalidArgumentError(
-        f"col({column!r}) holds {type(value).__name__}, which does not compare with {literal!r} "
-        f"({type(literal).__name__})"
-    )
-
-
-def parse_time(column: str, text: str) -> int:
-    """Return an ISO date or time, taken as UTC, in nanoseconds since 1970.
-
-    >>> parse_time("when", "1970-01-02"), parse_time("when", "1970-01-01T00:00:00.5")
-    (86400000000000, 500000000)
-    """
-    wrong = f"col({column!r}) is a time and {text!r} is not one in UTC, such as 2024-01-31T12:00:00"
-    if _ISO_TIME.fullmatch(text) is None:  # numpy would take "today" too, and other offsets with a warning
-        raise InvalidArgumentError(wrong)
-    try:
-        return _nanoseconds(np.datetime64(text.removesuffix("Z")))
-    except ValueError as error:
-        raise InvalidArgumentError(f"{wrong} ({error})") from None
-
-
-def _nanoseconds(moment: np.datetime64) -> int:
-    """Return a moment as Python's int: numpy's own comparison wraps around where the units lie far apart."""
-    if np.datetime_data(moment.dtype)[0] in ("Y", "M"):
-        moment = moment.astype("M8[D]")
-    unit, count = np.datetime_data(moment.dtype)
-    return int(moment.astype(np.int64)) * count * NANOSECONDS[unit]

@@ -18,19 +18,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.core.errors import InvalidArgumentError
-from penstock.graph.expressions import (
-    NANOSECONDS,
-    And,
-    Column,
-    Compare,
-    Expression,
-    IsIn,
-    IsNull,
-    Not,
-    Or,
-    Scalar,
-    parse_time,
-)
+from penstock.graph.expressions import And, Column, Compare, Expression, IsIn, IsNull, Not, Or
+from penstock.graph.literals import NANOSECONDS, Scalar, parse_time
 from penstock.sources.columns import is_text, leaf_kind, plain_array
 
 ColumnOf: TypeAlias = Callable[[str], Any]
