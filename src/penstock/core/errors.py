@@ -51,6 +51,14 @@ class StorageUnavailableError(PenstockError, OSError):
         super().__init__(f"{path}: {what}")
 
 
+class ImageDecodeError(PenstockError, ValueError):
+    """Bytes that are not a whole image; they carry no path, so the operator's note names the element."""
+
+    def __init__(self, image_format: str, size_bytes: int, reason: str) -> None:
+        self.image_format, self.size_bytes, self.reason = image_format, size_bytes, reason
+        super().__init__(f"cannot decode {image_format} data of {size_bytes:,} bytes: {reason}")
+
+
 class MissingExtraError(PenstockError, ImportError):
     """An optional dependency is not installed."""
 
