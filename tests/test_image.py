@@ -116,8 +116,8 @@ def test_rows_below_a_crop_are_not_decoded() -> None:
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".webp"])
 @pytest.mark.parametrize("stored", [1, 3, 4])
 def test_lossless_formats_decode_exactly(suffix: str, stored: int) -> None:
-    if suffix == ".webp" and stored == 1:
-        pytest.skip("WebP has no grey")
+    if (suffix, stored) in {(".webp", 1), (".bmp", 4)}:
+        pytest.skip("WebP has no grey, and not every opencv writes alpha to BMP")
     image = picture(channels=stored)
     flags = (cv2.IMWRITE_WEBP_QUALITY, 101) if suffix == ".webp" else ()
     if suffix == ".webp" and stored == 4:
