@@ -16,6 +16,7 @@ from penstock.core.errors import NoFilesError
 from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Split
 from penstock.sources.patterns import expand_braces, fixed_part, has_magic, has_magic_name, matches_parts, name_matcher
 from penstock.sources.storage import (
+    AccessDeniedError,
     Entry,
     LocalStorage,
     Options,
@@ -109,7 +110,7 @@ def relative_path(path: str, root: str) -> str:
 def _expand(path: str, storage: Storage, wanted: tuple[str, ...] | None) -> Iterator[tuple[str, list[Entry]]]:
     """Yield (root, files) for each thing a path stands for."""
     if has_magic(path) or "{" in path:
-        literal = storage.stat([path])[0]
+        literal = _as_written(path, storage)
         if literal is not None:
             yield folder_of(path), [literal]
             return
@@ -127,6 +128,13 @@ def _expand(path: str, storage: Storage, wanted: tuple[str, ...] | None) -> Iter
             yield folder_of(name), [entry]
         else:
             yield name.rstrip("/"), _files_below(name, storage, wanted)
+
+
+def _as_written(path: str, storage: Storage) -> Entry | None:
+    try:
+        return storage.stat([path])[0]
+    except AccessDeniedError:
+        return None  # so S3 answers for a missing object to who may read a bucket and not list it
 
 
 def _files_below(folder: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[Entry]:

@@ -18,7 +18,7 @@ from penstock.core.errors import (
 )
 from penstock.sources import io_threads
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
-from penstock.sources.storage import Entry, drop_folder_marks
+from penstock.sources.storage import AccessDeniedError, Entry, drop_folder_marks
 
 T = TypeVar("T")
 
@@ -42,10 +42,6 @@ _CONFIG_NAMES = {
     "requester_pays": "request_payer",
 }
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-
-
-class AccessDeniedError(DataError):
-    """The credentials do not allow it."""
 
 
 class S3Storage:
@@ -85,23 +81,27 @@ class S3Storage:
 
     def _stat_one(self, path: str) -> Entry | None:
         try:
-            return self._entry(self._call(path, "no answer", partial(self._obstore.head, self._store, self._key(path))))
+            ask = partial(self._obstore.head, self._store, self._key(path))
+            return self._entry(self._call(path, "cannot be looked up", ask))
         except NoFilesError:
             return None
 
     def _list_between(self, folder: str, first: str, last: str) -> list[Entry] | None:
         """Return what a folder holds from one name to another; None if it may be read and not listed."""
         before = self._key(first)[:-1]  # `offset` itself is left out of the answer
-        stream = self._obstore.list(self._store, self._key(folder) or None, offset=before, chunk_size=1000)
-        entries: list[Entry] = []
-        try:
-            while page := self._call(folder, "cannot be listed", partial(next, stream, None)):
+
+        def list_pages() -> list[Entry]:
+            entries: list[Entry] = []
+            for page in self._obstore.list(self._store, self._key(folder) or None, offset=before, chunk_size=1000):
                 entries.extend(map(self._entry, page))
                 if entries[-1].path > last:
                     break
+            return entries
+
+        try:
+            return self._call(folder, "cannot be listed", list_pages)
         except AccessDeniedError:
             return None
-        return entries
 
     def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
         list_one = partial(self._obstore.list_with_delimiter, self._store, self._key(folder) or None)
@@ -112,8 +112,8 @@ class S3Storage:
         return folders, [entry for entry in entries if entry.size or entry.path not in marks]
 
     def walk(self, folder: str) -> Iterator[Entry]:
-        stream = self._obstore.list(self._store, self._key(folder) or None, chunk_size=1000)
-        found = self._call(folder, "cannot be listed", stream.collect)
+        prefix = self._key(folder) or None
+        found = self._call(folder, "cannot be listed", lambda: self._obstore.list(self._store, prefix).collect())
         inside = f"{folder.rstrip('/')}/"
         for entry in drop_folder_marks(map(self._entry, found)):
             if entry.path.startswith(inside) and "/." not in entry.path[len(inside) :]:
@@ -131,7 +131,7 @@ class S3Storage:
         return cast(BinaryIO, RandomAccessFile(partial(self.fetch, path), path, size))
 
     def _call(self, path: str, what: str, call: Callable[[], T]) -> T:
-        """Call obstore, with its errors told as ours."""
+        """Call obstore, with its errors told as ours. `call` begins anew each time: it may be called again."""
         errors = self._obstore.exceptions
         for attempt in range(1, BROKEN_BODIES + 1):
             try:
@@ -139,12 +139,13 @@ class S3Storage:
             except FileNotFoundError as error:
                 raise NoFilesError(path, "no such object") from error
             except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-                remedy = "see storage_options= (key, secret, token, anon) and the AWS_* environment variables"
-                raise AccessDeniedError(path, f"{what}: access denied: {_first_line(error)}", remedy=remedy) from error
+                raise AccessDeniedError(path, f"{what}: {_first_line(error)}") from error
             except (errors.BaseError, OSError) as error:
                 told = _first_line(error)
                 if "NoSuchBucket" in told:
                     raise NoFilesError(path, "no such bucket") from error
+                if "status code: 403" in told or "status code: 401" in told:  # so listing says it
+                    raise AccessDeniedError(path, f"{what}: {told}") from error
                 if "status code: 4" in told:
                     raise DataError(path, f"{what}: {told}") from error
                 if attempt == BROKEN_BODIES:

@@ -24,6 +24,14 @@ _LOCAL_SCHEMES = ("file", "local")
 _S3_SCHEMES = ("s3", "s3a")
 
 
+class AccessDeniedError(DataError):
+    """The credentials do not allow it."""
+
+    def __init__(self, path: str, what: str) -> None:
+        remedy = "see storage_options= (for S3: key, secret, token, anon) and the environment's variables"
+        super().__init__(path, f"access denied: {what}", remedy=remedy)
+
+
 class Entry(NamedTuple):
     """A file that exists. `etag` is the store's own mark of the content, where it has one."""
 
@@ -205,6 +213,8 @@ class FsspecStorage:
             found = self._fs.info(self._inner(path))
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            raise AccessDeniedError(path, str(error)) from error
         return self._entry(found) if found["type"] == "file" else None
 
     def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
@@ -230,7 +240,7 @@ class FsspecStorage:
         except FileNotFoundError as error:
             raise NoFilesError(path, "the file is gone since it was listed") from error
         except PermissionError as error:
-            raise DataError(path, f"access denied: {error}", remedy="see storage_options=") from error
+            raise AccessDeniedError(path, str(error)) from error
         except OSError as error:
             raise StorageUnavailableError(path, f"bytes {start} to {stop} could not be read: {error}") from error
 
