@@ -32,6 +32,10 @@ class SkipErrors:
             )
 
 
+class MemorySlot:
+    """Names what the runtime remembers for an operator between two iterations of one process; holds nothing itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Unary(Node):
     """An operator with one input."""
@@ -80,12 +84,7 @@ class FlatMap(Unary):
     """Zero or more outputs, any iterable, for one input."""
 
     function: UserFunction
-    threads: int | None = None
-    on_error: SkipErrors | None = None
     salt: int = 0
-
-    def __post_init__(self) -> None:
-        _at_least("threads", self.threads, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -254,14 +253,12 @@ MIX_STOPS = ("first", "all", "never")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mix(Node):
-    """Elements drawn from the inputs by weight; `unit` measures an element (None counts elements)."""
+    """Elements of the inputs in proportion to the weights; `unit` measures an element (None counts elements)."""
 
     upstreams: tuple[Node, ...]
     weights: tuple[float, ...]
     unit: UserFunction | None = None
     stop: MixStop = "first"
-    seed: int | None = None
-    salt: int = 0
 
     def __post_init__(self) -> None:
         _several("mix", self.upstreams)
@@ -298,12 +295,16 @@ class BucketByLength(Unary):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupByWindow(Unary):
-    """Lists of `size` elements with equal keys, each given to `reduce` (None keeps the list)."""
+    """Lists of `size` elements with equal keys, each given to `reduce` (None keeps the list).
+
+    With more than `max_pending` elements waiting, the window that waits longest is given short.
+    """
 
     key: UserFunction
     size: int
     reduce: UserFunction | None = None
     drop_last: bool = False
+    max_pending: int = 65_536
 
     def __post_init__(self) -> None:
         _at_least("size", self.size, 1)
@@ -337,8 +338,10 @@ class Pack(Unary):
 class Cache(Unary):
     """Computed in the first whole pass, read back afterwards: from memory, or from files below `path`."""
 
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"slot"})
     path: str | None = None
     max_bytes: int | None = None
+    slot: MemorySlot = field(default_factory=lambda: MemorySlot(), repr=False)
 
     def __post_init__(self) -> None:
         _at_least("max_bytes", self.max_bytes, 1)
@@ -368,7 +371,9 @@ class WithLength(Unary):
 class WithEpoch(Unary):
     """Epochs of `count` elements; epoch e begins where e - 1 ended, passing over the input as often as needed."""
 
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"slot"})
     count: int
+    slot: MemorySlot = field(default_factory=lambda: MemorySlot(), repr=False)
 
     def __post_init__(self) -> None:
         _at_least("count", self.count, 1)

@@ -7,13 +7,14 @@ same position gives the same elements, whatever was read before; an error names 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from penstock.core.element import Element
+from penstock.core.errors import DataError
 
 SPLIT_BYTES = 64 << 20  # a split takes about a second to work through; files above it are cut where the format allows
 SMALL_FILES_PER_SPLIT = 256  # tiny files share a split: a split costs a message and a journal row in the service
@@ -30,11 +31,15 @@ class FileRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True):
-    """The unit of source work. `start` and `stop` are element indices for sources without files."""
+    """The unit of source work. `start` and `stop` are element indices for sources without files.
+
+    `note` is what the source learned from all files together and needs to read this one; its own affair.
+    """
 
     files: tuple[FileRange, ...] = ()
     start: int = 0
     stop: int = -1
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,12 @@ class Source(Protocol):
     def splits(self) -> Sequence[Split]: ...
 
     def open(self, split: Split, at: Position) -> Reader: ...
+
+
+class SkipsBadRecords(Protocol):
+    """A source whose node has `on_error`: what `on_bad` is set to is told of a bad record, which is then passed over."""
+
+    on_bad: Callable[[DataError, int], None] | None
 
 
 @runtime_checkable

@@ -1,0 +1,1 @@
+"""One file per operator, or per family that shares its machinery."""

@@ -1,0 +1,274 @@
+"""`Dataset`: describe a pipeline operator by operator, and read it.
+
+A thin face: each method builds one node of `graph.ops`, which checks its own arguments; nothing runs before iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any, Literal
+
+from penstock.api.iteration import DatasetIterator, Plan
+from penstock.core.element import Element
+from penstock.core.errors import InvalidArgumentError, choice
+from penstock.graph import ops
+from penstock.graph.expressions import Expression, col
+from penstock.graph.functions import UserFunction
+from penstock.graph.length import known_length
+from penstock.graph.node import Node
+from penstock.graph.randomized import draws
+from penstock.graph.traverse import walk
+
+Function = Callable[..., Any]
+OnError = Literal["raise", "skip"] | ops.SkipErrors
+
+
+class Dataset:
+    """An immutable pipeline. `for element in dataset` runs it in this process; each iteration is the next epoch."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._plan = Plan(node)
+
+    @property
+    def node(self) -> Node:
+        """The operator this dataset ends with."""
+        return self._node
+
+    # One output for one input, or fewer, or more
+
+    def map(
+        self, function: Function, *, batch_size: int | None = None, threads: int | None = None, on_error: OnError = "raise"
+    ) -> Dataset:
+        """Apply `function` to each element; one that takes `rng` gets its own generator per element.
+
+        A class is constructed once per process and its instance called. With `batch_size` the function is called with
+        a list of up to that many elements and returns a list of as many. `threads` fixes what is otherwise measured.
+        """
+        return self._with(
+            ops.Map, function=_function("map", function), batch_size=batch_size, threads=threads,
+            on_error=skip_policy(on_error), salt=self._salt(),
+        )
+
+    def filter(
+        self, predicate: Function | Expression | str, *, threads: int | None = None, on_error: OnError = "raise"
+    ) -> Dataset:
+        """Keep the elements for which a function, a column expression (`ps.col("x") > 3`) or a column is true."""
+        chosen: UserFunction | Expression
+        if isinstance(predicate, str):
+            chosen = col(predicate) == True  # noqa: E712
+        else:
+            chosen = predicate if isinstance(predicate, Expression) else _function("filter", predicate)
+        return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=self._salt())
+
+    def flat_map(self, function: Function) -> Dataset:
+        """Replace each element by the elements of the iterable that `function` makes of it."""
+        return self._with(ops.FlatMap, function=_function("flat_map", function), salt=self._salt())
+
+    def interleave(self, function: Function, *, cycle: int = 8, block: int = 1) -> Dataset:
+        """Like `flat_map`, but the iterables of `cycle` inputs are read in turns of `block` elements."""
+        return self._with(
+            ops.Interleave, function=_function("interleave", function), cycle=cycle, block=block, salt=self._salt()
+        )
+
+    # Order and length
+
+    def shuffle(self, size: int | None = None, *, seed: int | None = None, reshuffle: bool = True) -> Dataset:
+        """Give the elements in a random order, another one in each epoch unless `reshuffle` is False.
+
+        Where the source is indexable it is a permutation of everything. Otherwise splits are permuted and blocks of
+        `size` elements shuffled.
+        """
+        return self._with(ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=self._salt())
+
+    def repeat(self, count: int = ops.NEVER_ENDS) -> Dataset:
+        """Pass over the data `count` times, or for ever."""
+        return self._with(ops.Repeat, count=count)
+
+    def take(self, count: int) -> Dataset:
+        """Keep the first `count` elements (-1: all)."""
+        return self._with(ops.Take, count=count)
+
+    def skip(self, count: int) -> Dataset:
+        """Leave out the first `count` elements."""
+        return self._with(ops.Skip, count=count)
+
+    def enumerate(self, start: int = 0) -> Dataset:
+        """Pair each element with its number."""
+        return self._with(ops.Enumerate, start=start)
+
+    def zip(self, *others: Dataset) -> Dataset:
+        """Pair elements of several datasets, up to the shortest."""
+        return Dataset(ops.Zip(upstreams=_nodes("zip", self, *others)))
+
+    def concatenate(self, *others: Dataset) -> Dataset:
+        """Give all elements of this dataset, then those of the others."""
+        return Dataset(ops.Concatenate(upstreams=_nodes("concatenate", self, *others)))
+
+    def with_length(self, count: int) -> Dataset:
+        """Declare how many elements there are, for `len()`; it is checked at the end of a pass."""
+        return self._with(ops.WithLength, count=count)
+
+    def with_epoch(self, count: int) -> Dataset:
+        """Make epochs of `count` elements, each beginning where the last one ended."""
+        return self._with(ops.WithEpoch, count=count)
+
+    # Batches
+
+    def batch(self, size: int, *, drop_last: bool = False) -> Dataset:
+        """Join `size` elements of equal structure and shapes into arrays with a leading axis."""
+        return self._with(ops.Batch, size=size, drop_last=drop_last)
+
+    def padded_batch(
+        self, size: int, *, drop_last: bool = False, value: Any = 0, length: int | None = None, multiple_of: int | None = None
+    ) -> Dataset:
+        """Like `batch`, with arrays padded to the longest, to `length`, or to a multiple."""
+        return self._with(
+            ops.PaddedBatch, size=size, drop_last=drop_last, value=value, length=length, multiple_of=multiple_of
+        )
+
+    def ragged_batch(self, size: int, *, drop_last: bool = False) -> Dataset:
+        """Like `batch`, with one-dimensional arrays of unequal lengths as `Ragged`."""
+        return self._with(ops.RaggedBatch, size=size, drop_last=drop_last)
+
+    def unbatch(self) -> Dataset:
+        """Give the rows of each batch."""
+        return self._with(ops.Unbatch)
+
+    def rebatch(self, size: int, *, drop_last: bool = False) -> Dataset:
+        """Cut and join batches to another size, by columns."""
+        return self._with(ops.Rebatch, size=size, drop_last=drop_last)
+
+    def bucket_by_length(
+        self, length: Function, *, boundaries: Sequence[int], batch_size: int | Sequence[int], drop_last: bool = False,
+        value: Any = 0, pad_to_boundary: bool = False,
+    ) -> Dataset:
+        """Make padded batches of elements of like length: bucket i holds lengths up to `boundaries[i]`."""
+        buckets = len(boundaries) + 1
+        sizes = (batch_size,) * buckets if isinstance(batch_size, int) else tuple(batch_size)
+        return self._with(
+            ops.BucketByLength, length=_function("bucket_by_length", length), boundaries=tuple(boundaries),
+            batch_sizes=sizes, drop_last=drop_last, value=value, pad_to_boundary=pad_to_boundary,
+        )
+
+    def group_by_window(
+        self, key: Function, *, size: int, reduce: Function | None = None, drop_last: bool = False, max_pending: int = 65_536
+    ) -> Dataset:
+        """Gather `size` elements of equal key and give the list, or what `reduce` makes of it."""
+        return self._with(
+            ops.GroupByWindow, key=_function("group_by_window", key), size=size, drop_last=drop_last,
+            reduce=None if reduce is None else _function("group_by_window", reduce), max_pending=max_pending,
+        )
+
+    def pack(
+        self, length: int, *, key: str | None = None, long: ops.PackLong = "split", lookahead: int = 1024, value: int = 0
+    ) -> Dataset:
+        """Lay sequences side by side into rows of `length`: `{tokens, segment_ids, positions}`, segments from 1 on."""
+        return self._with(ops.Pack, length=length, key=key, long=long, lookahead=lookahead, value=value)
+
+    # Columns
+
+    def select(self, *columns: str) -> Dataset:
+        """Keep these keys of dict elements; columnar sources then read nothing else."""
+        return self._with(ops.Select, columns=columns)
+
+    def drop(self, *columns: str) -> Dataset:
+        """Leave out these keys of dict elements."""
+        return self._with(ops.Drop, columns=columns)
+
+    def rename(self, names: Mapping[str, str]) -> Dataset:
+        """Rename keys of dict elements, `{old: new}`."""
+        return self._with(ops.Rename, names=tuple(names.items()))
+
+    # Where and when it is made
+
+    def cache(self, path: str | PathLike[str] | None = None, *, max_bytes: int | None = None) -> Dataset:
+        """Compute what is above once, and read it back in later epochs: from memory, or from files below `path`."""
+        return self._with(ops.Cache, path=None if path is None else fspath(path), max_bytes=max_bytes)
+
+    def prefetch(self, size: int | None = None) -> Dataset:
+        """Make up to `size` elements ahead on a thread. One is put at the end anyway, where it helps."""
+        return self._with(ops.Prefetch, size=size)
+
+    # Reading
+
+    def __iter__(self) -> Iterator[Element]:
+        return self.iterator()
+
+    def iterator(
+        self, *, epoch: int | None = None, seed: int | None = None, threads: int | None = None,
+        memory_bytes: int | None = None, optimize: bool = True,
+    ) -> DatasetIterator:
+        """Return an iterator with `state_dict`, `load_state_dict`, `statistics` and `close`.
+
+        `epoch` defaults to the one after the last iteration's, `threads` to the cores and `memory_bytes`, what may be
+        buffered between stages, to a tenth of the memory this process may use. `threads=1` runs all in this thread.
+        """
+        return DatasetIterator(
+            self._plan, epoch=epoch, seed=seed, threads=threads, memory_bytes=memory_bytes, optimize=optimize
+        )
+
+    def __len__(self) -> int:
+        count = known_length(self._node, self._plan.source_length)
+        if count is None:
+            raise TypeError("the length of this dataset is not known before it is read; declare it with with_length()")
+        return count
+
+    # Looking at it
+
+    def explain(self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0) -> str:
+        """Return the plan as written and as it will run; with `analyze`, run it for `seconds` and say what limits it."""
+        if format not in ("text", "mermaid"):
+            raise choice("format", format, ("text", "mermaid"))
+        return self._plan.explain(analyze=analyze, mermaid=format == "mermaid", seconds=seconds)
+
+    def fingerprint(self) -> str:
+        """Return a hash of what this pipeline computes: code, captured values, parameters and source files."""
+        return self._plan.fingerprint()
+
+    def __repr__(self) -> str:
+        return f"Dataset({' → '.join(node.name for node in walk(self._node))})"
+
+    def _with(self, operator: type[ops.Unary], **parameters: Any) -> Dataset:
+        return Dataset(operator(upstream=self._node, **parameters))
+
+    def _salt(self) -> int:
+        """Number the operators that draw random numbers, so that no two of a pipeline draw the same.
+
+        Others are not counted: adding a map changes no order.
+        """
+        return sum(1 for node in walk(self._node) if draws(node))
+
+
+def mix(
+    datasets: Sequence[Dataset], weights: Sequence[float] | None = None, *, unit: Literal["elements"] | Function = "elements",
+    stop: ops.MixStop = "first",
+) -> Dataset:
+    """Mix datasets in proportion to `weights`, measured in elements or by a size function."""
+    chosen = tuple(weights) if weights is not None else (1.0,) * len(datasets)
+    if isinstance(unit, str) and unit != "elements":
+        raise choice("unit", unit, ("elements", "a function of an element"))
+    size = None if isinstance(unit, str) else _function("mix", unit)
+    return Dataset(ops.Mix(upstreams=_nodes("mix", *datasets), weights=chosen, unit=size, stop=stop))
+
+
+def skip_policy(on_error: OnError) -> ops.SkipErrors | None:
+    if isinstance(on_error, ops.SkipErrors):
+        return on_error
+    if on_error not in ("raise", "skip"):
+        raise choice("on_error", on_error, ("raise", "skip", "SkipErrors(budget=..., quarantine=...)"))
+    return ops.SkipErrors() if on_error == "skip" else None
+
+
+def _function(operator: str, function: object) -> UserFunction:
+    if not callable(function):
+        raise InvalidArgumentError(f"{operator} takes a function, not {type(function).__name__}")
+    return UserFunction.of(function)
+
+
+def _nodes(operator: str, *datasets: object) -> tuple[Node, ...]:
+    for dataset in datasets:
+        if not isinstance(dataset, Dataset):
+            raise InvalidArgumentError(f"{operator} takes datasets, not {type(dataset).__name__}")
+    return tuple(dataset.node for dataset in datasets if isinstance(dataset, Dataset))

@@ -1,0 +1,170 @@
+"""One epoch of a dataset in this process: the iterator users hold, and the plan its epochs share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.api.checkpoint import STATE_VERSION, PipelineSignature, signature_of
+from penstock.core.element import Element
+from penstock.core.errors import StateMismatchError
+from penstock.graph import ops
+from penstock.graph.explain import explain_mermaid, explain_text
+from penstock.graph.fingerprint import fingerprint
+from penstock.graph.node import Node
+from penstock.graph.readers import SourceNode
+from penstock.graph.traverse import walk
+from penstock.passes import optimize
+from penstock.runtime.budget import default_budget
+from penstock.runtime.iterator import Run
+from penstock.runtime.stats import Statistics
+from penstock.runtime.verdict import analyze_table, verdict
+from penstock.sources.base import IndexableSource, Source
+from penstock.sources.registry import open_source, source_digest
+
+
+class Plan:
+    """What every iteration of one dataset shares: the optimized graph, the sources' listings, seed and epoch."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.next_epoch = 0
+        self._optimized: Node | None = None
+        self._sources: dict[SourceNode, Source] = {}
+        self._seed: int | None = None
+        self._signature: PipelineSignature | None = None
+
+    @property
+    def optimized(self) -> Node:
+        if self._optimized is None:
+            self._optimized = optimize(self.node)
+        return self._optimized
+
+    @property
+    def seed(self) -> int:
+        """The first seed the user gave, else one drawn once for this dataset."""
+        if self._seed is None:
+            given = [node.seed for node in walk(self.node) if isinstance(node, ops.Shuffle) and node.seed is not None]
+            self._seed = given[0] if given else secrets.randbits(48)
+        return self._seed
+
+    def source_of(self, node: SourceNode) -> Source:
+        source = self._sources.get(node)
+        if source is None:
+            source = self._sources[node] = open_source(node)
+        return source
+
+    def source_length(self, node: SourceNode) -> int | None:
+        source = self.source_of(node)
+        return len(source) if isinstance(source, IndexableSource) else None
+
+    @property
+    def signature(self) -> PipelineSignature:
+        if self._signature is None:
+            self._signature = signature_of(self.node, lambda node: source_digest(self.source_of(node)))
+        return self._signature
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.node, source_digest=lambda node: source_digest(self.source_of(node)))
+
+    def explain(self, *, analyze: bool, mermaid: bool, seconds: float) -> str:
+        if mermaid:
+            return explain_mermaid(self.optimized)
+        text = f"as written\n{_indent(explain_text(self.node))}\n\nas run\n{_indent(explain_text(self.optimized))}"
+        if not analyze:
+            return text
+        with DatasetIterator(self, epoch=0) as iterator:
+            iterator.run_for(seconds)
+            statistics = iterator.statistics()
+        return f"{text}\n\n{analyze_table(statistics)}\n\n{verdict(statistics)}"
+
+
+class DatasetIterator:
+    """Reads one epoch. `next`, `state_dict`, `load_state_dict`, `statistics`, `close`; a context manager."""
+
+    def __init__(
+        self, plan: Plan, *, epoch: int | None = None, seed: int | None = None, threads: int | None = None,
+        memory_bytes: int | None = None, optimize: bool = True,
+    ) -> None:
+        self._plan = plan
+        self._graph = plan.optimized if optimize else plan.node
+        self._budget = default_budget(threads, memory_bytes)
+        self._seed = plan.seed if seed is None else seed
+        self.epoch = plan.next_epoch if epoch is None else epoch
+        plan.next_epoch = self.epoch + 1
+        self._run = self._start(None)
+        self._finished = False
+
+    def _start(self, state: Any) -> Run:
+        run = Run(self._graph, seed=self._seed, epoch=self.epoch, budget=self._budget, source_of=self._plan.source_of)
+        run.open(self.epoch, state)
+        return run
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Element:
+        try:
+            return next(self._run)
+        except StopIteration:
+            self._finished = self._finished or self._run.ended
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the reader stands: small, JSON-able, self-contained."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "seed": self._seed,
+            "finished": self._finished,
+            "state": self._run.state(),
+            "pipeline": self._plan.signature.entries,
+            "skipped": self._run.skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Taken after the loop had ended, it begins the next epoch."""
+        self._plan.signature.check(state)
+        try:
+            epoch, seed, finished, position = state["epoch"], state["seed"], state["finished"], state["state"]
+        except KeyError as missing:
+            raise StateMismatchError(f"the state has no {missing.args[0]!r}: it was not made by state_dict()") from None
+        self._run.close()
+        self.epoch, self._seed, self._finished = epoch, seed, False
+        self._run = self._start(position)
+        if finished:
+            next(self._run, None)  # operators that go on from epoch to epoch learn where this one ended
+            self._run.close()
+            self.epoch += 1
+            self._run = self._start(None)
+        self._plan.next_epoch = self.epoch + 1
+
+    def statistics(self) -> Statistics:
+        return self._run.statistics()
+
+    def run_for(self, seconds: float) -> None:
+        """Read and drop elements for a while, to measure."""
+        from time import monotonic
+
+        deadline = monotonic() + seconds
+        for _ in self:
+            if monotonic() > deadline:
+                return
+
+    def close(self) -> None:
+        """Stop at once; threads in the middle of a user function end with it."""
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,97 @@
+"""How many threads a stage should run on.
+
+Words. *Call seconds*: time inside the user's function, per element. *Processor seconds*: what of it the thread really
+ran. *Stretch*: call seconds over processor seconds. Alone, a function that computes has a stretch of 1, one that waits
+for a disk or a network a larger one.
+
+The one idea: run the work on k threads at once and look at its stretch again. If it grew k-fold the calls took turns:
+the function holds the GIL (or there are no free cores, which comes to the same), and the reader's own thread is
+the best place for it. Processor seconds cancel the warm-up of first calls, which elapsed time would not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+WORTHWHILE_GAIN = 1.3  # below it, threads cost more in hand-offs and contention than they bring
+WAITING_STRETCH = 3.0  # a function that waits two thirds of its time can use more threads than cores
+MAX_WAITING_THREADS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCost:
+    """What one thread mode was measured to cost."""
+
+    threads: int
+    call_s: float
+    cpu_s: float
+
+    @property
+    def stretch(self) -> float:
+        return self.call_s / max(self.cpu_s, 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOn:
+    """A decision: `threads` 0 is the reader's own thread."""
+
+    threads: int
+    holds_gil: bool | None
+    reason: str
+
+
+def first_threads(alone: CallCost, *, cores: int) -> RunOn:
+    """Choose after the first calls in the reader's thread.
+
+    >>> first_threads(CallCost(threads=1, call_s=0.1, cpu_s=0.01), cores=2).threads
+    20
+    >>> first_threads(CallCost(threads=1, call_s=0.001, cpu_s=0.001), cores=2).reason
+    'try'
+    """
+    if alone.stretch >= WAITING_STRETCH:
+        threads = min(math.ceil(cores * alone.stretch), MAX_WAITING_THREADS)
+        return RunOn(threads=threads, holds_gil=False, reason="it waits")
+    if cores == 1:
+        return RunOn(threads=0, holds_gil=None, reason="one core")
+    return RunOn(threads=cores, holds_gil=None, reason="try")
+
+
+def judge_threads(alone: CallCost, together: CallCost, *, cores: int) -> RunOn:
+    """Choose after a trial on several threads.
+
+    >>> alone = CallCost(threads=1, call_s=0.001, cpu_s=0.001)
+    >>> judge_threads(alone, CallCost(threads=2, call_s=0.00101, cpu_s=0.001), cores=2).threads
+    2
+    >>> judge_threads(alone, CallCost(threads=2, call_s=0.00195, cpu_s=0.001), cores=2)
+    RunOn(threads=0, holds_gil=True, reason='calls take turns')
+    """
+    gain = together.threads * alone.stretch / together.stretch
+    if gain < WORTHWHILE_GAIN:
+        return RunOn(threads=0, holds_gil=True, reason="calls take turns")
+    return RunOn(threads=together.threads, holds_gil=False, reason="calls run side by side")
+
+
+def use_prefetch_thread(*, reader_away_s: float, making_s: float, threaded: bool) -> bool:
+    """Say whether elements should be made on a thread while the reader is away.
+
+    A thread costs a hand-off per chunk, and fights for the GIL with the reader; it pays as soon as the reader spends
+    a noticeable part of its time elsewhere.
+
+    >>> use_prefetch_thread(reader_away_s=0.001, making_s=0.1, threaded=False)
+    False
+    >>> use_prefetch_thread(reader_away_s=0.02, making_s=0.1, threaded=False)
+    True
+    """
+    share = reader_away_s / max(reader_away_s + making_s, 1e-9)
+    return share > (0.01 if threaded else 0.05)
+
+
+def next_chunk_size(current: int, seconds_per_element: float, *, target_s: float, limit: int) -> int:
+    """Return how many elements make `target_s` of work; at most doubling, so that one fast call does not mislead.
+
+    >>> next_chunk_size(4, 1e-6, target_s=1e-3, limit=4096), next_chunk_size(4, 1e-2, target_s=1e-3, limit=4096)
+    (8, 1)
+    """
+    ideal = int(target_s / max(seconds_per_element, 1e-9))
+    return max(1, min(ideal, current * 2, limit))

@@ -1,0 +1,70 @@
+"""How many cores and how much memory this process may use."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.errors import InvalidArgumentError
+
+DEFAULT_MEMORY_SHARE = 0.1  # of what the process may use: the rest is the trainer's
+MAX_DEFAULT_MEMORY = 4 << 30
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    threads: int
+    """1: everything runs in the reader's thread."""
+    memory_bytes: int
+    """What may be buffered between stages."""
+
+
+def default_budget(threads: int | None = None, memory_bytes: int | None = None) -> Budget:
+    """Return the budget from arguments, then environment, then what the machine allows."""
+    threads = threads or _from_environment("PENSTOCK_THREADS") or available_cores()
+    memory_bytes = memory_bytes or _from_environment("PENSTOCK_MEMORY_BYTES") or default_memory()
+    if threads < 1:
+        raise InvalidArgumentError(f"threads={threads} must be at least 1")
+    if memory_bytes < 1 << 20:
+        raise InvalidArgumentError(f"memory_bytes={memory_bytes} must be at least 1 MiB")
+    return Budget(threads=threads, memory_bytes=memory_bytes)
+
+
+def available_cores() -> int:
+    """Return the smallest of the machine's cores, affinity, the cgroup's quota and SLURM's share."""
+    limits = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        limits.append(len(os.sched_getaffinity(0)))
+    quota = _read(CGROUP / "cpu.max").split()
+    if len(quota) == 2 and quota[0] != "max":
+        limits.append(max(1, int(quota[0]) // int(quota[1])))
+    slurm = _from_environment("SLURM_CPUS_PER_TASK")
+    if slurm:
+        limits.append(slurm)
+    return max(1, min(limits))
+
+
+def default_memory() -> int:
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    cgroup = _read(CGROUP / "memory.max").strip()
+    if cgroup.isdigit():
+        limits.append(int(cgroup))
+    return max(64 << 20, min(int(min(limits) * DEFAULT_MEMORY_SHARE), MAX_DEFAULT_MEMORY))
+
+
+def _from_environment(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdigit():
+        raise InvalidArgumentError(f"{name}={text!r} in the environment must be a whole number")
+    return int(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

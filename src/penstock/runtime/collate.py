@@ -1,0 +1,177 @@
+"""Rows into batches.
+
+Numbers become arrays; arrays are copied once, into one buffer; `str`, `bytes`, `None` and other objects become object
+arrays (numpy's own string types drop trailing zeros). Rows of a batch must have the same structure, shapes and types.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from penstock.core.element import Element, Ragged, rebuild_like
+from penstock.core.errors import BatchShapeError
+
+Array = np.ndarray[Any, Any]
+LeafCollator = Callable[[Sequence[Any], str], Any]
+
+
+def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None = None) -> Element:
+    """Return the batch of `rows`; `leaf` says how leaves are joined (default: equal shapes only)."""
+    first = rows[0]
+    kind = type(first)
+    if kind is dict:
+        width = len(first)
+        if any(len(row) != width if type(row) is dict else True for row in rows):
+            raise different_structure(rows, path)
+        try:
+            return {
+                key: collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first
+            }
+        except KeyError:
+            raise different_structure(rows, path) from None
+    if isinstance(first, (tuple, list)):
+        width = len(first)
+        if any(type(row) is not kind or len(row) != width for row in rows):
+            raise different_structure(rows, path)
+        columns = [collate(column, f"{path}[{i}]", leaf) for i, column in enumerate(zip(*rows))]
+        return rebuild_like(first, columns)
+    return (leaf or stack_leaves)(rows, path)
+
+
+def stack_leaves(rows: Sequence[Any], path: str) -> Array:
+    """Return one array with a leading axis, for leaves of equal shape and type."""
+    first = rows[0]
+    kind = type(first)
+    if kind is int:
+        try:
+            return np.frombuffer(array("q", rows), np.int64)
+        except (TypeError, OverflowError):
+            return _numbers_or_objects(rows)
+    if kind is float:
+        try:
+            return np.frombuffer(array("d", rows), np.float64)
+        except TypeError:
+            return _numbers_or_objects(rows)
+    if kind is np.ndarray:
+        return _stack_arrays(rows, path)
+    if isinstance(first, (str, bytes)) or first is None:
+        return _objects(rows)
+    if isinstance(first, (bool, np.generic)):
+        return _numbers_or_objects(rows)
+    if isinstance(first, Ragged):
+        raise BatchShapeError(f"leaf {path or 'of the element'} is a Ragged; batch column batches with rebatch()")
+    if hasattr(first, "__array__"):  # torch tensors and other array types
+        return _stack_arrays([np.asarray(row) for row in rows], path)
+    return _objects(rows)
+
+
+def _stack_arrays(rows: Sequence[Array], path: str) -> Array:
+    shape, dtype = rows[0].shape, rows[0].dtype
+    for i, row in enumerate(rows):
+        if type(row) is not np.ndarray or row.shape != shape or row.dtype != dtype:
+            raise different_arrays(rows[0], row, i, path)
+    if not shape or 0 in shape or dtype == object:
+        return np.stack(rows)
+    out = np.empty((len(rows), *shape), dtype)
+    np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]))
+    return out
+
+
+def different_arrays(first: Array, other: Any, row: int, path: str) -> BatchShapeError:
+    def described(value: Any) -> str:
+        return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+
+    return BatchShapeError(
+        f"leaf {path or 'of the element'}: row 0 is {described(first)}, row {row} is {described(other)}; "
+        "make them equal in map(), or use padded_batch() or ragged_batch()"
+    )
+
+
+def _numbers_or_objects(rows: Sequence[Any]) -> Array:
+    if any(not isinstance(row, (int, float, complex, np.generic)) for row in rows):
+        return _objects(rows)
+    return np.array(rows)
+
+
+def _objects(rows: Sequence[Any]) -> Array:
+    out = np.empty(len(rows), object)
+    out[:] = rows
+    return out
+
+
+def different_structure(rows: Sequence[Element], path: str, numbers: Sequence[int] | None = None) -> BatchShapeError:
+    first = rows[0]
+    for i, row in zip(numbers or range(len(rows)), rows):
+        if type(row) is not type(first) or len(row) != len(first) or (isinstance(first, dict) and row.keys() != first.keys()):
+            return BatchShapeError(
+                f"{path or 'the element'} has another structure in row {i} than in row 0: "
+                f"{_outline(row)} against {_outline(first)}"
+            )
+    return BatchShapeError(f"{path or 'the element'} differs in structure between rows")
+
+
+def _outline(value: Element) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(map(repr, value)) + "}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def padding_collator(value: Any, length: int | None, multiple_of: int | None) -> LeafCollator:
+    """Return a leaf collator that pads arrays along every axis."""
+
+    def pad(rows: Sequence[Any], path: str) -> Array:
+        if not isinstance(rows[0], np.ndarray) or not rows[0].ndim:
+            return stack_leaves(rows, path)
+        first = rows[0]
+        for i, row in enumerate(rows):
+            if not isinstance(row, np.ndarray) or row.ndim != first.ndim or row.dtype != first.dtype:
+                raise different_arrays(first, row, i, path)
+        shape = np.max([row.shape for row in rows], axis=0)
+        if length is not None:
+            if shape[0] > length:
+                raise BatchShapeError(f"leaf {path or 'of the element'} has a row of {shape[0]}, over length={length}")
+            shape[0] = length
+        elif multiple_of is not None:
+            shape[0] = -(-shape[0] // multiple_of) * multiple_of
+        out = np.full((len(rows), *shape), value, first.dtype)
+        for i, row in enumerate(rows):
+            out[(i, *map(slice, row.shape))] = row
+        return out
+
+    return pad
+
+
+def ragged_leaves(rows: Sequence[Any], path: str) -> Any:
+    """Return a `Ragged` of one-dimensional leaves; others are stacked."""
+    first = rows[0]
+    if not isinstance(first, np.ndarray) or first.ndim != 1:
+        return stack_leaves(rows, path)
+    for i, row in enumerate(rows):
+        if not isinstance(row, np.ndarray) or row.ndim != 1 or row.dtype != first.dtype:
+            raise different_arrays(first, row, i, path)
+    return Ragged.of(rows, first.dtype)
+
+
+def join_batches(parts: Sequence[Element]) -> Element:
+    """Return one batch of the rows of several, column by column. Never a view of a part's memory."""
+
+    def join(leaves: Sequence[Any], path: str) -> Any:
+        if isinstance(leaves[0], Ragged):
+            ends = np.cumsum([0, *(len(part.values) for part in leaves)])
+            offsets = np.concatenate([[0], *(part.offsets[1:] - part.offsets[0] + end for part, end in zip(leaves, ends))])
+            return Ragged(np.concatenate([part.values for part in leaves]), offsets.astype(np.int64))
+        first = leaves[0]
+        for i, part in enumerate(leaves):
+            if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
+                raise different_arrays(first, part, i, path)
+        return np.concatenate(leaves)
+
+    return collate(parts, "", join)
+

@@ -1,0 +1,180 @@
+"""The contract every stage of a running pipeline keeps.
+
+1. `open(pass_, state)` places a stage, and everything above it, at the start of a pass or at a state.
+2. `pull(want)` returns 1 to `want` elements in order; an empty chunk is the end, and stays the end.
+3. A chunk carries its `marks`: `marks.at(k)` is the state just after its first k elements. Marks are immutable, cost
+   nothing until asked, and stay true however far the stage has run ahead. So state is what was received, never what
+   was prefetched.
+4. Opening at `marks.at(k)` yields exactly what followed element k: `testing.conformance` checks it for every operator
+   at every position.
+5. A stage calls its input again only while it has nothing to return: when the input raises, nothing made before is
+   lost.
+6. `close()` may come at any time, from another thread too, does not wait for user code and may be called twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from penstock.core.element import Element
+from penstock.runtime.stats import StageMeter
+
+State: TypeAlias = Any
+"""JSON-able: None, ints, strings and lists of them."""
+
+Idents: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+"""Shape (n, 3): place (source, pass, split), index, path of children. Travels only where an `rng` function needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an element came from, for people."""
+
+    split: int
+    index: int
+    path: str = ""
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        where = f"element {self.index} of split {self.split}"
+        if self.path:
+            where += f" ({self.path}" + (f", byte {self.offset}" if self.offset is not None else "") + ")"
+        return where
+
+
+class Marks(Protocol):
+    def at(self, k: int) -> State:
+        """Return the state just after the first k elements of the chunk."""
+
+    def origin(self, k: int) -> Origin | None:
+        """Say where element k of the chunk came from, where that is known."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    elements: Sequence[Element]
+    marks: Marks
+    idents: Idents | None = None
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def head_and_rest(self, count: int) -> tuple[Chunk, Chunk | None]:
+        """Cut after `count` elements."""
+        if count >= len(self.elements):
+            return self, None
+        head_idents = rest_idents = None
+        if self.idents is not None:
+            head_idents, rest_idents = self.idents[:count], self.idents[count:]
+        return (
+            Chunk(self.elements[:count], self.marks, head_idents),
+            Chunk(self.elements[count:], Shifted(self.marks, count), rest_idents),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """The marks of a chunk without its first elements."""
+
+    marks: Marks
+    by: int
+
+    def at(self, k: int) -> State:
+        return self.marks.at(self.by + k)
+
+    def origin(self, k: int) -> Origin | None:
+        return self.marks.origin(self.by + k)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The marks of a chunk of which only some elements are left.
+
+    The state after an element includes the dropped ones before the next: they would be dropped again, so both ends
+    of the gap are right, and the later one does not repeat the work.
+    """
+
+    marks: Marks
+    kept: Sequence[int]
+    total: int
+
+    def at(self, k: int) -> State:
+        if k == 0:
+            return self.marks.at(0)
+        return self.marks.at(self.kept[k] if k < len(self.kept) else self.total)
+
+    def origin(self, k: int) -> Origin | None:
+        return self.marks.origin(self.kept[k])
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Marks for outputs that end at given places of input chunks: `ends[i]` is (marks, k) just after output i."""
+
+    start: tuple[Marks, int]
+    ends: Sequence[tuple[Marks, int]]
+
+    def at(self, k: int) -> State:
+        marks, at = self.ends[k - 1] if k else self.start
+        return marks.at(at)
+
+    def origin(self, k: int) -> Origin | None:
+        marks, at = self.ends[k - 1] if k else self.start
+        return marks.origin(at)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The marks of an empty chunk: one state."""
+
+    state: State
+
+    def at(self, k: int) -> State:
+        return self.state
+
+    def origin(self, k: int) -> Origin | None:
+        return None
+
+
+class Stage:
+    """One running operator. Subclasses define `_open` and `_pull`; `meter` measures without their help."""
+
+    def __init__(self, meter: StageMeter, *inputs: Stage) -> None:
+        self.meter = meter
+        self.inputs = inputs
+
+    def open(self, pass_: int, state: State) -> None:
+        raise TypeError(f"{type(self).__name__} does not say how to open")
+
+    def pull(self, want: int) -> Chunk:
+        span = self.meter.begin()
+        chunk: Chunk | None = None
+        try:
+            chunk = self._pull(want)
+            return chunk
+        finally:
+            self.meter.end(span, 0 if chunk is None else len(chunk.elements))
+
+    def _pull(self, want: int) -> Chunk:
+        raise TypeError(f"{type(self).__name__} does not say how to pull")
+
+    def skip(self, count: int) -> int:
+        """Pass over up to `count` elements as cheaply as possible; return how many there were."""
+        passed = 0
+        while passed < count:
+            chunk = self.pull(min(count - passed, SKIP_CHUNK))
+            if not chunk.elements:
+                break
+            passed += len(chunk.elements)
+        return passed
+
+    def close(self) -> None:
+        for stage in self.inputs:
+            stage.close()
+
+
+SKIP_CHUNK = 1024

@@ -1,0 +1,148 @@
+"""A running pipeline, as its reader sees it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Self
+
+from penstock.core.element import Element
+from penstock.graph.node import Node
+from penstock.graph.readers import SourceNode
+from penstock.runtime.blame import users_part
+from penstock.runtime.budget import Budget
+from penstock.runtime.contract import Chunk, Fixed, Stage, State
+from penstock.runtime.lower import Lowering
+from penstock.runtime.pool import ThreadPool
+from penstock.runtime.stats import StageMeter, Statistics
+from penstock.runtime.tuning import CHUNK_LIMIT, ChunkSizer
+from penstock.sources.base import Source
+
+CLOSE_WAIT_S = 2.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts the reader's side."""
+
+    elements: int = 0
+    read_s: float = 0.0
+    idle_s: float = 0.0
+    left_at: float | None = field(default=None)
+
+
+class Run:
+    """The stages of one graph with the threads they use: opened at any pass and state, pulled, closed."""
+
+    def __init__(
+        self, graph: Node, *, seed: int, epoch: int, budget: Budget, source_of: Callable[[SourceNode], Source]
+    ) -> None:
+        self.budget = budget
+        self._pool = ThreadPool() if budget.threads > 1 else None
+        self._lowering = Lowering(seed=seed, epoch=epoch, budget=budget, pool=self._pool, source_of=source_of)
+        self._stage: Stage = self._lowering.lower(graph)
+        self._sizer = ChunkSizer(CHUNK_LIMIT)
+        self._progress = Progress()
+        self._chunk = Chunk((), Fixed(None))
+        self._next = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self.closed = False
+        # A reader that is dropped in mid-flight must not leave threads behind.
+        self._finalizer = weakref.finalize(self, _close, self._stage, self._pool)
+
+    def open(self, pass_: int, state: State) -> None:
+        self._chunk, self._next = Chunk((), Fixed(state)), 0
+        self._error, self._ended = None, False
+        self._stage.open(pass_, state)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Element:
+        """Return the next element; a user function's error comes out as it was raised, without our frames."""
+        began = perf_counter()
+        progress = self._progress
+        if progress.left_at is not None:
+            progress.idle_s += began - progress.left_at
+        failure: BaseException | None = None
+        try:
+            if self._next < len(self._chunk.elements) or self._refill():
+                element = self._chunk.elements[self._next]
+                self._next += 1
+                progress.elements += 1
+                return element
+        except BaseException as error:
+            failure = self._error = error
+            self.close()
+        finally:
+            progress.left_at = perf_counter()
+            progress.read_s += progress.left_at - began
+        if failure is None:
+            raise StopIteration
+        raise failure.with_traceback(users_part(failure.__traceback__))
+
+    def _refill(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        if self._ended or self.closed:
+            return False
+        began = perf_counter()
+        chunk = self._stage.pull(self._sizer.chunk_size)
+        self._chunk, self._next = chunk, 0
+        if chunk.elements:
+            self._sizer.sized(len(chunk.elements), perf_counter() - began)
+            return True
+        self._ended = True
+        return False
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def state(self) -> State:
+        """Return the state just after the last element that was returned."""
+        return self._chunk.marks.at(self._next)
+
+    def statistics(self) -> Statistics:
+        progress = self._progress
+        return Statistics(
+            stages=tuple(meter.snapshot() for meter in self.meters),
+            elements=progress.elements,
+            read_s=progress.read_s,
+            idle_s=progress.idle_s,
+            buffered_bytes=int(sum(meter.buffered * meter.bytes_per_element for meter in self.meters)),
+            memory_budget_bytes=self.budget.memory_bytes,
+            threads=self.budget.threads,
+        )
+
+    @property
+    def meters(self) -> list[StageMeter]:
+        return self._lowering.meters
+
+    @property
+    def skipped(self) -> int:
+        return sum(quarantine.skipped for quarantine in self._lowering.quarantines)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._finalizer()
+
+
+def _close(stage: Stage, pool: ThreadPool | None) -> None:
+    stage.close()
+    if pool is not None:
+        stuck = pool.close(CLOSE_WAIT_S)
+        if stuck:
+            warnings.warn(
+                f"closed while {len(stuck)} thread(s) were still in a user function: {', '.join(stuck)}; "
+                "they end when it returns",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+

@@ -1,0 +1,350 @@
+"""From a graph to running stages.
+
+What an operator means is decided here and in `ops/`, never by a pass: with or without passes a graph gives the same
+elements. A shuffle is where that takes thought. It asks for an order of what is below it, so the shuffles it reaches
+through one-to-one operators are one with it (the largest size counts), and where it reaches a source the source reads
+in that order itself: any source by permuting its splits, an indexable one by a full permutation, without a buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.element import Element, batch_rows
+from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
+from penstock.graph.codec import encode_graph
+from penstock.graph.parameters import short_label as label_of
+from penstock.graph.expressions import Expression
+from penstock.graph.functions import UserFunction
+from penstock.graph.node import Node
+from penstock.graph.randomized import takes_rng
+from penstock.graph.readers import SourceNode
+from penstock.graph.traverse import walk
+from penstock.runtime.budget import Budget
+from penstock.runtime.collate import collate, padding_collator, ragged_leaves
+from penstock.runtime.contract import Idents, Stage
+from penstock.runtime.ops import steps as step_kinds
+from penstock.runtime.ops.batch import Batching
+from penstock.runtime.ops.cache import Caching, memory_store
+from penstock.runtime.ops.children import FlatMapping, MakeChildren
+from penstock.runtime.ops.combine import Concatenating, Zipping
+from penstock.runtime.ops.fused_batch import FusedBatching
+from penstock.runtime.ops.interleave import Interleaving
+from penstock.runtime.ops.mix import Mixing
+from penstock.runtime.ops.pack import Packing
+from penstock.runtime.ops.rebatch import Rebatching
+from penstock.runtime.ops.repeat import Epochs, Repeating
+from penstock.runtime.ops.shuffle import BlockShuffle
+from penstock.runtime.ops.slicing import Enumerating, LengthDeclared, Skipping, Taking
+from penstock.runtime.ops.source import IndexedSource, RandomOrder, SplitSource
+from penstock.runtime.ops.transform import GroupedMap, Transform
+from penstock.runtime.ops.windows import WindowRules, Windows
+from penstock.runtime.ordered import Buffering, Prefetching
+from penstock.runtime.pool import ThreadPool
+from penstock.runtime.quarantine import Quarantine
+from penstock.runtime.randomness import ElementGenerators, derive_key
+from penstock.runtime.stats import StageMeter
+from penstock.runtime.tuning import FixedTuner, PrefetchTuner, Tuner, WorkTuner
+from penstock.sources.base import IndexableSource, Source
+
+ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch)
+"""Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
+ORDER_PASSING = (*ORDER_KEEPING, ops.FlatMap, ops.Interleave, ops.Unbatch)
+"""A shuffle above these permutes the splits below them, but children of one parent still need a shuffle of their own."""
+THREADED = (ops.Map, ops.Filter, ops.Fused, ops.FusedBatch, ops.Prefetch)
+LARGEST_SHARE = 0.5  # of the memory budget, for one buffer
+
+
+@dataclass(slots=True)
+class Lowering:
+    """What the lowering of one graph needs, and the meters and quarantines it makes."""
+
+    seed: int
+    epoch: int
+    budget: Budget
+    pool: ThreadPool | None
+    source_of: Callable[[SourceNode], Source]
+    meters: list[StageMeter] = field(default_factory=list)
+    quarantines: list[Quarantine] = field(default_factory=list)
+    _buffers: int = 1
+    _wants_idents: set[Node] = field(default_factory=set)
+    _source_numbers: dict[Node, int] = field(default_factory=dict)
+
+    def lower(self, root: Node) -> Stage:
+        nodes = list(walk(root))
+        self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
+        self._buffers = max(1, sum(isinstance(node, THREADED) for node in nodes))
+        self._wants_idents = {below for node in nodes if takes_rng(node) for below in walk(node)}
+        return self._build(root, None)
+
+    def _build(self, node: Node, order: RandomOrder | None) -> Stage:
+        """Build a chain of one-input operators from the bottom up, without recursion: chains can be long."""
+        chain: list[ops.Unary] = []
+        absorbed: set[Node] = set()
+        while isinstance(node, ops.Unary):
+            chain.append(node)
+            if isinstance(node, ops.Shuffle):
+                if order is None or node not in absorbed:
+                    order = self._order_of(node)
+                    absorbed |= set(_shuffles_reached(node))
+            elif not isinstance(node, ORDER_PASSING):
+                order = None
+            node = node.upstream
+        stage = self._build_base(node, order)
+        for unary in reversed(chain):
+            if unary not in absorbed:
+                stage = self._build_unary(unary, stage)
+        return stage
+
+    def _build_base(self, node: Node, order: RandomOrder | None) -> Stage:
+        if isinstance(node, SourceNode):
+            return self._build_source(node, order)
+        upstreams = [self._build(upstream, None) for upstream in node.inputs]
+        meter = self._meter(node)
+        match node:
+            case ops.Zip():
+                return Zipping(meter, upstreams)
+            case ops.Concatenate():
+                return Concatenating(meter, upstreams)
+            case ops.Mix():
+                unit = None if node.unit is None else node.unit.resolve()
+                return Mixing(meter, upstreams, label=meter.label, weights=node.weights, unit=unit, stop=node.stop)
+        raise InvalidPipelineError(f"{node.name}: there is no way to run it")
+
+    def _build_source(self, node: SourceNode, order: RandomOrder | None) -> Stage:
+        source, meter = self.source_of(node), self._meter(node)
+        number, with_idents = self._source_numbers[node], node in self._wants_idents
+        policy = getattr(node, "on_error", None)
+        bad = self._quarantine(node, policy) if policy is not None else None
+        kind = IndexedSource if isinstance(source, IndexableSource) else SplitSource
+        return kind(meter, source, number=number, with_idents=with_idents, order=order, quarantine=bad)  # type: ignore[arg-type]
+
+    def _build_unary(self, node: ops.Unary, upstream: Stage) -> Stage:
+        meter = self._meter(node)
+        match node:
+            case ops.Map(batch_size=int(size)):
+                tuner, room = self._tuner(node.threads, meter), self._room()
+                return GroupedMap(meter, upstream, self.pool, tuner, room, size=size, calls=self._calls(node, node.function))
+            case ops.Map() | ops.Filter() | ops.Select() | ops.Drop() | ops.Rename():
+                return self._transform(meter, upstream, [node])
+            case ops.Fused():
+                return self._transform(meter, upstream, node.steps)
+            case ops.FusedBatch():
+                meter.label = f"batch({node.size})"
+                rows_meter = self._rows_meter(node, meter)
+                tuner = self._tuner(_threads_of(node.steps), rows_meter)
+                steps = [self._step(step) for step in node.steps]
+                return FusedBatching(
+                    meter, upstream, self.pool, tuner, self._room(),
+                    steps=steps, size=node.size, drop_last=node.drop_last, rows_meter=rows_meter,
+                )
+            case ops.FlatMap() | ops.Unbatch() | ops.Interleave():
+                return self._children(node, meter, upstream)
+            case ops.Shuffle():
+                return self._shuffle(node, meter, upstream)
+            case ops.Batch():
+                return Batching(meter, upstream, size=node.size, drop_last=node.drop_last, collate=collate)
+            case ops.PaddedBatch():
+                pad = padding_collator(node.value, node.length, node.multiple_of)
+                return Batching(meter, upstream, size=node.size, drop_last=node.drop_last, collate=lambda rows: collate(rows, "", pad))
+            case ops.RaggedBatch():
+                return Batching(
+                    meter, upstream, size=node.size, drop_last=node.drop_last,
+                    collate=lambda rows: collate(rows, "", ragged_leaves),
+                )
+            case ops.Rebatch():
+                return Rebatching(meter, upstream, size=node.size, drop_last=node.drop_last)
+            case ops.Repeat():
+                return Repeating(meter, upstream, node.count)
+            case ops.Take():
+                return Taking(meter, upstream, node.count)
+            case ops.Skip():
+                return Skipping(meter, upstream, node.count)
+            case ops.Enumerate():
+                return Enumerating(meter, upstream, node.start)
+            case ops.BucketByLength() | ops.GroupByWindow():
+                return Windows(meter, upstream, _window_rules(node))
+            case ops.Pack():
+                return Packing(
+                    meter, upstream, label=meter.label, length=node.length, key=node.key, long=node.long,
+                    lookahead=node.lookahead, value=node.value,
+                )
+            case ops.Cache():
+                return Caching(meter, upstream, memory_store(node.slot, node.max_bytes), with_idents=node in self._wants_idents)
+            case ops.Prefetch():
+                room = Buffering(max_bytes=self._room().max_bytes, max_elements=node.size)
+                prefetch_tuner = self._prefetch_tuner(node, meter)
+                return Prefetching(meter, upstream, self.pool, prefetch_tuner, room)
+            case ops.WithLength():
+                return LengthDeclared(meter, upstream, node.count)
+            case ops.WithEpoch():
+                return Epochs(meter, upstream, node.count, node.slot)
+        raise InvalidPipelineError(f"{node.name}: there is no way to run it")
+
+    # Transforms
+
+    def _transform(self, meter: StageMeter, upstream: Stage, nodes: Sequence[Node]) -> Stage:
+        own = all(isinstance(node, (ops.Select, ops.Drop, ops.Rename)) for node in nodes)
+        tuner = FixedTuner(meter, 0) if own else self._tuner(_threads_of(nodes), meter)
+        one_to_one = all(node.ONE_TO_ONE and getattr(node, "on_error", None) is None for node in nodes)
+        return Transform(
+            meter, upstream, self.pool, tuner, self._room(),
+            steps=[self._step(node) for node in nodes], one_to_one=one_to_one,
+        )
+
+    def _step(self, node: Node) -> step_kinds.Step:
+        match node:
+            case ops.Map():
+                return step_kinds.MapStep(self._calls(node, node.function))
+            case ops.Filter(predicate=Expression() as expression):
+                return step_kinds.ExpressionFilterStep(label_of(node), expression)
+            case ops.Filter(predicate=UserFunction() as function):
+                return step_kinds.FilterStep(self._calls(node, function))
+            case ops.Select():
+                return step_kinds.ColumnsStep(label_of(node), step_kinds.select_columns(node.columns))
+            case ops.Drop():
+                return step_kinds.ColumnsStep(label_of(node), step_kinds.drop_columns(node.columns))
+            case ops.Rename():
+                return step_kinds.ColumnsStep(label_of(node), step_kinds.rename_columns(node.names))
+        raise InvalidPipelineError(f"{node.name} cannot be a step of a fused operator")
+
+    def _calls(self, node: ops.Map | ops.Filter, function: UserFunction) -> step_kinds.Calls:
+        quarantine = None if node.on_error is None else self._quarantine(node, node.on_error)
+        return step_kinds.Calls(label_of(node), function.resolve, self._generators(node, function), quarantine)
+
+    def _generators(self, node: ops.Map | ops.Filter | ops.FlatMap | ops.Interleave, function: UserFunction) -> ElementGenerators | None:
+        return ElementGenerators(derive_key("rng", self.seed, node.salt)) if function.takes_rng else None
+
+    def _children(self, node: ops.FlatMap | ops.Unbatch | ops.Interleave, meter: StageMeter, upstream: Stage) -> Stage:
+        with_idents = node in self._wants_idents
+        if isinstance(node, ops.Unbatch):
+            return FlatMapping(meter, upstream, label=meter.label, children=_rows_of, with_idents=with_idents)
+        children = _children_of(node.function.resolve, self._generators(node, node.function))
+        if isinstance(node, ops.FlatMap):
+            return FlatMapping(meter, upstream, label=meter.label, children=children, with_idents=with_idents)
+        return Interleaving(
+            meter, upstream, label=meter.label, children=children, cycle=node.cycle, block=node.block, with_idents=with_idents
+        )
+
+    # Shuffles
+
+    def _order_of(self, node: ops.Shuffle) -> RandomOrder:
+        seed = self.seed if node.seed is None else node.seed
+        return RandomOrder(seed=seed, salt=node.salt, reshuffle=node.reshuffle)
+
+    def _shuffle(self, node: ops.Shuffle, meter: StageMeter, upstream: Stage) -> Stage:
+        if self._permuted_by_source(node):
+            self.meters.remove(meter)
+            return upstream
+        sizes = [shuffle.size for shuffle in (node, *_shuffles_reached(node))]
+        if None in sizes:
+            raise InvalidPipelineError(
+                "shuffle() without a size permutes everything, which needs an indexable source below it (range, "
+                "from_items, from_torch, read_images, read_files, read_numpy); give it a size: shuffle(10_000)"
+            )
+        return BlockShuffle(meter, upstream, size=max(size for size in sizes if size), order=self._order_of(node))
+
+    def _permuted_by_source(self, node: ops.Shuffle) -> bool:
+        below: Node = node.upstream
+        while isinstance(below, (ops.Shuffle, *ORDER_KEEPING)):
+            below = below.upstream
+        return isinstance(below, SourceNode) and isinstance(self.source_of(below), IndexableSource)
+
+    # What stages share
+
+    def _meter(self, node: Node) -> StageMeter:
+        meter = StageMeter(label_of(node))
+        self.meters.append(meter)
+        return meter
+
+    def _rows_meter(self, node: ops.FusedBatch, batch_meter: StageMeter) -> StageMeter:
+        """Count the rows' making as a stage of its own, before the batch's."""
+        meter = StageMeter(" + ".join(map(label_of, node.steps)))
+        self.meters.insert(self.meters.index(batch_meter), meter)
+        return meter
+
+    def _room(self) -> Buffering:
+        return Buffering(max_bytes=int(self.budget.memory_bytes * min(LARGEST_SHARE, 1 / self._buffers)))
+
+    def _tuner(self, threads: int | None, meter: StageMeter) -> Tuner:
+        if self.pool is None:
+            return FixedTuner(meter, 0)
+        return FixedTuner(meter, threads) if threads is not None else WorkTuner(meter, self.budget.threads)
+
+    def _prefetch_tuner(self, node: ops.Prefetch, meter: StageMeter) -> Tuner:
+        if self.pool is None:
+            return FixedTuner(meter, 0)
+        return PrefetchTuner(meter) if node.size is None else FixedTuner(meter, 1, limit=max(1, node.size // 2))
+
+    def _quarantine(self, node: Node, policy: ops.SkipErrors) -> Quarantine:
+        quarantine = Quarantine(
+            policy, label_of(node), epoch=self.epoch, seed=self.seed, graph=lambda: encode_graph(_replayed(node))
+        )
+        self.quarantines.append(quarantine)
+        return quarantine
+
+
+def _shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
+    """Return the shuffles below this one that it makes redundant: only one-to-one operators lie between."""
+    found: list[ops.Shuffle] = []
+    below: Node = node.upstream
+    while isinstance(below, ops.Shuffle) or (isinstance(below, ops.Unary) and _moves(below)):
+        if isinstance(below, ops.Shuffle):
+            found.append(below)
+        below = below.upstream
+    return found
+
+
+def _moves(node: Node) -> bool:
+    return node.ONE_TO_ONE and getattr(node, "on_error", None) is None and getattr(node, "batch_size", None) is None
+
+
+def _threads_of(nodes: Iterable[Node]) -> int | None:
+    asked = [threads for node in nodes if (threads := getattr(node, "threads", None)) is not None]
+    return max(asked) if asked else None
+
+
+def _rows_of(batch: Element, ident: Idents | None) -> Iterable[Element]:
+    return batch_rows(batch)
+
+
+def _children_of(resolve: Callable[[], Callable[..., Any]], generators: ElementGenerators | None) -> MakeChildren:
+    def children(element: Element, ident: Idents | None) -> Iterable[Element]:
+        if generators is None:
+            return resolve()(element)  # type: ignore[no-any-return]
+        assert ident is not None
+        return resolve()(element, rng=generators.fresh(ident))  # type: ignore[no-any-return]
+
+    return children
+
+
+def _window_rules(node: ops.BucketByLength | ops.GroupByWindow) -> WindowRules:
+    label = label_of(node)
+    if isinstance(node, ops.GroupByWindow):
+        size, reduce = node.size, None if node.reduce is None else node.reduce.resolve()
+        return WindowRules(
+            label=label, key=node.key.resolve(), size=lambda _: size, drop_last=node.drop_last, max_pending=node.max_pending,
+            finish=lambda _, rows: list(rows) if reduce is None else reduce(list(rows)),
+        )
+    length, boundaries, sizes, value = node.length.resolve(), node.boundaries, node.batch_sizes, node.value
+
+    def pad_length(bucket: int) -> int | None:
+        return boundaries[bucket] if node.pad_to_boundary and bucket < len(boundaries) else None
+
+    return WindowRules(
+        label=label,
+        key=lambda element: bisect_left(boundaries, length(element)),
+        size=lambda bucket: sizes[bucket],
+        finish=lambda bucket, rows: collate(rows, "", padding_collator(value, pad_length(bucket), None)),
+        drop_last=node.drop_last,
+    )
+
+
+def _replayed(node: Node) -> Node:
+    """Return the operator such that its failure comes out, instead of being quarantined again."""
+    return dataclasses.replace(node, on_error=None)  # type: ignore[call-arg]

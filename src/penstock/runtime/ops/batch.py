@@ -1,0 +1,80 @@
+"""batch, padded_batch and ragged_batch: rows gathered in order and collated. A batch adds no state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.element import Element
+from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
+from penstock.runtime.stats import StageMeter
+
+Collate = Callable[[Sequence[Element]], Element]
+
+
+class Batching(Stage):
+    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, drop_last: bool, collate: Collate) -> None:
+        super().__init__(meter, upstream)
+        self.upstream = upstream
+        self._size = size
+        self._drop_last = drop_last
+        self._collate = collate
+
+    def open(self, pass_: int, state: State) -> None:
+        self.upstream.open(pass_, state)
+        self._rows: list[Element] = []
+        self._ident: Idents | None = None
+        self._start: tuple[Marks, int] | None = None
+        self._error: Exception | None = None
+
+    def _pull(self, want: int) -> Chunk:
+        if self._error is not None:
+            raise self._error
+        while True:
+            chunk = self.upstream.pull(want * self._size - len(self._rows))
+            here = (chunk.marks, 0)
+            start = self._start or here
+            if not chunk.elements:
+                return self._last(start, here)
+            batches, ends, idents = self._cut(chunk)
+            if batches:
+                return Chunk(batches, Points(start, ends), np.concatenate(idents) if idents else None)
+            if self._error is not None:
+                raise self._error
+
+    def _cut(self, chunk: Chunk) -> tuple[list[Element], list[tuple[Marks, int]], list[Idents]]:
+        batches: list[Element] = []
+        ends: list[tuple[Marks, int]] = []
+        idents: list[Idents] = []
+        done = 0
+        while done < len(chunk.elements):
+            if not self._rows:
+                self._start = (chunk.marks, done)
+                self._ident = None if chunk.idents is None else chunk.idents[done : done + 1]
+            taken = min(self._size - len(self._rows), len(chunk.elements) - done)
+            self._rows.extend(chunk.elements[done : done + taken])
+            done += taken
+            if len(self._rows) == self._size:
+                try:
+                    batches.append(self._collate(self._rows))
+                except Exception as error:
+                    self._error = error
+                    break
+                ends.append((chunk.marks, done))
+                if self._ident is not None:
+                    idents.append(self._ident)
+                self._rows, self._start = [], None
+        return batches, ends, idents
+
+    def _last(self, start: tuple[Marks, int], end: tuple[Marks, int]) -> Chunk:
+        rows, self._rows, self._start = self._rows, [], None
+        if not rows or self._drop_last:
+            return Chunk((), Points(end, ()))
+        return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
+
+
+def group_rows(rows: Sequence[Any]) -> list[Any]:
+    """Collate to a plain list: what windows without a reduce function give."""
+    return list(rows)

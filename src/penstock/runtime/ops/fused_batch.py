@@ -1,0 +1,270 @@
+"""map + batch in one: threads write their results straight into the batch's buffer.
+
+A large array is copied once, by the thread that made it, into its row; small leaves are kept and collated at the end.
+Buffers are reused as soon as nobody holds them (a fresh page costs more than the copy), which numpy's reference to the
+owner of a view tells exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.element import Element, element_bytes, rebuild_like
+from penstock.runtime.blame import blame
+from penstock.runtime.collate import collate, different_arrays, different_structure, stack_leaves
+from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
+from penstock.runtime.ops.steps import Step, run_steps
+from penstock.runtime.ordered import Buffering, Ordered, Outcome
+from penstock.runtime.pool import ThreadPool
+from penstock.runtime.stats import StageMeter
+from penstock.runtime.tuning import Tuner
+
+Array = np.ndarray[Any, Any]
+IN_PLACE_BYTES = 4096  # smaller arrays are cheaper to collate together
+IDLE_BUFFERS = 4
+_UNUSED = 3  # references to a buffer nobody else holds: the pool's list, the loop variable, getrefcount's argument
+
+
+class BufferPool:
+    """Batch buffers that come back by themselves when the last view of them is gone."""
+
+    def __init__(self) -> None:
+        self._owners: list[Array] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        with self._lock:
+            idle = 0
+            for owner in self._owners:
+                if sys.getrefcount(owner) == _UNUSED:
+                    if owner.shape == shape and owner.dtype == dtype:
+                        return owner[:]
+                    idle += 1
+            if idle > IDLE_BUFFERS:
+                self._owners = [owner for owner in self._owners if sys.getrefcount(owner) > _UNUSED]
+            owner = np.empty(shape, dtype)
+            self._owners.append(owner)
+            return owner[:]
+
+
+class BatchUnderWay:
+    """One batch that several threads fill."""
+
+    def __init__(self, size: int, buffers: BufferPool) -> None:
+        self._size = size
+        self._buffers = buffers
+        self._lock = threading.Lock()
+        self._sample: Element = None
+        self._arrays: list[Array | None] | None = None
+        self._in_place = False
+        self._rows: list[Any] = [None] * size
+
+    def write(self, first: int, rows: Sequence[Element]) -> None:
+        with self._lock:
+            if self._arrays is None:
+                self._lay_out(rows[0])
+        if not self._in_place:
+            self._rows[first : first + len(rows)] = rows
+            return
+        for row, element in enumerate(rows, first):
+            leaves = _leaves_like(self._sample, element, row, "")
+            assert self._arrays is not None
+            for i, (array, leaf) in enumerate(zip(self._arrays, leaves)):
+                if array is not None:
+                    if type(leaf) is not np.ndarray or leaf.shape != array.shape[1:] or leaf.dtype != array.dtype:
+                        raise different_arrays(array[0], leaf, row, "")
+                    array[row] = leaf
+                    leaves[i] = None
+            self._rows[row] = leaves
+
+    def _lay_out(self, sample: Element) -> None:
+        self._sample = sample
+        self._arrays = [
+            self._buffers.take((self._size, *leaf.shape), leaf.dtype)
+            if type(leaf) is np.ndarray and leaf.nbytes >= IN_PLACE_BYTES and leaf.dtype != object
+            else None
+            for leaf in _leaves_like(sample, sample, 0, "")
+        ]
+        self._in_place = any(array is not None for array in self._arrays)
+
+    def finish(self, count: int) -> Element:
+        assert self._arrays is not None
+        if not self._in_place:
+            return collate(self._rows[:count])
+        columns: list[Any] = []
+        for i, array in enumerate(self._arrays):
+            if array is not None:
+                columns.append(array if count == self._size else array[:count].copy())
+            else:
+                columns.append(stack_leaves([row[i] for row in self._rows[:count]], ""))
+        return _fill_like(self._sample, iter(columns))
+
+
+def _leaves_like(sample: Element, element: Element, row: int, path: str) -> list[Any]:
+    """Return the leaves of `element` in the order of `sample`, or say how the two differ."""
+    if isinstance(sample, dict):
+        if not isinstance(element, dict) or element.keys() != sample.keys():
+            raise different_structure([sample, element], path, [0, row])
+        return [leaf for key in sample for leaf in _leaves_like(sample[key], element[key], row, f"{path}[{key!r}]")]
+    if isinstance(sample, (tuple, list)):
+        if type(element) is not type(sample) or len(element) != len(sample):
+            raise different_structure([sample, element], path, [0, row])
+        pairs = enumerate(zip(sample, element))
+        return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, row, f"{path}[{i}]")]
+    return [element]
+
+
+def _fill_like(sample: Element, columns: Any) -> Element:
+    if isinstance(sample, dict):
+        return {key: _fill_like(value, columns) for key, value in sample.items()}
+    if isinstance(sample, (tuple, list)):
+        return rebuild_like(sample, [_fill_like(value, columns) for value in sample])
+    return next(columns)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Rows of one task that belong to one batch."""
+
+    batch: BatchUnderWay | None
+    row: int
+    start: int
+    stop: int
+    whole: Element = None
+    """The finished batch, where the task has all of its rows."""
+
+
+@dataclass(slots=True)
+class _Task:
+    chunk: Chunk
+    segments: list[_Segment]
+    nbytes: int = 0
+
+
+class _Rows(Ordered):
+    """Computes rows and writes them where they belong."""
+
+    def __init__(
+        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering,
+        *, steps: Sequence[Step], size: int,
+    ) -> None:
+        super().__init__(meter, upstream, pool, tuner, room)
+        self._steps = steps
+        self._size = size
+        self._buffers = BufferPool()
+
+    def _open_upstream(self, pass_: int, state: State) -> None:
+        self._batch: BatchUnderWay | None = None
+        self._row = 0
+        self.upstream.open(pass_, state)
+
+    def _gather(self, want: int) -> Chunk:
+        left = self._size - self._row
+        whole = (want - left) // self._size if want > left else 0
+        return self.upstream.pull(min(want, left + whole * self._size))
+
+    def _admit(self, chunk: Chunk) -> _Task:
+        segments: list[_Segment] = []
+        start, count = 0, len(chunk.elements)
+        while start < count:
+            stop = min(start + self._size - self._row, count)
+            if self._row == 0 and stop - start == self._size:
+                segments.append(_Segment(None, 0, start, stop))
+            else:
+                self._batch = self._batch or BatchUnderWay(self._size, self._buffers)
+                segments.append(_Segment(self._batch, self._row, start, stop))
+                self._row += stop - start
+                if self._row == self._size:
+                    self._batch, self._row = None, 0
+            start = stop
+        return _Task(chunk, segments)
+
+    def _work(self, task: _Task) -> Outcome:
+        chunk = task.chunk
+        outcome = run_steps(self._steps, chunk)
+        rows, error = outcome.chunk.elements, outcome.error
+        done: list[_Segment] = []
+        for segment in task.segments:
+            if segment.stop > len(rows):
+                break  # it failed in here: what comes before is given, then the error
+            try:
+                if segment.batch is None:
+                    segment.whole = collate(rows[segment.start : segment.stop])
+                else:
+                    segment.batch.write(segment.row, rows[segment.start : segment.stop])
+            except Exception as raised:
+                error = blame(raised, "batch", chunk.marks.origin(segment.start))
+                break
+            done.append(segment)
+        task.nbytes = element_bytes(rows[0]) * len(rows) if len(rows) else 0
+        task.segments = done
+        return Outcome(Chunk([task], chunk.marks) if done else Chunk((), chunk.marks), error)
+
+    def _bytes_of(self, made: Sequence[Any]) -> int:
+        return sum(task.nbytes for task in made)
+
+    def _slot_limit(self) -> int:
+        # About two batches ahead, however small the chunks are that they are made of.
+        return max(super()._slot_limit(), 2 * self._size // max(self._tuner.chunk_size, 1))
+
+
+class FusedBatching(Stage):
+    """Puts finished rows together into batches, in order."""
+
+    def __init__(
+        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering,
+        *, steps: Sequence[Step], size: int, drop_last: bool, rows_meter: StageMeter,
+    ) -> None:
+        self._rows = _Rows(rows_meter, upstream, pool, tuner, room, steps=steps, size=size)
+        super().__init__(meter, self._rows)
+        self._size = size
+        self._drop_last = drop_last
+
+    def open(self, pass_: int, state: State) -> None:
+        self._rows.open(pass_, state)
+        self._partial: BatchUnderWay | None = None
+        self._filled = 0
+        self._start: tuple[Marks, int] | None = None
+        self._ident: Idents | None = None
+
+    def _pull(self, want: int) -> Chunk:
+        while True:
+            tasks = self._rows.pull(want * self._size)
+            if not tasks.elements:
+                return self._last((tasks.marks, 0))
+            batches: list[Element] = []
+            ends: list[tuple[Marks, int]] = []
+            idents: list[Idents] = []
+            start: tuple[Marks, int] | None = None
+            for task in tasks.elements:
+                for segment in task.segments:
+                    if not self._filled:
+                        self._start = (task.chunk.marks, segment.start)
+                        found = task.chunk.idents
+                        self._ident = None if found is None else found[segment.start : segment.start + 1]
+                    start = start or self._start
+                    self._filled += segment.stop - segment.start
+                    self._partial = segment.batch
+                    if self._filled == self._size:
+                        batches.append(segment.whole if segment.batch is None else segment.batch.finish(self._size))
+                        ends.append((task.chunk.marks, segment.stop))
+                        if self._ident is not None:
+                            idents.append(self._ident)
+                        self._filled, self._partial = 0, None
+            if batches:
+                assert start is not None
+                return Chunk(batches, Points(start, ends), np.concatenate(idents) if idents else None)
+
+    def _last(self, end: tuple[Marks, int]) -> Chunk:
+        batch, count, start = self._partial, self._filled, self._start
+        self._partial, self._filled = None, 0
+        if batch is None or not count or self._drop_last:
+            return Chunk((), Points(end, ()))
+        assert start is not None
+        return Chunk([batch.finish(count)], Points(start, [end]), self._ident)

@@ -1,0 +1,158 @@
+"""mix: elements of several inputs in proportion to weights.
+
+No dice: the next element comes from the input that is furthest behind its share, so the proportions hold at every
+moment to within one element, also after a resume. The state is, per input, `[pass, state, units given, ended]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.element import Element
+from penstock.graph.ops import MixStop
+from penstock.runtime.blame import blame
+from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.ops.repeat import PASSES_FOR_EVER
+from penstock.runtime.stats import StageMeter
+
+
+@dataclass(slots=True)
+class _Input:
+    stage: Stage
+    weight: float
+    pass_: int = 0
+    units: float = 0.0
+    ended: bool = False
+    chunk: Chunk | None = None
+    next: int = 0
+
+    @property
+    def place(self) -> tuple[Marks, int]:
+        assert self.chunk is not None
+        return self.chunk.marks, self.next
+
+
+@dataclass(frozen=True, slots=True)
+class _InputAt:
+    """Where an input stood at the start of an output chunk."""
+
+    pass_: int
+    place: tuple[Marks, int]
+    units: float
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _MixMarks:
+    before: Sequence[_InputAt]
+    picks: Sequence[tuple[int, float]]
+
+    def at(self, k: int) -> State:
+        taken, units = [0] * len(self.before), [start.units for start in self.before]
+        for source, amount in self.picks[:k]:
+            taken[source] += 1
+            units[source] += amount
+        return [
+            [start.pass_, start.place[0].at(start.place[1] + taken[i]), units[i], int(start.ended)]
+            for i, start in enumerate(self.before)
+        ]
+
+    def origin(self, k: int) -> Origin | None:
+        source = self.picks[k][0]
+        marks, at = self.before[source].place
+        return marks.origin(at + sum(1 for pick, _ in self.picks[:k] if pick == source))
+
+
+class Mixing(Stage):
+    def __init__(
+        self, meter: StageMeter, upstreams: Sequence[Stage], *, label: str, weights: Sequence[float],
+        unit: Callable[[Element], float] | None, stop: MixStop,
+    ) -> None:
+        super().__init__(meter, *upstreams)
+        self._label = label
+        self._weights = weights
+        self._unit = unit
+        self._stop = stop
+
+    def open(self, pass_: int, state: State) -> None:
+        self._outer_pass = pass_
+        self._sources = [_Input(stage, weight) for stage, weight in zip(self.inputs, self._weights)]
+        for source, saved in zip(self._sources, state or [[0, None, 0.0, 0]] * len(self._sources)):
+            source.pass_, place, source.units, ended = saved
+            source.ended = bool(ended) or source.weight == 0
+            source.stage.open(self._inner_pass(source), place)
+            source.chunk = Chunk((), Fixed(place))
+        self._over = False
+        self._error: BaseException | None = None
+
+    def _inner_pass(self, source: _Input) -> int:
+        return self._outer_pass * PASSES_FOR_EVER + source.pass_ if self._stop == "never" else self._outer_pass
+
+    def _pull(self, want: int) -> Chunk:
+        if self._error is not None:
+            raise self._error
+        out: list[Element] = []
+        picks: list[tuple[int, float]] = []
+        idents: list[Idents] = []
+        before: list[_InputAt] | None = None
+        while len(out) < want and not self._over:
+            number = self._furthest_behind()
+            if number is None:
+                break
+            source = self._sources[number]
+            assert source.chunk is not None
+            if source.next == len(source.chunk.elements):
+                if out:
+                    break  # asking the input is for the next pull: what is made is given first
+                self._ask(source, want)
+                continue
+            before = before or [_InputAt(s.pass_, s.place, s.units, s.ended) for s in self._sources]
+            element = source.chunk.elements[source.next]
+            try:
+                amount = 1.0 if self._unit is None else float(self._unit(element))
+            except Exception as error:
+                self._error = blame(error, self._label, source.chunk.marks.origin(source.next))
+                if not out:
+                    raise self._error from None
+                break
+            if source.chunk.idents is not None:
+                idents.append(source.chunk.idents[source.next : source.next + 1])
+            out.append(element)
+            picks.append((number, amount))
+            source.units += amount
+            source.next += 1
+        if before is None:
+            return Chunk((), _MixMarks([_InputAt(s.pass_, s.place, s.units, s.ended) for s in self._sources], ()))
+        return Chunk(out, _MixMarks(before, picks), np.concatenate(idents) if idents else None)
+
+    def _furthest_behind(self) -> int | None:
+        best, best_share = None, 0.0
+        for i, source in enumerate(self._sources):
+            if not source.ended:
+                share = source.units / source.weight
+                if best is None or share < best_share:
+                    best, best_share = i, share
+        return best
+
+    def _ask(self, source: _Input, want: int) -> None:
+        chunk = source.stage.pull(want)
+        if not chunk.elements:
+            if self._stop == "first":
+                self._over = True
+            elif self._stop == "all" or self._is_empty(source):
+                source.ended = True
+            else:
+                source.pass_ += 1
+                source.stage.open(self._inner_pass(source), None)
+                chunk = Chunk((), Fixed(None))
+        source.chunk, source.next = chunk, 0
+
+    def _is_empty(self, source: _Input) -> bool:
+        """A pass that gave nothing at all will not give anything next time either."""
+        assert source.chunk is not None
+        return source.pass_ > 0 and isinstance(source.chunk.marks, Fixed) and source.chunk.marks.state is None
+
+

@@ -1,0 +1,85 @@
+"""rebatch: batches of another size, cut and joined by columns. The state is `[rows taken, state before their batch]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.element import Element, batch_length, slice_batch
+from penstock.runtime.blame import blame
+from penstock.runtime.collate import join_batches
+from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.stats import StageMeter
+
+
+@dataclass(frozen=True, slots=True)
+class _RowMarks:
+    """`points[k]` is (rows taken of a batch, the place before that batch) after k outputs."""
+
+    points: Sequence[tuple[int, tuple[Marks, int]]]
+
+    def at(self, k: int) -> State:
+        rows, (marks, at) = self.points[k]
+        return [rows, marks.at(at)]
+
+    def origin(self, k: int) -> Origin | None:
+        _, (marks, at) = self.points[k]
+        return marks.origin(at)
+
+
+class Rebatching(Stage):
+    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, drop_last: bool) -> None:
+        super().__init__(meter, upstream)
+        self.upstream = upstream
+        self._size = size
+        self._drop_last = drop_last
+
+    def open(self, pass_: int, state: State) -> None:
+        self._drop, upstream_state = state or (0, None)
+        self.upstream.open(pass_, upstream_state)
+        self._parts: list[Element] = []
+        self._have = 0
+        self._point: tuple[int, tuple[Marks, int]] = (self._drop, (Fixed(upstream_state), 0))
+        self._error: BaseException | None = None
+
+    def _pull(self, want: int) -> Chunk:
+        if self._error is not None:
+            raise self._error
+        points = [self._point]
+        out: list[Element] = []
+        while not out:
+            chunk = self.upstream.pull(max(1, want))
+            if not chunk.elements:
+                return self._last(points, (0, (chunk.marks, 0)))
+            for k, batch in enumerate(chunk.elements):
+                try:
+                    self._add(batch, chunk.marks, k, out, points)
+                except Exception as error:
+                    self._error = blame(error, self.meter.label, chunk.marks.origin(k))
+                    if not out:
+                        raise self._error from None
+                    break
+        self._point = points[-1]
+        return Chunk(out, _RowMarks(points))
+
+    def _add(
+        self, batch: Element, marks: Marks, k: int, out: list[Element], points: list[tuple[int, tuple[Marks, int]]]
+    ) -> None:
+        rows, start = batch_length(batch), self._drop
+        self._drop = 0
+        while start < rows:
+            stop = min(rows, start + self._size - self._have)
+            self._parts.append(slice_batch(batch, start, stop))
+            self._have += stop - start
+            start = stop
+            if self._have == self._size:
+                out.append(join_batches(self._parts))
+                points.append((0, (marks, k + 1)) if stop == rows else (stop, (marks, k)))
+                self._parts, self._have = [], 0
+
+    def _last(self, points: list[tuple[int, tuple[Marks, int]]], end: tuple[int, tuple[Marks, int]]) -> Chunk:
+        parts, self._parts, self._have = self._parts, [], 0
+        self._point = end
+        if not parts or self._drop_last:
+            return Chunk((), _RowMarks([end]))
+        return Chunk([join_batches(parts)], _RowMarks([*points, end]))

@@ -1,0 +1,128 @@
+"""repeat and with_epoch: passes over an input. The state is `[passes done, state inside the pass]`."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from penstock.graph.ops import NEVER_ENDS, MemorySlot
+from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.stats import StageMeter
+
+PASSES_FOR_EVER = 1 << 32  # so that two epochs of an endless repeat do not share pass numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _PassMarks:
+    passes: int
+    marks: Marks
+
+    def at(self, k: int) -> State:
+        return [self.passes, self.marks.at(k)]
+
+    def origin(self, k: int) -> Origin | None:
+        return self.marks.origin(k)
+
+
+class Repeating(Stage):
+    def __init__(self, meter: StageMeter, upstream: Stage, count: int) -> None:
+        super().__init__(meter, upstream)
+        self.upstream = upstream
+        self._count = count
+
+    def open(self, pass_: int, state: State) -> None:
+        self._outer_pass = pass_
+        self._passes, upstream_state = state or (0, None)
+        self._given_in_pass = upstream_state is not None
+        if self._more():
+            self.upstream.open(self._inner_pass(), upstream_state)
+
+    def _more(self) -> bool:
+        return self._count == NEVER_ENDS or self._passes < self._count
+
+    def _inner_pass(self) -> int:
+        return self._outer_pass * (PASSES_FOR_EVER if self._count == NEVER_ENDS else self._count) + self._passes
+
+    def _next_pass(self) -> None:
+        self._passes += 1
+        self._given_in_pass = False
+        if self._more():
+            self.upstream.open(self._inner_pass(), None)
+
+    def _pull(self, want: int) -> Chunk:
+        while self._more():
+            chunk = self.upstream.pull(want)
+            if chunk.elements:
+                self._given_in_pass = True
+                return Chunk(chunk.elements, _PassMarks(self._passes, chunk.marks), chunk.idents)
+            if not self._given_in_pass:
+                return Chunk((), _PassMarks(self._passes, chunk.marks))  # an empty input stays empty for ever
+            self._next_pass()
+        return Chunk((), Fixed([self._passes, None]))
+
+    def skip(self, count: int) -> int:
+        passed = 0
+        while passed < count and self._more():
+            step = self.upstream.skip(count - passed)
+            passed += step
+            self._given_in_pass = self._given_in_pass or step > 0
+            if passed < count:
+                if not self._given_in_pass:
+                    break
+                self._next_pass()
+        return passed
+
+
+_epoch_ends: weakref.WeakKeyDictionary[MemorySlot, dict[int, State]] = weakref.WeakKeyDictionary()
+"""Where epochs of `with_epoch` ended in this process, so that the next one need not skip from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochMarks:
+    given: int
+    marks: Marks
+
+    def at(self, k: int) -> State:
+        return [self.given + k, self.marks.at(k)]
+
+    def origin(self, k: int) -> Origin | None:
+        return self.marks.origin(k)
+
+
+class Epochs(Stage):
+    """Cuts an endless repetition of the input into epochs of equal length; epoch e begins where e - 1 ended."""
+
+    def __init__(self, meter: StageMeter, upstream: Stage, count: int, slot: MemorySlot) -> None:
+        self._repeated = Repeating(StageMeter("repeat"), upstream, NEVER_ENDS)
+        super().__init__(meter, self._repeated)
+        self._count = count
+        self._slot = slot
+
+    def open(self, pass_: int, state: State) -> None:
+        self._epoch = pass_
+        if state is not None:
+            self._given, inner = state
+            self._repeated.open(0, inner)
+            if self._given == self._count:
+                self._end_at(inner)
+            return
+        self._given = 0
+        known = {0: None, **_epoch_ends.get(self._slot, {})}
+        nearest = max(epoch for epoch in known if epoch <= pass_)
+        self._repeated.open(0, known[nearest])
+        self._repeated.skip((pass_ - nearest) * self._count)
+
+    def _pull(self, want: int) -> Chunk:
+        if self._given >= self._count:
+            return Chunk((), Fixed([self._given, self._end]))
+        chunk = self._repeated.pull(min(want, self._count - self._given))
+        marks = _EpochMarks(self._given, chunk.marks)
+        self._given += len(chunk.elements)
+        if self._given == self._count:
+            self._end_at(chunk.marks.at(len(chunk.elements)))
+        return Chunk(chunk.elements, marks, chunk.idents)
+
+    def _end_at(self, state: State) -> None:
+        self._end = state
+        _epoch_ends.setdefault(self._slot, {})[self._epoch + 1] = state
+

@@ -1,0 +1,178 @@
+"""Steps: what a transform does to a chunk. A step never keeps anything from one chunk to the next.
+
+`list.extend(map(...))` keeps what was made before a call failed, so the hot path needs no try per element and still
+knows which element it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.core.errors import InvalidPipelineError
+from penstock.graph.expressions import Expression
+from penstock.runtime.blame import blame
+from penstock.runtime.contract import Chunk, Selected
+from penstock.runtime.ordered import Outcome
+from penstock.runtime.quarantine import Quarantine
+from penstock.runtime.randomness import ElementGenerators
+
+
+class Step(Protocol):
+    def run(self, chunk: Chunk) -> Outcome: ...
+
+
+@dataclass(slots=True)
+class Calls:
+    """Calls a user function on each element of a chunk."""
+
+    label: str
+    resolve: Callable[[], Callable[..., Any]]
+    generators: ElementGenerators | None
+    quarantine: Quarantine | None
+
+    def results(self, chunk: Chunk) -> tuple[list[Any], Sequence[int] | None, BaseException | None]:
+        """Return the results, which elements they belong to (None: all from the first on), and what stopped it."""
+        if self.quarantine is not None:
+            return self._results_or_skip(chunk, self.quarantine)
+        function, out = self.resolve(), []
+        try:
+            if self.generators is None:
+                out.extend(map(function, chunk.elements))
+            else:
+                assert chunk.idents is not None
+                at = self.generators.at
+                out.extend(function(element, rng=at(ident)) for element, ident in zip(chunk.elements, chunk.idents))
+        except Exception as error:
+            return out, None, blame(error, self.label, chunk.marks.origin(len(out)))
+        return out, None, None
+
+    def _results_or_skip(
+        self, chunk: Chunk, quarantine: Quarantine
+    ) -> tuple[list[Any], Sequence[int], BaseException | None]:
+        function, out, kept = self.resolve(), [], []
+        for k, element in enumerate(chunk.elements):
+            try:
+                if self.generators is None:
+                    result = function(element)
+                else:
+                    assert chunk.idents is not None
+                    result = function(element, rng=self.generators.at(chunk.idents[k]))
+            except Exception as error:
+                blamed = blame(error, self.label, chunk.marks.origin(k))
+                over_budget = quarantine.admit(blamed, chunk.marks, k)
+                if over_budget is not None:
+                    return out, kept, over_budget
+            else:
+                out.append(result)
+                kept.append(k)
+        quarantine.passed(len(kept))
+        return out, kept, None
+
+
+@dataclass(slots=True)
+class MapStep:
+    calls: Calls
+
+    def run(self, chunk: Chunk) -> Outcome:
+        out, kept, error = self.calls.results(chunk)
+        if kept is not None and len(kept) < len(chunk.elements):
+            return Outcome(_select(chunk, out, kept, len(chunk.elements)), error)
+        idents = chunk.idents
+        if error is not None and idents is not None:
+            idents = idents[: len(out)]
+        return Outcome(Chunk(out, chunk.marks, idents), error)
+
+
+@dataclass(slots=True)
+class FilterStep:
+    calls: Calls
+
+    def run(self, chunk: Chunk) -> Outcome:
+        flags, judged, error = self.calls.results(chunk)
+        judged = range(len(flags)) if judged is None else judged
+        kept = [k for k, flag in zip(judged, flags) if flag]
+        total = len(flags) if error is not None else len(chunk.elements)
+        return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, total), error)
+
+
+@dataclass(slots=True)
+class ExpressionFilterStep:
+    label: str
+    expression: Expression
+
+    def run(self, chunk: Chunk) -> Outcome:
+        evaluate, flags = self.expression.evaluate, []
+        error: BaseException | None = None
+        try:
+            flags.extend(map(evaluate, chunk.elements))
+        except Exception as raised:
+            error = blame(raised, self.label, chunk.marks.origin(len(flags)))
+        kept = [k for k, flag in enumerate(flags) if flag]
+        return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, len(flags)), error)
+
+
+@dataclass(slots=True)
+class ColumnsStep:
+    """select, drop and rename: a function of ours on dicts."""
+
+    label: str
+    change: Callable[[dict[str, Any]], dict[str, Any]]
+
+    def run(self, chunk: Chunk) -> Outcome:
+        out: list[Any] = []
+        try:
+            out.extend(map(self.change, chunk.elements))
+        except (KeyError, TypeError, AttributeError):
+            element = chunk.elements[len(out)]
+            have = f"has the columns {sorted(map(str, element))}" if isinstance(element, dict) else (
+                f"is a {type(element).__name__}, not a dict"
+            )
+            error = InvalidPipelineError(f"{self.label}: an element {have}")
+            idents = None if chunk.idents is None else chunk.idents[: len(out)]
+            return Outcome(Chunk(out, chunk.marks, idents), blame(error, self.label, chunk.marks.origin(len(out))))
+        return Outcome(Chunk(out, chunk.marks, chunk.idents))
+
+
+def select_columns(columns: tuple[str, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda row: {column: row[column] for column in columns}
+
+
+def drop_columns(columns: tuple[str, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    dropped = frozenset(columns)
+
+    def drop(row: dict[str, Any]) -> dict[str, Any]:
+        if not dropped <= row.keys():
+            raise KeyError(columns)
+        return {column: value for column, value in row.items() if column not in dropped}
+
+    return drop
+
+
+def rename_columns(names: tuple[tuple[str, str], ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    new_names = dict(names)
+
+    def rename(row: dict[str, Any]) -> dict[str, Any]:
+        if not new_names.keys() <= row.keys():
+            raise KeyError(names)
+        return {new_names.get(column, column): value for column, value in row.items()}
+
+    return rename
+
+
+def _select(chunk: Chunk, out: list[Any], kept: Sequence[int], total: int) -> Chunk:
+    idents = None if chunk.idents is None else chunk.idents[kept]
+    return Chunk(out, Selected(chunk.marks, kept, total), idents)
+
+
+def run_steps(steps: Sequence[Step], chunk: Chunk) -> Outcome:
+    """Run steps one after the other over a chunk; of two failures, the one of the earlier element counts."""
+    error: BaseException | None = None
+    for step in steps:
+        outcome = step.run(chunk)
+        chunk = outcome.chunk
+        error = outcome.error or error
+        if not chunk.elements:
+            break
+    return Outcome(chunk, error)

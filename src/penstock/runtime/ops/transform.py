@@ -1,0 +1,133 @@
+"""map, filter, select, drop, rename and their fusions: steps over chunks, on threads where that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import InvalidPipelineError
+from penstock.runtime.blame import blame
+from penstock.runtime.contract import Chunk, Idents, Marks, Origin, Stage, State
+from penstock.runtime.ops.steps import Calls, Step, run_steps
+from penstock.runtime.ordered import Buffering, Ordered, Outcome
+from penstock.runtime.pool import ThreadPool
+from penstock.runtime.stats import StageMeter
+from penstock.runtime.tuning import Tuner
+
+
+class Transform(Ordered):
+    """Steps that keep the state of their input: one-to-one, or leaving elements out."""
+
+    def __init__(
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        pool: ThreadPool | None,
+        tuner: Tuner,
+        room: Buffering,
+        *,
+        steps: Sequence[Step],
+        one_to_one: bool,
+    ) -> None:
+        super().__init__(meter, upstream, pool, tuner, room)
+        self._steps = steps
+        self._one_to_one = one_to_one
+
+    def _work(self, task: Chunk) -> Outcome:
+        return run_steps(self._steps, task)
+
+    def skip(self, count: int) -> int:
+        """Nothing is computed for what is skipped, unless it decides what counts."""
+        if not self._one_to_one or self._rest is not None or self._slots:
+            return super().skip(count)
+        with self._feed:
+            return self.upstream.skip(count)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupMarks:
+    """Outputs of a group of inputs; the state inside is `[outputs given, state before the group]`."""
+
+    start: tuple[Marks, int]
+    end: tuple[Marks, int]
+    count: int
+    offset: int
+
+    def at(self, k: int) -> State:
+        done = self.offset + k
+        marks, at = self.end if done == self.count else self.start
+        return [0 if done == self.count else done, marks.at(at)]
+
+    def origin(self, k: int) -> Origin | None:
+        marks, at = self.start
+        return marks.origin(at)
+
+
+@dataclass(slots=True)
+class _Group:
+    elements: list[Any]
+    idents: list[Idents]
+    start: tuple[Marks, int]
+    end: tuple[Marks, int]
+    dropped: int
+
+
+class GroupedMap(Ordered):
+    """`map(fn, batch_size=n)`: groups are counted from the start of the pass, so that they are the same after a resume."""
+
+    def __init__(
+        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering,
+        *, size: int, calls: Calls,
+    ) -> None:
+        super().__init__(meter, upstream, pool, tuner, room)
+        self._size = size
+        self._calls = calls
+
+    def _open_upstream(self, pass_: int, state: State) -> None:
+        self._drop, upstream_state = state or (0, None)
+        self.upstream.open(pass_, upstream_state)
+
+    def _gather(self, want: int) -> Chunk:
+        group: _Group | None = None
+        while True:
+            chunk = self.upstream.pull(self._size - (len(group.elements) if group else 0))
+            if not chunk.elements:
+                if group is None:
+                    return Chunk((), _GroupMarks((chunk.marks, 0), (chunk.marks, 0), 0, 0))
+                break
+            end = (chunk.marks, len(chunk.elements))
+            if group is None:
+                group = _Group([], [], (chunk.marks, 0), end, self._drop)
+            group.elements.extend(chunk.elements)
+            group.end = end
+            if chunk.idents is not None:
+                group.idents.append(chunk.idents)
+            if len(group.elements) == self._size:
+                break
+        self._drop = 0
+        return Chunk([group], group.start[0])
+
+    def _work(self, task: Chunk) -> Outcome:
+        (group,) = task.elements
+        calls, function, count = self._calls, self._calls.resolve(), len(group.elements)
+        origin = group.start[0].origin(group.start[1])
+        try:
+            if calls.generators is None:
+                out = function(group.elements)
+            else:
+                out = function(group.elements, rng=calls.generators.at(group.idents[0][0]))
+            out = list(out)
+        except Exception as error:
+            return Outcome(Chunk((), group.start[0]), blame(error, calls.label, origin))
+        if len(out) != count:
+            wrong = InvalidPipelineError(
+                f"{calls.label} was given {count} elements and returned {len(out)}; map(batch_size=) must return one "
+                "result per element: use flat_map() to change their number"
+            )
+            return Outcome(Chunk((), group.start[0]), blame(wrong, calls.label, origin))
+        marks = _GroupMarks(group.start, group.end, count, group.dropped)
+        idents = np.concatenate(group.idents)[group.dropped :] if group.idents else None
+        return Outcome(Chunk(out[group.dropped :], marks, idents))

@@ -1,0 +1,280 @@
+"""The one stage that uses threads: work on chunks side by side, results in order.
+
+Any thread that has time takes the next chunk from the input (one at a time, under `_feed`), works on it, and puts the
+result into the slot it reserved. The reader takes slots from the front. With 0 threads the reader does all of it
+itself; a prefetch is the same without work. Rejected: a feeder thread of its own (one more hand-off per chunk) and
+futures (15 µs each).
+
+Locks: `_feed` is held while pulling from the input, `_changed` for a few instructions; never `_feed` inside `_changed`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter, thread_time
+from typing import Any
+
+from penstock.core.element import element_bytes
+from penstock.runtime.contract import Chunk, Fixed, Stage, State
+from penstock.runtime.pool import ThreadPool
+from penstock.runtime.stats import StageMeter
+from penstock.runtime.tuning import PrefetchTuner, Tuner
+
+WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: work may take as long as it takes
+SLOTS_PER_THREAD = 8
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a chunk: the results so far and, if a user function failed, its error."""
+
+    chunk: Chunk
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Slot:
+    outcome: Outcome | None = None
+    nbytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Buffering:
+    """How far a stage may run ahead of its reader."""
+
+    max_bytes: int
+    max_elements: int | None = None
+
+
+class Ordered(Stage):
+    """Subclasses define `_work`, and may define `_gather` and `_admit`."""
+
+    def __init__(self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering) -> None:
+        super().__init__(meter, upstream)
+        self.upstream = upstream
+        self._pool = pool
+        self._tuner = tuner
+        self._room = room
+        self._feed = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._generation = 0
+        self._closed = False
+        self._rest: Chunk | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._slots: deque[_Slot] = deque()
+        self._buffered_bytes = 0
+        self._buffered_elements = 0
+        self._active = 0
+        self._end: Chunk | None = None
+        self._error: BaseException | None = None
+
+    # What subclasses say
+
+    def _gather(self, want: int) -> Chunk:
+        """Take the next input; called by one thread at a time, in order."""
+        return self.upstream.pull(want)
+
+    def _admit(self, chunk: Chunk) -> Any:
+        """Turn an input into a task; called by one thread at a time, in order."""
+        return chunk
+
+    def _work(self, task: Any) -> Outcome:
+        """Do the work; called by several threads at once."""
+        return Outcome(task)
+
+    def _bytes_of(self, made: Sequence[Any]) -> int:
+        """Return about how much memory results hold: one is weighed for all."""
+        return element_bytes(made[0]) * len(made) if len(made) else 0
+
+    def _open_upstream(self, pass_: int, state: State) -> None:
+        self.upstream.open(pass_, state)
+
+    # The contract
+
+    def open(self, pass_: int, state: State) -> None:
+        with self._changed:
+            self._generation += 1
+        with self._feed:  # whoever is still pulling for the generation before ends first
+            with self._changed:
+                self._reset()
+                self._rest = None
+            self._open_upstream(pass_, state)
+
+    def _pull(self, want: int) -> Chunk:
+        tuner = self._tuner
+        if isinstance(tuner, PrefetchTuner):
+            tuner.reader_came()
+        chunk = self._rest or self._next_chunk(want)
+        head, self._rest = chunk.head_and_rest(want)
+        if isinstance(tuner, PrefetchTuner):
+            tuner.reader_left()
+        return head
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._generation += 1
+            self._slots.clear()
+            self._rest = None
+            self._changed.notify_all()
+        # A thread that is pulling right now closes the input itself when it comes back.
+        if self._feed.acquire(blocking=False):
+            try:
+                self.upstream.close()
+            finally:
+                self._feed.release()
+
+    # The reader's side
+
+    def _next_chunk(self, want: int) -> Chunk:
+        while True:
+            with self._changed:
+                if self._slots and self._slots[0].outcome is not None:
+                    outcome = self._take_front()
+                    if outcome.error is not None:
+                        self._error = outcome.error
+                        self._slots.clear()
+                    if outcome.chunk.elements:
+                        return outcome.chunk
+                    continue
+                if self._error is not None:
+                    raise self._error
+                if self._end is not None and not self._slots:
+                    return self._end
+                if self._closed:
+                    return Chunk((), Fixed(None))
+                self._schedule()
+                if self._active or self._slots:
+                    waited = perf_counter()
+                    self._changed.wait(WAIT_S)
+                    self.meter.add_wait(perf_counter() - waited)
+                    continue
+                generation = self._generation
+            self._step(generation, 0, want)
+
+    def _take_front(self) -> Outcome:
+        slot = self._slots.popleft()
+        outcome = slot.outcome
+        assert outcome is not None
+        self._buffered_bytes -= slot.nbytes
+        self._buffered_elements -= len(outcome.chunk.elements)
+        self.meter.buffered = self._buffered_elements
+        self._schedule()
+        return outcome
+
+    def _schedule(self) -> None:
+        if self._pool is None or self._end is not None or self._error is not None or self._closed:
+            return
+        threads = self._tuner.threads
+        while self._active < threads and self._has_room():
+            self._active += 1
+            generation = self._generation
+            self._pool.submit(lambda: self._run(generation, threads))
+
+    def _has_room(self) -> bool:
+        if not self._slots:
+            return True
+        room = self._room
+        if self._buffered_bytes >= room.max_bytes:
+            return False
+        if room.max_elements is not None and self._buffered_elements + len(self._slots) > room.max_elements:
+            return False
+        return len(self._slots) < self._slot_limit()
+
+    def _slot_limit(self) -> int:
+        return SLOTS_PER_THREAD * max(self._tuner.threads, 1)
+
+    # The working side
+
+    def _run(self, generation: int, threads: int) -> None:
+        while True:
+            more = self._step(generation, threads, None)
+            with self._changed:
+                if generation != self._generation:
+                    return  # whoever opened anew counts its own
+                if not more or self._active > self._tuner.threads or not self._has_room():
+                    self._active -= 1
+                    self._changed.notify_all()
+                    return
+
+    def _step(self, generation: int, threads: int, want: int | None) -> bool:
+        """Take, work, deliver. False: there is nothing more to take."""
+        with self._feed:
+            if generation != self._generation or self._end is not None or self._error is not None:
+                return False
+            size = self._tuner.chunk_size if want is None else min(want, self._tuner.chunk_size)
+            began, began_cpu = perf_counter(), thread_time()
+            try:
+                chunk = self._gather(size)
+                task = self._admit(chunk) if chunk.elements else None
+            except BaseException as error:
+                if threads == 0:
+                    raise
+                return self._deliver_last(generation, Outcome(Chunk((), Fixed(None)), error))
+            finally:
+                if self._closed:
+                    self.upstream.close()
+            if task is None:
+                with self._changed:
+                    if generation == self._generation:
+                        self._end = chunk
+                        self._changed.notify_all()
+                return False
+            slot = _Slot()
+            with self._changed:
+                if generation != self._generation:
+                    return False
+                self._slots.append(slot)
+        if not self.WORKS:
+            outcome = Outcome(task)
+        else:
+            began, began_cpu = perf_counter(), thread_time()
+            try:
+                outcome = self._work(task)
+            except BaseException as error:
+                if threads == 0:
+                    self._slots.clear()
+                    raise
+                outcome = Outcome(Chunk((), Fixed(None)), error)
+        call_s, cpu_s = perf_counter() - began, thread_time() - began_cpu
+        made = outcome.chunk.elements
+        nbytes = self._bytes_of(made)
+        with self._changed:
+            if generation == self._generation:
+                self._measure(len(chunk.elements), call_s, cpu_s, threads)
+                slot.outcome, slot.nbytes = outcome, nbytes
+                self._buffered_bytes += nbytes
+                self._buffered_elements += len(made)
+                if len(made):
+                    self.meter.bytes_per_element = nbytes / len(made)
+                self._changed.notify_all()
+        return outcome.error is None
+
+    WORKS = True
+    """False for a plain prefetch, whose work is pulling."""
+
+    def _measure(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None:
+        if self.WORKS:
+            self.meter.add_work(call_s, cpu_s, inline=threads == 0)
+        self._tuner.worked(elements, call_s, cpu_s, threads)
+
+    def _deliver_last(self, generation: int, outcome: Outcome) -> bool:
+        with self._changed:
+            if generation == self._generation:
+                self._slots.append(_Slot(outcome))
+                self._end = Chunk((), Fixed(None))
+                self._changed.notify_all()
+        return False
+
+
+class Prefetching(Ordered):
+    """Makes elements ahead on a thread."""
+
+    WORKS = False

@@ -1,0 +1,139 @@
+"""Elements that failed and were left out: counted against a budget, and written down so that they can be replayed.
+
+The file is JSON lines. A `pipeline` line holds the graph up to the operator that failed; each `skipped` line holds what
+happened to one element and the state just before it, so that `penstock replay` can run just that element again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import ErrorBudgetExceededError, InvalidArgumentError
+from penstock.graph.ops import SkipErrors
+from penstock.runtime.contract import Marks, Origin, State
+
+DEFAULT_FILE = "penstock-quarantine.jsonl"
+FRACTION_NEEDS = 100  # a fraction of fewer elements says nothing
+_file_lock = threading.Lock()
+
+
+class Quarantine:
+    """The skipped elements of one operator in one iteration."""
+
+    def __init__(self, policy: SkipErrors, operator: str, *, epoch: int, seed: int, graph: Callable[[], bytes]) -> None:
+        self._policy = policy
+        self._operator = operator
+        self._epoch = epoch
+        self._seed = seed
+        self._graph = graph
+        self._graph_id: str | None = None
+        self._lock = threading.Lock()
+        self.path = Path(policy.quarantine or DEFAULT_FILE)
+        self.skipped = 0
+        self._passed = 0
+
+    def passed(self, count: int) -> None:
+        with self._lock:
+            self._passed += count
+
+    def admit(self, error: BaseException, marks: Marks, k: int) -> ErrorBudgetExceededError | None:
+        """Write one failure down; the returned error says that it was one too many."""
+        return self.record(error, marks.origin(k), marks.at(k))
+
+    def record(self, error: BaseException, origin: Origin | None, state: State) -> ErrorBudgetExceededError | None:
+        with self._lock:
+            self.skipped += 1
+            self._write(error, origin, state)
+            return self._over_budget(error)
+
+    def _over_budget(self, error: BaseException) -> ErrorBudgetExceededError | None:
+        budget, seen = self._policy.budget, self.skipped + self._passed
+        if isinstance(budget, float):
+            over = seen >= FRACTION_NEEDS and self.skipped > budget * seen
+            said = f"{self.skipped} of {seen} elements failed, over the budget of {budget:.3%}"
+        else:
+            over = self.skipped > budget
+            said = f"{self.skipped} elements failed, over the budget of {budget}"
+        if not over:
+            return None
+        exceeded = ErrorBudgetExceededError(f"{self._operator}: {said}; they are listed in {self.path}")
+        exceeded.__cause__ = error
+        return exceeded
+
+    def _write(self, error: BaseException, origin: Origin | None, state: State) -> None:
+        lines: list[dict[str, Any]] = []
+        if self._graph_id is None:
+            graph = self._graph()
+            self._graph_id = hashlib.blake2b(graph, digest_size=6).hexdigest()
+            lines.append({"kind": "pipeline", "pipeline": self._graph_id, "graph": base64.b64encode(graph).decode()})
+        identity = repr((self._graph_id, self._epoch, state, self._operator)).encode()
+        lines.append(
+            {
+                "kind": "skipped",
+                "id": hashlib.blake2b(identity, digest_size=5).hexdigest(),
+                "operator": self._operator,
+                "source": None if origin is None else origin.path,
+                "split": None if origin is None else origin.split,
+                "index": None if origin is None else origin.index,
+                "offset": None if origin is None else origin.offset,
+                "exception": f"{type(error).__module__}.{type(error).__qualname__}",
+                "message": str(error),
+                "traceback": "".join(traceback.format_exception(error)),
+                "pipeline": self._graph_id,
+                "epoch": self._epoch,
+                "seed": self._seed,
+                "state": state,
+            }
+        )
+        with _file_lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """One skipped element, read back."""
+
+    id: str
+    operator: str
+    exception: str
+    message: str
+    traceback: str
+    graph: bytes
+    epoch: int
+    seed: int
+    state: State
+    origin: Origin | None
+
+
+def read_quarantine(path: str | Path) -> dict[str, Quarantined]:
+    """Return the skipped elements by id; the same element, skipped in two runs, is one."""
+    graphs: dict[str, bytes] = {}
+    found: dict[str, Quarantined] = {}
+    with Path(path).open() as file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = json.loads(text)
+                if line["kind"] == "pipeline":
+                    graphs[line["pipeline"]] = base64.b64decode(line["graph"])
+                    continue
+                origin = None
+                if line["split"] is not None:
+                    origin = Origin(line["split"], line["index"], line["source"], line["offset"])
+                found[line["id"]] = Quarantined(
+                    id=line["id"], operator=line["operator"], exception=line["exception"], message=line["message"],
+                    traceback=line["traceback"], graph=graphs[line["pipeline"]], epoch=line["epoch"],
+                    seed=line["seed"], state=line["state"], origin=origin,
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidArgumentError(f"{path}, line {number}: not a quarantine file of Penstock ({error!r})") from None
+    return found
