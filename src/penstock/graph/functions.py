@@ -1,36 +1,243 @@
-"""User functions and objects inside a graph."""
+"""User functions and objects inside a graph: called as they are in this process, shipped only when asked to.
+
+Shipping has two forms. A function of an installed package goes *by reference*, `module:qualname`. Everything else goes
+*by value*, pickled with its code and all that it captured, the user's own modules included. What arrives is not loaded
+until it is called: `_unpickle` below is the one place in Penstock that unpickles, and only `fn`, `resolve` and `value`
+reach it.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pickle
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from penstock.core.errors import FunctionShippingError
+from penstock.graph.installed import look_up, reference_of
+from penstock.graph.once import once
+from penstock.graph.parts import Walk
+from penstock.graph.shipping import dump
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_FUNCTION_REMEDY = (
+    "Create it inside the function, or give the operator a class that creates it in __init__: "
+    "a class is constructed once per worker process"
+)
+_PAYLOAD_REMEDY = "Keep it out of what the source is made from, or read the data with one of the readers"
+Kind: TypeAlias = Literal["ref", "value", "absent"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Payload:
-    """A user's object (items, a dataset) that travels with the graph."""
+class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function or object on its way. `parts` stand for its content, so that nobody loads it to fingerprint it."""
+
+    kind: Kind
+    name: str
+    takes_rng: bool = False
+    ref: str = ""
+    payload: bytes = b""
+    python: str = ""
+    """The version that wrote the payload: byte code is good for one only."""
+    parts: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What was made in this process and was not shipped."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UserFunction:
-    """A user's callable. A class is constructed once per process, at its first call."""
+class Payload:
+    """A user's object (items, a dataset) that travels with the graph."""
 
-    fn: Callable[..., Any]
-    takes_rng: bool
+    __slots__ = ("_loaded", "_origin")
+
+    def __init__(self, value: Any) -> None:
+        self._origin: _Here | Shipped = _Here(value)
+        self._loaded: dict[int, Future[Any]] = {}
+
+    @staticmethod
+    def from_shipped(shipped: Shipped) -> Payload:
+        payload = Payload(None)
+        payload._origin = shipped
+        return payload
+
+    @property
+    def value(self) -> Any:
+        return _value(self._origin, self._loaded)
+
+    @property
+    def name(self) -> str:
+        """The type of the object."""
+        return self._origin.name if isinstance(self._origin, Shipped) else type(self._origin.value).__qualname__
+
+    def parts(self) -> dict[str, str]:
+        return _parts(self._origin)
+
+    def ship(self) -> Shipped:
+        """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way."""
+        if isinstance(self._origin, Shipped):
+            return self._origin
+        return _by_value(self._origin.value, self.name, takes_rng=False, remedy=_PAYLOAD_REMEDY)
+
+    def outline(self) -> Shipped:
+        """Return what is known about it without its content."""
+        return Shipped(kind="absent", name=self.name, parts=self.parts())
+
+    def __repr__(self) -> str:
+        return f"Payload({self.name})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class UserFunction:
+    """A user's callable.
+
+    A class whose instances can be called, or a partial of one, is constructed once per process, at its first use,
+    and the instance is what gets called. Any other class (`int`, a dataclass) is called like a function.
+    """
+
     name: str
+    takes_rng: bool
+    _origin: _Here | Shipped
+    _loaded: dict[int, Future[Any]] = field(default_factory=dict)
+    _instance: dict[int, Future[Any]] = field(default_factory=dict)
 
     @staticmethod
     def of(fn: Callable[..., Any]) -> UserFunction:
-        try:
-            takes_rng = "rng" in inspect.signature(fn).parameters
-        except (TypeError, ValueError):
-            takes_rng = False
-        return UserFunction(fn, takes_rng, getattr(fn, "__qualname__", type(fn).__qualname__))
+        return UserFunction(_name(fn), _takes_rng(fn), _Here(fn))
+
+    @staticmethod
+    def from_shipped(shipped: Shipped) -> UserFunction:
+        """Return the function without loading it."""
+        return UserFunction(shipped.name, shipped.takes_rng, shipped)
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """What the user gave; loads it if it was shipped."""
+        fn: Callable[..., Any] = _value(self._origin, self._loaded)
+        return fn
 
     def resolve(self) -> Callable[..., Any]:
-        """Return what to call: the function, or the one instance of a class."""
-        return self.fn
+        """Return what to call: the function, or this process's instance of a class."""
+        fn = self.fn
+        if _made_by(fn) is None:
+            return fn
+        instance: Callable[..., Any] = once(self._instance, fn)
+        return instance
+
+    def parts(self) -> dict[str, str]:
+        """Return the digests of what it consists of (see `graph.parts`)."""
+        return _parts(self._origin)
+
+    def ship(self) -> Shipped:
+        """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way."""
+        if isinstance(self._origin, Shipped):
+            return self._origin
+        fn = self._origin.value
+        reference = reference_of(fn)
+        if reference is None:
+            return _by_value(fn, self.name, takes_rng=self.takes_rng, remedy=_FUNCTION_REMEDY)
+        return Shipped(kind="ref", name=self.name, takes_rng=self.takes_rng, ref=reference, parts=self.parts())
+
+    def outline(self) -> Shipped:
+        """Return what is known about it without its code: enough to fingerprint and explain, not to run."""
+        return Shipped(kind="absent", name=self.name, takes_rng=self.takes_rng, parts=self.parts())
+
+    def __repr__(self) -> str:
+        return f"UserFunction({self.name})"
+
+
+def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str) -> Shipped:
+    walk = Walk(value)
+    payload = dump(value, name, walk, remedy=remedy)
+    return Shipped(kind="value", name=name, takes_rng=takes_rng, payload=payload, python=PYTHON, parts=dict(walk.parts))
+
+
+def _parts(origin: _Here | Shipped) -> dict[str, str]:
+    return dict(origin.parts) if isinstance(origin, Shipped) else Walk(origin.value).parts
+
+
+def _value(origin: _Here | Shipped, loaded: dict[int, Future[Any]]) -> Any:
+    return origin.value if isinstance(origin, _Here) else once(loaded, lambda: _load(origin))
+
+
+def _load(shipped: Shipped) -> Any:
+    if shipped.kind == "absent":
+        raise FunctionShippingError(
+            f"{shipped.name} came without its code and cannot run here; encode the graph with functions=True"
+        )
+    if shipped.kind == "ref":
+        module, _, qualname = shipped.ref.partition(":")
+        try:
+            return look_up(module, qualname)
+        except (ImportError, AttributeError) as error:
+            raise FunctionShippingError(
+                f"{shipped.name} is {shipped.ref}, which cannot be imported here ({error}); "
+                "install the same packages here as where the pipeline was made"
+            ) from error
+    if shipped.python != PYTHON:
+        raise FunctionShippingError(
+            f"{shipped.name} was shipped by Python {shipped.python} and cannot run on Python {PYTHON}; "
+            "use the same minor version in both places"
+        )
+    try:
+        return _unpickle(shipped.payload)
+    except ImportError as error:
+        raise FunctionShippingError(
+            f"{shipped.name} needs a module that is missing here ({error}); install it, or move its code beside the "
+            "pipeline's so that it is shipped along"
+        ) from error
+
+
+def _unpickle(payload: bytes) -> Any:
+    """Load a shipped value. Nothing else in Penstock unpickles anything."""
+    value, _modules = pickle.loads(payload)
+    return value
+
+
+def _made_by(fn: Any) -> type | None:
+    """Return the class if calling `fn` constructs an object that is itself called for each element."""
+    made = fn.func if isinstance(fn, functools.partial) else fn
+    if not isinstance(made, type) or not any("__call__" in vars(base) for base in made.__mro__):
+        return None
+    return made
+
+
+def _called(fn: Any) -> Any:
+    """Return the callable whose arguments count: of a class, what its instances are called with."""
+    made = _made_by(fn)
+    return fn if made is None else functools.partial(made.__call__, None)
+
+
+def _takes_rng(fn: Any) -> bool:
+    fn = _called(fn)
+    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+        return False  # the user has given it already
+    try:
+        named = inspect.signature(fn).parameters.get("rng")
+        outer = inspect.signature(fn, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # some builtins do not tell their arguments
+        return False
+    if named is None or named.kind not in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
+        return False
+    # A decorated function shows the inner one's arguments: the wrapper must let this one through.
+    return any(one.name == "rng" or one.kind is one.VAR_KEYWORD for one in outer)
+
+
+def _name(fn: Any) -> str:
+    """Return the name a user knows it by.
+
+    >>> _name(len), _name(functools.partial(print, 1)), _name(str.upper), _name(lambda x: x)
+    ('len', 'print', 'str.upper', '<lambda>')
+    """
+    if isinstance(fn, functools.partial):
+        return _name(fn.func)
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+    return str(name).rpartition("<locals>.")[2]

@@ -1,0 +1,69 @@
+"""What code refers to outside of itself, read from its instructions."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NOISE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Import:
+    """An import statement inside a function; `names` is empty for `import module`."""
+
+    module: str
+    level: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What a piece of code, the functions inside it included, takes from around it."""
+
+    chains: tuple[tuple[str, ...], ...]
+    """Global names with the attributes read from them: `np.linalg.norm(x)` is `("np", "linalg", "norm")`."""
+    imports: tuple[Import, ...]
+    assigned: frozenset[str]
+    """Globals that the code itself sets: its own state (a model loaded at the first call), not what it depends on."""
+
+
+def references(code: CodeType) -> References:
+    """
+    >>> references(compile("math.sqrt(x) + math.pi", "", "eval")).chains
+    (('math', 'pi'), ('math', 'sqrt'), ('x',))
+    """
+    chains: set[tuple[str, ...]] = set()
+    imports: set[Import] = set()
+    assigned: set[str] = set()
+    for inner in nested(code):
+        instructions = [one for one in dis.get_instructions(inner) if one.opname not in _NOISE]
+        for i, one in enumerate(instructions):
+            if one.opname in _LOADS:
+                chains.add((one.argval, *_attributes(instructions, i + 1)))
+            elif one.opname == "STORE_GLOBAL":
+                assigned.add(one.argval)
+            elif one.opname == "IMPORT_NAME":
+                level, names = instructions[i - 2].argval, instructions[i - 1].argval
+                imports.add(Import(one.argval, level, tuple(names or ())))
+    return References(tuple(sorted(chains)), tuple(sorted(imports)), frozenset(assigned))
+
+
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code and that of every function, lambda, comprehension and class inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from nested(constant)
+
+
+def _attributes(instructions: list[Any], start: int) -> Iterator[str]:
+    for i in range(start, len(instructions)):
+        if instructions[i].opname not in _ATTRIBUTES:
+            return
+        yield instructions[i].argval

@@ -1,0 +1,199 @@
+"""Turning a user's function or object into bytes, by value.
+
+The user's own modules (see `graph.installed`) go along: their functions and classes with their code, the modules
+themselves with the attributes that the code takes from them. What cannot go is named: the variable that holds it, its
+type, and what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from penstock.core.errors import FunctionShippingError
+from penstock.graph.installed import is_installed_module, reference_of
+from penstock.graph.once import one_at_a_time
+from penstock.graph.parts import Walk, defaults
+from penstock.graph.references import references
+from penstock.graph.value_digest import cell_contents, state_of
+
+_MARK = "__shipped_by_penstock__"
+_NOT_SHIPPED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__", "__path__", "__doc__"})
+_turns: dict[int, Future[None]] = {}
+
+
+def dump(value: Any, name: str, walk: Walk, *, remedy: str) -> bytes:
+    """Return the pickled value, with the modules that its code imports when it runs.
+
+    Raises `FunctionShippingError` with the name of what cannot go and the remedy.
+    """
+    modules = [importlib.import_module(module) for module in sorted(walk.imports)]
+    with _own_modules_by_value():
+        try:
+            return _pickle((value, modules), walk)
+        except Exception as error:
+            trail, culprit, reason = _culprit(value, error, walk)
+    kind = type(culprit)
+    what = f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
+    where = f"{' → '.join(trail)} is {what}, which" if trail else f"it is {what}, which"
+    raise FunctionShippingError(f"{name} cannot be shipped: {where} cannot be pickled ({reason}). {remedy}") from reason
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles the user's modules with what is used of them; cloudpickle alone takes all, and cannot do cycles."""
+
+    def __init__(self, file: io.BytesIO, walk: Walk) -> None:
+        super().__init__(file)
+        self._walk = walk
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, ModuleType) or is_installed_module(value):
+            return super().reducer_override(value)
+        state = {_MARK: True, **dict(_module_attributes(value, self._walk))}
+        if hasattr(value, "__path__"):
+            state["__path__"] = []
+        return _make_module, (value.__name__,), state, None, None, _fill_module
+
+
+def _pickle(value: Any, walk: Walk) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, walk).dump(value)
+        return file.getvalue()
+
+
+def _module_attributes(module: ModuleType, walk: Walk) -> Iterator[tuple[str, Any]]:
+    used = walk.module_uses.get(module.__name__)
+    for name, value in vars(module).items():
+        if name not in _NOT_SHIPPED and (used is None or name in used or name.startswith("__")):
+            yield name, value
+
+
+def _make_module(name: str) -> ModuleType:
+    """Return the module to fill where the function is loaded. It is importable there, unless one is there already."""
+    present = sys.modules.get(name)
+    if present is not None and hasattr(present, _MARK):
+        return present
+    module = ModuleType(name)
+    if present is None:
+        sys.modules[name] = module
+    return module
+
+
+def _fill_module(module: ModuleType, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        if name not in vars(module) or name.startswith("__"):  # another function may have brought a part of it before
+            setattr(module, name, value)
+
+
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """Have cloudpickle take the user's modules by value. Its registry is one for the process, hence the turns."""
+    with one_at_a_time(_turns):
+        registered = cloudpickle.list_registry_pickle_by_value()
+        own = [
+            module
+            for name, module in sorted(sys.modules.items())
+            if name not in registered and name != "__main__" and _is_own(name, module)
+        ]
+        try:
+            for module in own:
+                cloudpickle.register_pickle_by_value(module)
+            yield
+        finally:
+            for module in own:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(name: str, module: object) -> bool:
+    """Programs put all kinds of objects into `sys.modules`; only true modules can be the user's."""
+    if not isinstance(module, ModuleType) or vars(module).get("__name__") != name:
+        return False
+    return not is_installed_module(module)
+
+
+def _culprit(value: Any, error: Exception, walk: Walk) -> tuple[list[str], Any, Exception]:
+    """Follow what cannot be pickled down to the innermost value, trying everything captured on the way."""
+    trail: list[str] = []
+    seen = {id(value)}
+    while True:
+        for words, inner in _captured(value, walk):
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            reason = _failure(inner, walk)
+            if reason is not None:
+                trail.append(words)
+                value, error = inner, reason
+                break
+        else:
+            return trail, value, error
+
+
+def _failure(value: Any, walk: Walk) -> Exception | None:
+    try:
+        _pickle(value, walk)
+    except Exception as error:
+        return error
+    return None
+
+
+def _captured(value: Any, walk: Walk) -> Iterator[tuple[str, Any]]:
+    """Yield all that a value carries along, in the words a message uses."""
+    match value:
+        case FunctionType() if reference_of(value) is None:
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+                for content in cell_contents(cell):
+                    yield f"captured variable {name!r}", content
+            for name, default in defaults(value).items():
+                yield f"default of {name!r}", default
+            for name in dict.fromkeys(chain[0] for chain in references(value.__code__).chains):
+                if name in value.__globals__:
+                    yield f"global {name!r}", value.__globals__[name]
+            for name, attribute in vars(value).items():
+                yield f"attribute {name!r}", attribute
+        case MethodType():
+            yield f"the {type(value.__self__).__name__} it is bound to", value.__self__
+            yield f"method {value.__name__!r}", value.__func__
+        case functools.partial():
+            for key, argument in (*enumerate(value.args), *value.keywords.items()):
+                yield f"argument {key!r}", argument
+            yield "the function", value.func
+        case type() if reference_of(value) is None:
+            for name, attribute in vars(value).items():
+                yield f"class attribute {name!r}", getattr(attribute, "__func__", attribute)
+            for base in value.__bases__:
+                yield f"base class {base.__name__}", base
+        case ModuleType():
+            for name, attribute in _module_attributes(value, walk):
+                yield f"attribute {name!r}", attribute
+        case dict():
+            for key, item in value.items():
+                yield f"item {key!r}", item
+        case list() | tuple():
+            for i, item in enumerate(value):
+                yield f"item {i}", item
+        case set() | frozenset():
+            for item in value:
+                yield "a member", item
+        case _:
+            yield from _state(value)
+
+
+def _state(value: Any) -> Iterator[tuple[str, Any]]:
+    reduced = state_of(value)
+    for part in reduced[1:3] if isinstance(reduced, tuple) else ():
+        if isinstance(part, dict):
+            for name, attribute in part.items():
+                yield f"attribute {name!r}", attribute
+        elif isinstance(part, tuple):
+            for i, inner in enumerate(part):
+                yield f"part {i}", inner
