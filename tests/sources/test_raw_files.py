@@ -138,6 +138,7 @@ def test_remote_files_are_in_flight_from_the_opening_on_within_a_bound(monkeypat
 
     class Table:
         sizes = [10] * 50
+        paths = [f"test://{i}" for i in range(50)]
 
         def read(self, index: int) -> bytes:
             begun.append(index)
@@ -161,3 +162,23 @@ def test_the_digest_covers_the_files_of_index_splits(tmp_path: Path) -> None:
     assert before == source_digest(source_of(str(tmp_path)))
     (tmp_path / "a").rename(tmp_path / "c")
     assert before != source_digest(source_of(str(tmp_path)))
+
+
+def test_closing_from_another_thread_wakes_a_reader_that_waits() -> None:
+    gate = threading.Event()
+
+    class Table:
+        sizes = [10] * 5
+        paths = [f"test://{i}" for i in range(5)]
+
+        def read(self, index: int) -> bytes:
+            assert gate.wait(20)
+            return b"late"
+
+    contents = Contents(Table(), range(5), ahead=True)  # type: ignore[arg-type]
+    _, content = next(contents)
+    threading.Timer(0.05, contents.close).start()
+    with pytest.raises(ValueError, match="test://0: the reader was closed"):
+        content()
+    assert next(contents, None) is None
+    gate.set()

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import fsspec
@@ -335,3 +336,46 @@ def test_closing_a_packed_file_closes_the_raw_one() -> None:
     assert raw.closed
     plain = io.BytesIO(b"x")
     assert open_decompressed(plain, "x", "auto") is plain
+
+
+def test_closing_from_another_thread_wakes_a_reader_that_waits() -> None:
+    store = SlowStore()
+    store.gate.clear()
+    file = store.open()
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            file.read(1)
+        except ValueError as error:
+            told.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    wait_until(lambda: file._awaited is not None, "the reader to wait")
+    file.close()
+    reader.join(20)
+    assert told == ["test://content: read of a closed file"]
+    store.gate.set()
+    wait_until(lambda: store.in_flight == 0, "the abandoned request to end by itself")
+
+
+def test_a_thread_survives_a_call_that_was_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io_threads, "_pool", io_threads._Pool())
+    monkeypatch.setattr(io_threads, "MAX_REQUESTS", 1)
+    begun, gate = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        assert gate.wait(20)
+
+    future = io_threads.submit(call)
+    assert begun.wait(20)
+    io_threads.abandon(future)
+    with pytest.raises(CancelledError):
+        future.result(20)
+    following = io_threads.submit(lambda: "served by the same thread")
+    gate.set()
+    assert following.result(20) == "served by the same thread"
+    io_threads.abandon(following)
+    assert following.result(0) == "served by the same thread"

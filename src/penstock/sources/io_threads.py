@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -44,12 +44,7 @@ class _Pool:
             future, call = job
             if not future.set_running_or_notify_cancel():
                 continue
-            try:
-                result = call()
-            except BaseException as error:  # whoever waits for the result gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            _settle(future, call)
             del job, future, call  # an idle thread must not keep the last block alive
 
     def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
@@ -66,6 +61,18 @@ class _Pool:
                 self._idle -= 1
 
 
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        try:
+            result = call()
+        except BaseException as error:  # whoever waits for the result gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+    except InvalidStateError:
+        return  # abandoned meanwhile
+
+
 _pool = _Pool()
 
 
@@ -78,8 +85,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def submit(call: Callable[[], T]) -> Future[T]:
-    """Start a call that waits for storage; cancelling its future takes it back if it has not begun."""
+    """Start a call that waits for storage."""
     return _pool.submit(call)
+
+
+def abandon(future: Future[Any]) -> None:
+    """Take a call back. One that has begun goes on by itself; who waits for it gets a `CancelledError` at once."""
+    if future.cancel():
+        return
+    try:
+        future.set_exception(CancelledError())
+    except InvalidStateError:
+        return  # it is done
 
 
 def run_all(calls: Iterable[Callable[[], T]], *, deadline_s: float) -> list[T]:
@@ -89,4 +106,4 @@ def run_all(calls: Iterable[Callable[[], T]], *, deadline_s: float) -> list[T]:
         return [future.result(deadline_s) for future in futures]
     finally:
         for future in futures:
-            future.cancel()
+            abandon(future)

@@ -7,9 +7,10 @@ with the same node makes the same listing, so a range says enough.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import cached_property, partial
 from typing import ClassVar, Self
 
@@ -147,9 +148,13 @@ class Contents:
     def __init__(self, table: FileTable, indices: Iterable[int], *, ahead: bool) -> None:
         self._table, self._ahead = table, ahead
         self._indices = iter(indices)
+        self._lock = threading.Lock()  # against a close from another thread
+        self._closed = False
         self._asked: deque[tuple[int, Future[bytes]]] = deque()
+        self._awaited: Future[bytes] | None = None
         self._asked_bytes = 0
-        self._ask()
+        with self._lock:
+            self._ask()
 
     def _ask(self) -> None:
         while self._ahead and len(self._asked) < FILES_IN_FLIGHT and self._asked_bytes < AHEAD_BYTES:
@@ -163,27 +168,34 @@ class Contents:
         return self
 
     def __next__(self) -> tuple[int, Callable[[], bytes]]:
-        if not self._ahead:
-            index = next(self._indices)
-            return index, partial(self._table.read, index)
-        if not self._asked:
-            raise StopIteration
-        index, future = self._asked.popleft()
-        self._asked_bytes -= int(self._table.sizes[index])
-        self._ask()
-        return index, partial(self._wait, index, future)
+        with self._lock:
+            if self._closed or (self._ahead and not self._asked):
+                raise StopIteration
+            if not self._ahead:
+                index = next(self._indices)
+                return index, partial(self._table.read, index)
+            index, self._awaited = self._asked.popleft()
+            self._asked_bytes -= int(self._table.sizes[index])
+            self._ask()
+            return index, partial(self._wait, index, self._awaited)
 
     def _wait(self, index: int, future: Future[bytes]) -> bytes:
+        path = self._table.paths[index]
         try:
             return future.result(WAIT_S)
         except TimeoutError:
-            raise StorageUnavailableError(self._table.paths[index], f"did not come within {WAIT_S:.0f} s") from None
+            raise StorageUnavailableError(path, f"did not come within {WAIT_S:.0f} s") from None
+        except CancelledError:
+            raise ValueError(f"{path}: the reader was closed") from None
 
     def close(self) -> None:
-        for _, future in self._asked:
-            future.cancel()
-        self._asked.clear()
-        self._indices = iter(())
+        """Stop; a thread that waits for a file is woken."""
+        with self._lock:
+            self._closed = True
+            for future in (self._awaited, *(future for _, future in self._asked)):
+                if future is not None:
+                    io_threads.abandon(future)
+            self._asked.clear()
 
 
 class FilePerElementReader:

@@ -3,14 +3,17 @@
 `ReadAheadFile` is read forward: its constructor already asks for the first blocks and never waits, and as blocks are
 used up more are asked for, so that a request's latency is paid once and beside the work on the files before it. At
 most `WINDOW_BYTES` are asked for ahead of what was read. `RandomAccessFile` asks for exactly what is read.
+
+One thread reads; any thread may close, and a reader that waits is woken by it.
 """
 
 from __future__ import annotations
 
 import io
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -63,11 +66,14 @@ class _RemoteFile(io.BufferedIOBase):
 class ReadAheadFile(_RemoteFile):
     def __init__(self, fetch: Fetch, path: str, size: int, start: int = 0) -> None:
         super().__init__(fetch, path, size, start)
+        self._lock = threading.Lock()  # of the next three, against a close from another thread
         self._asked: deque[tuple[int, int, Future[Any]]] = deque()
+        self._awaited: Future[Any] | None = None
         self._next = start  # the first byte nobody asked for yet
         self._block = memoryview(b"")
         self._block_start = start
-        self._ask()
+        with self._lock:
+            self._ask()
 
     def _ask(self) -> None:
         while self._next < self._size and self._next < self._at + WINDOW_BYTES:
@@ -77,38 +83,52 @@ class ReadAheadFile(_RemoteFile):
 
     def _forget(self) -> None:
         for _, _, future in self._asked:
-            future.cancel()
+            io_threads.abandon(future)
         self._asked.clear()
 
     def _here(self) -> memoryview:
         """Return what is at hand from the position on, waiting for a block if there is nothing; empty at the end."""
-        if self.closed:
-            raise ValueError(f"{self._path}: read of a closed file")
         skip = self._at - self._block_start
         if 0 <= skip < len(self._block):
             return self._block[skip:]
         if self._at >= self._size:
             return memoryview(b"")
-        while self._asked and self._asked[0][1] <= self._at:  # a seek went past it
-            self._asked.popleft()[2].cancel()
-        if not self._asked or not self._asked[0][0] <= self._at < self._asked[0][1]:
-            self._forget()
-            self._next = self._at
-        self._ask()
-        start, stop, future = self._asked.popleft()
+        start, stop, future = self._take()
         self._block = memoryview(b"")  # free the block before the next one is held
         self._block = self._wait_for(start, stop, future)
         self._block_start = start
         return self._block[self._at - start :]
 
+    def _take(self) -> tuple[int, int, Future[Any]]:
+        """Return the request that has the byte at the position; ask for it and what follows if there is none."""
+        with self._lock:
+            self._check_open()
+            while self._asked and self._asked[0][1] <= self._at:  # a seek went past it
+                io_threads.abandon(self._asked.popleft()[2])
+            if not self._asked or self._at < self._asked[0][0]:
+                self._forget()
+                self._next = self._at
+            self._ask()
+            taken = self._asked.popleft()
+            self._awaited = taken[2]
+            return taken
+
     def _wait_for(self, start: int, stop: int, future: Future[Any]) -> memoryview:
         try:
             block = future.result(WAIT_S)
         except TimeoutError:
-            raise StorageUnavailableError(
-                self._path, f"bytes {start} to {stop} did not come within {WAIT_S:.0f} s"
-            ) from None
+            what = f"bytes {start} to {stop} did not come within {WAIT_S:.0f} s"
+            raise StorageUnavailableError(self._path, what) from None
+        except CancelledError:
+            self._check_open()
+            raise
+        finally:
+            self._awaited = None
         return self._check_length(memoryview(block), start, stop)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self._path}: read of a closed file")
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
@@ -138,10 +158,11 @@ class ReadAheadFile(_RemoteFile):
         return bytes(part)
 
     def close(self) -> None:
-        if not self.closed:
+        with self._lock:
+            super().close()
             self._forget()
-            self._block = memoryview(b"")
-        super().close()
+            if self._awaited is not None:
+                io_threads.abandon(self._awaited)
 
 
 class RandomAccessFile(_RemoteFile):

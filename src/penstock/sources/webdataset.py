@@ -80,7 +80,6 @@ class WebdatasetReader:
         return Records(elements, offsets, indices if self._left_out else None)
 
     def close(self) -> None:
-        self._samples.close()
         if self._file is not None:
             self._file.close()
 
