@@ -20,9 +20,10 @@ from penstock.graph import ops
 from penstock.graph.codec import encode_graph
 from penstock.graph.parameters import short_label as label_of
 from penstock.graph.expressions import Expression
+from penstock.graph.fingerprint import fingerprint
 from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
-from penstock.graph.randomized import takes_rng
+from penstock.graph.randomized import draws, takes_rng
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.runtime.budget import Budget
@@ -30,7 +31,8 @@ from penstock.runtime.collate import collate, padding_collator, ragged_leaves
 from penstock.runtime.contract import Idents, Stage
 from penstock.runtime.ops import steps as step_kinds
 from penstock.runtime.ops.batch import Batching
-from penstock.runtime.ops.cache import Caching, memory_store
+from penstock.runtime.ops.cache import Caching, Store, memory_store
+from penstock.runtime.ops.cache_files import FileStore
 from penstock.runtime.ops.children import FlatMapping, MakeChildren
 from penstock.runtime.ops.combine import Concatenating, Zipping
 from penstock.runtime.ops.fused_batch import FusedBatching
@@ -51,6 +53,7 @@ from penstock.runtime.randomness import ElementGenerators, derive_key
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.tuning import FixedTuner, PrefetchTuner, Tuner, WorkTuner
 from penstock.sources.base import IndexableSource, Source
+from penstock.sources.registry import source_digest
 
 ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch)
 """Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
@@ -175,7 +178,7 @@ class Lowering:
                     lookahead=node.lookahead, value=node.value,
                 )
             case ops.Cache():
-                return Caching(meter, upstream, memory_store(node.slot, node.max_bytes), with_idents=node in self._wants_idents)
+                return Caching(meter, upstream, self._store(node), with_idents=node in self._wants_idents)
             case ops.Prefetch():
                 room = Buffering(max_bytes=self._room().max_bytes, max_elements=node.size)
                 prefetch_tuner = self._prefetch_tuner(node, meter)
@@ -268,6 +271,13 @@ class Lowering:
         self.meters.insert(self.meters.index(batch_meter), meter)
         return meter
 
+    def _store(self, node: ops.Cache) -> Store:
+        if node.path is None:
+            return memory_store(node.slot, node.max_bytes)
+        # A cached pass is drawn with the seed: another seed is other content. The files above are part of the key too.
+        content = fingerprint(node.upstream, source_digest=lambda source: source_digest(self.source_of(source)))
+        return FileStore(node.path, f"{content[:24]}-{self.seed:x}" if _draws_below(node) else content[:24])
+
     def _room(self) -> Buffering:
         return Buffering(max_bytes=int(self.budget.memory_bytes * min(LARGEST_SHARE, 1 / self._buffers)))
 
@@ -302,6 +312,10 @@ def _shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
 
 def _moves(node: Node) -> bool:
     return node.ONE_TO_ONE and getattr(node, "on_error", None) is None and getattr(node, "batch_size", None) is None
+
+
+def _draws_below(node: Node) -> bool:
+    return any(map(draws, walk(node)))
 
 
 def _threads_of(nodes: Iterable[Node]) -> int | None:

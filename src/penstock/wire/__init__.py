@@ -1,0 +1,1 @@
+"""Elements and messages as bytes. Nothing here is ever unpickled."""

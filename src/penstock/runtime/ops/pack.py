@@ -17,7 +17,8 @@ from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.ops import PackLong
 from penstock.runtime.blame import blame
-from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 Array = np.ndarray[Any, Any]
@@ -62,6 +63,7 @@ class Packing(Stage):
         self._given, upstream_state = state or (0, None)
         self.upstream.open(pass_, upstream_state)
         self._rows: list[list[Array]] = []
+        self._ident: Idents | None = None
         self._marks = _PackMarks((Fixed(upstream_state), 0), (Fixed(upstream_state), 0), 0, 0)
 
     def _pull(self, want: int) -> Chunk:
@@ -73,8 +75,12 @@ class Packing(Stage):
         chosen = self._rows[self._given : self._given + want]
         block = self._marks
         marks = _PackMarks(block.start, block.end, self._given, len(self._rows))
+        idents = None
+        if self._ident is not None:  # a row is known by the first sequence of its block and its number in it
+            idents = np.repeat(self._ident, len(chosen), axis=0)
+            idents[:, 2] = child_paths(idents[:, 2], np.arange(self._given, self._given + len(chosen)))
         self._given += len(chosen)
-        return Chunk([self._lay_out(row) for row in chosen], marks)
+        return Chunk([self._lay_out(row) for row in chosen], marks, idents)
 
     def _next_block(self) -> bool:
         """Gather and fit a block; False at the end. A block may give no row, when all it has is dropped."""
@@ -84,7 +90,9 @@ class Packing(Stage):
         gathered = 0
         while gathered < self._lookahead:
             chunk = self.upstream.pull(self._lookahead - gathered)
-            start = start or (chunk.marks, 0)
+            if start is None:
+                start = (chunk.marks, 0)
+                self._ident = None if chunk.idents is None else chunk.idents[:1]
             end = (chunk.marks, len(chunk.elements))
             if not chunk.elements:
                 break

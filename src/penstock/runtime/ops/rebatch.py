@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.core.element import Element, batch_length, slice_batch
 from penstock.runtime.blame import blame
 from penstock.runtime.collate import join_batches
-from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 
@@ -39,6 +42,7 @@ class Rebatching(Stage):
         self.upstream.open(pass_, upstream_state)
         self._parts: list[Element] = []
         self._have = 0
+        self._ident: Idents | None = None
         self._point: tuple[int, tuple[Marks, int]] = (self._drop, (Fixed(upstream_state), 0))
         self._error: BaseException | None = None
 
@@ -47,34 +51,42 @@ class Rebatching(Stage):
             raise self._error
         points = [self._point]
         out: list[Element] = []
+        idents: list[Idents] = []
         while not out:
             chunk = self.upstream.pull(max(1, want))
             if not chunk.elements:
                 return self._last(points, (0, (chunk.marks, 0)))
             for k, batch in enumerate(chunk.elements):
+                ident = None if chunk.idents is None else chunk.idents[k : k + 1]
                 try:
-                    self._add(batch, chunk.marks, k, out, points)
+                    self._add(batch, chunk.marks, k, ident, out, points, idents)
                 except Exception as error:
                     self._error = blame(error, self.meter.label, chunk.marks.origin(k))
                     if not out:
                         raise self._error from None
                     break
         self._point = points[-1]
-        return Chunk(out, _RowMarks(points))
+        return Chunk(out, _RowMarks(points), np.concatenate(idents) if idents else None)
 
     def _add(
-        self, batch: Element, marks: Marks, k: int, out: list[Element], points: list[tuple[int, tuple[Marks, int]]]
+        self, batch: Element, marks: Marks, k: int, ident: Idents | None,
+        out: list[Element], points: list[tuple[int, tuple[Marks, int]]], idents: list[Idents],
     ) -> None:
         rows, start = batch_length(batch), self._drop
         self._drop = 0
         while start < rows:
             stop = min(rows, start + self._size - self._have)
+            if not self._parts and ident is not None:
+                self._ident = ident.copy()  # a batch is known by its first row
+                self._ident[:, 2] = child_paths(ident[:, 2], np.array([start]))
             self._parts.append(slice_batch(batch, start, stop))
             self._have += stop - start
             start = stop
             if self._have == self._size:
                 out.append(join_batches(self._parts))
                 points.append((0, (marks, k + 1)) if stop == rows else (stop, (marks, k)))
+                if self._ident is not None:
+                    idents.append(self._ident)
                 self._parts, self._have = [], 0
 
     def _last(self, points: list[tuple[int, tuple[Marks, int]]], end: tuple[int, tuple[Marks, int]]) -> Chunk:
@@ -82,4 +94,4 @@ class Rebatching(Stage):
         self._point = end
         if not parts or self._drop_last:
             return Chunk((), _RowMarks([end]))
-        return Chunk([join_batches(parts)], _RowMarks([*points, end]))
+        return Chunk([join_batches(parts)], _RowMarks([*points, end]), self._ident)

@@ -1,0 +1,106 @@
+"""A cache in files: one folder per pipeline above it, published whole.
+
+`elements` holds, one after the other, a length-prefixed header and its buffers (see `wire.elements`); `index.npy` where
+each begins. They are written into a folder of their own and renamed when the pass is complete: readers see all or
+nothing, and a killed writer leaves a folder that the next one removes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from penstock.core.element import Element
+from penstock.core.errors import CorruptRecordError
+from penstock.wire.elements import flatten, unflatten
+
+_PREFIX = struct.Struct("<IH")  # bytes of the header, number of buffers
+_SIZE = struct.Struct("<Q")
+
+
+class FileStore:
+    def __init__(self, root: str, fingerprint: str) -> None:
+        self._folder = Path(root) / fingerprint
+        self._partial = Path(root) / f"{fingerprint}.{os.getpid()}.partial"
+        self._file: BinaryIO | None = None
+        self._starts: list[int] = []
+        self._index: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
+        self._reader: BinaryIO | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self._folder.is_dir()
+
+    def begin(self) -> bool:
+        if self._file is not None or self.complete:
+            return False
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+        self._file = (self._partial / "elements").open("wb")
+        self._starts = []
+        return True
+
+    def add(self, elements: Sequence[Element]) -> bool:
+        assert self._file is not None
+        for element in elements:
+            self._starts.append(self._file.tell())
+            header, buffers = flatten(element)
+            self._file.write(_PREFIX.pack(len(header), len(buffers)))
+            self._file.write(header)
+            for buffer in buffers:
+                self._file.write(_SIZE.pack(len(buffer)))
+                self._file.write(buffer)
+        return True
+
+    def finish(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        np.save(self._partial / "index.npy", np.array(self._starts, np.uint64))
+        try:
+            self._partial.rename(self._folder)
+        except OSError:  # another process was first with the same content
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def read(self, start: int, want: int) -> list[Element]:
+        if self._index is None or self._reader is None:
+            self._index = np.load(self._folder / "index.npy", mmap_mode="r")
+            self._reader = (self._folder / "elements").open("rb")
+        stop = min(start + want, len(self._index))
+        if start >= stop:
+            return []
+        self._reader.seek(int(self._index[start]))
+        return [self._read_one(self._reader) for _ in range(start, stop)]
+
+    def _read_one(self, file: BinaryIO) -> Element:
+        at = file.tell()
+        prefix = self._exactly(file, _PREFIX.size, at)
+        header_size, buffer_count = _PREFIX.unpack(prefix)
+        header = self._exactly(file, header_size, at)
+        sizes_and_buffers = []
+        for _ in range(buffer_count):
+            (size,) = _SIZE.unpack(self._exactly(file, _SIZE.size, at))
+            sizes_and_buffers.append(self._exactly(file, size, at))
+        return unflatten(header, sizes_and_buffers)
+
+    def _exactly(self, file: BinaryIO, count: int, at: int) -> bytearray:
+        data = bytearray(count)
+        if file.readinto(data) != count:  # type: ignore[attr-defined]
+            raise CorruptRecordError(
+                str(self._folder / "elements"), "the cache is cut short", offset=at, remedy=f"remove {self._folder}"
+            )
+        return data
