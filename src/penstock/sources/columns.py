@@ -17,9 +17,9 @@
 Lists of lists, lists of structs, maps and unions have no such form and are refused by name.
 
 Nulls, by `nulls=`: "error" raises; "mask" puts in zero (or empty, or False) and adds a column `<name>__mask` beside
-each nullable one, true where there *is* a value, so that it can be multiplied with; None leaves None (in a batch only
-where a column holds objects); anything else is put in itself. A null list is an empty one, except under "error" and,
-in rows, None. A struct's nulls are those of its fields.
+every one, true where there *is* a value, so that it can be multiplied with; None leaves None (in a batch only where a
+column holds objects); anything else is put in itself. A null list is an empty one, except under "error" and, in rows,
+None. A struct's nulls are those of its fields, and its masks stand beside them.
 
 Arrays of a batch are writable. They lie in the memory that was decoded into where Arrow lets them, so one batch that is
 kept keeps its neighbours' memory too (at most a chunk of the reader's); rows are copied out in small blocks.
@@ -130,11 +130,10 @@ class Converter:
             name = prefix + field.name
             array = plain_array(given)
             if pt.is_struct(array.type):
-                inner = [part.with_nullable(part.nullable or field.nullable) for part in array.type]
-                out[field.name] = self._columns(array.flatten(), inner, f"{name}.")
+                out[field.name] = self._columns(array.flatten(), list(array.type), f"{name}.")
                 continue
             out[field.name] = self._cells(array, name) if self._rows else self._leaf(array, name)
-            if self._masks and field.nullable:
+            if self._masks:
                 out[field.name + MASK_SUFFIX] = _valid(array)
         return out
 

@@ -19,7 +19,7 @@ import pyarrow.types as pt
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.expressions import And, Column, Compare, Expression, IsIn, IsNull, Not, Or
-from penstock.graph.literals import NANOSECONDS, Scalar, parse_time
+from penstock.graph.literals import NANOSECONDS, Scalar, literal_kind, parse_time
 from penstock.sources.columns import is_text, leaf_kind, plain_array
 
 ColumnOf: TypeAlias = Callable[[str], Any]
@@ -273,6 +273,8 @@ def _value_outcomes(bounds: Bounds, op: str, literals: tuple[Scalar, ...], colum
     if isinstance(low, Moment):
         values = tuple(parse_time(column, str(value)) for value in literals)
         low, high = low.nanoseconds, high.nanoseconds
+    if any(literal_kind(low) != literal_kind(value) for value in values):
+        return True, True  # statistics of another kind than the column has now
     value = values[0] if values else None
     if op in ("==", "!="):
         can_equal = any(low <= each <= high for each in values)

@@ -1,0 +1,93 @@
+"""Making things ahead on one thread, a bounded number of them.
+
+The thread ends with its iterator, at `close`, or when the `Background` is forgotten: it never refers to it, and closing
+an iterator that waits for something far away goes through `abort`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """`next()` gives what an iterator on its own thread makes, and raises what that raised, in its place."""
+
+    def __init__(self, items: Iterator[T], *, depth: int, abort: Callable[[], None], name: str) -> None:
+        self._shared: _Shared[T] = _Shared(depth, abort)
+        self._thread = threading.Thread(target=_produce, args=(self._shared, items), name=name, daemon=True)
+        self._thread.start()
+        self._forgotten = weakref.finalize(self, self._shared.stop)
+
+    def next(self) -> T | None:
+        """Return the next one, waiting for it; None at the end."""
+        return self._shared.take()
+
+    def close(self) -> None:
+        """Stop making more; returns when the thread has ended."""
+        self._forgotten()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class _Shared(Generic[T]):
+    def __init__(self, depth: int, abort: Callable[[], None]) -> None:
+        self._changed = threading.Condition()
+        self._depth, self._abort = depth, abort
+        self._made: deque[T] = deque()
+        self._error: BaseException | None = None
+        self._ended = self._stopped = False
+
+    def take(self) -> T | None:
+        with self._changed:
+            while not self._made and not self._ended and not self._stopped:
+                self._changed.wait()
+            if self._made:
+                self._changed.notify_all()
+                return self._made.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def put(self, item: T) -> bool:
+        """Add one when there is room; False if nobody wants more."""
+        with self._changed:
+            while len(self._made) >= self._depth and not self._stopped:
+                self._changed.wait()
+            if not self._stopped:
+                self._made.append(item)
+                self._changed.notify_all()
+            return not self._stopped
+
+    def end(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._made.clear()
+            self._changed.notify_all()
+        self._abort()
+
+
+def _produce(shared: _Shared[T], items: Iterator[T]) -> None:
+    error: BaseException | None = None
+    try:
+        for item in items:
+            if not shared.put(item):
+                break
+            del item  # it belongs to the reader now: this thread must not keep its memory while it waits
+    except BaseException as raised:  # the reader raises it in its own thread
+        error = raised
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+        shared.end(error)
