@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element, leaves, map_leaves
+from penstock.core.element import Element, rebuild_like
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.readers import FromGenerator, FromItems, FromTorch, Range
 from penstock.sources.base import Position, Reader, Records, Split
 
 MOST_SPLITS = 1024  # beyond it finer splits balance no better, and each costs a journal row in the service
+LONGEST_STRUCTURE = 16  # a longer list that begins with a number holds numbers
 INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -214,15 +215,31 @@ class TorchSource:
                 )
         else:
             elements = list(map(dataset.__getitem__, as_ints(indices)))
-        # Elements hold tensors only if something has imported torch: this module need not.
-        torch = sys.modules.get("torch")
-        return elements if torch is None else [_without_tensors(element, torch) for element in elements]
+        return tensors_to_numpy(elements)
+
+
+def tensors_to_numpy(elements: Sequence[Element]) -> Sequence[Element]:
+    """Return elements with a numpy array in the place of each torch tensor."""
+    # Elements hold tensors only if something has imported torch: this module need not.
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return elements
+    return [_without_tensors(element, torch) for element in elements]
 
 
 def _without_tensors(element: Element, torch: Any) -> Element:
-    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(element)):
-        return element
-    return map_leaves(lambda leaf: _to_numpy(leaf, torch) if isinstance(leaf, torch.Tensor) else leaf, element)
+    if isinstance(element, torch.Tensor):
+        return _to_numpy(element, torch)
+    if isinstance(element, dict):
+        return {key: _without_tensors(value, torch) for key, value in element.items()}
+    if isinstance(element, (list, tuple)) and not _is_vector(element):
+        return rebuild_like(element, [_without_tensors(value, torch) for value in element])
+    return element
+
+
+def _is_vector(values: Sequence[Any]) -> bool:
+    """Tell token ids and the like from structure: thousands of numbers must not be looked at one by one."""
+    return len(values) > LONGEST_STRUCTURE and isinstance(values[0], (int, float, str, bytes))
 
 
 def _to_numpy(tensor: Any, torch: Any) -> np.ndarray[Any, Any]:

@@ -19,7 +19,7 @@ IMPLEMENTATIONS: dict[type[SourceNode], str] = {
     readers.FromItems: "memory.ItemsSource",
     readers.FromGenerator: "memory.GeneratorSource",
     readers.FromTorch: "memory.TorchSource",
-    readers.FromHuggingface: "huggingface.HuggingfaceSource",
+    readers.FromHuggingface: "huggingface.huggingface_source",
     readers.ReadTFRecord: "tfrecord.TFRecordSource",
     readers.ReadText: "text.TextSource",
     readers.ReadJsonl: "text.JsonlSource",
