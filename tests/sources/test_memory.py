@@ -187,6 +187,15 @@ def test_tensors_become_writable_numpy_arrays_of_their_own() -> None:
     assert values[2].tolist() == [6.0, 7.0, 8.0]
 
 
+def test_tensors_are_found_beside_numbers_and_long_lists_of_numbers_stay_lists() -> None:
+    torch = pytest.importorskip("torch")
+    ids = list(range(1_000))
+    element = [3, torch.ones(2), {"ids": ids, "pair": (torch.tensor(1), "a")}]
+    (found,) = TorchSource(FromTorch(dataset=Payload([element]))).fetch([0])
+    np.testing.assert_equal(found, [3, np.ones(2), {"ids": ids, "pair": (np.array(1), "a")}])
+    assert isinstance(found[1], np.ndarray) and isinstance(found[2]["pair"], tuple)
+
+
 def test_torch_is_not_imported_for_a_dataset_without_tensors() -> None:
     program = (
         "import sys\n"

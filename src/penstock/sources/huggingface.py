@@ -18,7 +18,6 @@ from penstock.sources.memory import (
     IndexReader,
     as_ints,
     index_splits,
-    replace_leaves,
     tensors_to_numpy,
 )
 
