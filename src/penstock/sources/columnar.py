@@ -46,9 +46,11 @@ class Chunk:
     first: int
     """The index in the split of the first row, whether it is still there or not."""
     file_row: int
-    """The same row's number in the file."""
+    """The same row's number in its file, for messages."""
     indices: Array | None = None
     """Of every row in the split, where some are not there any more."""
+    where: str = ""
+    """What `file_row` is counted in, if not the file."""
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -119,6 +121,8 @@ def project(node: ColumnarSource, path: str, schema: pa.Schema, constants: Mappi
     types = {**dict(zip(schema.names, schema.types)), **{name: scalar.type for name, scalar in constants.items()}}
     if len(set(schema.names)) != len(schema.names):
         raise DataError(path, f"it has two columns of one name, among {', '.join(schema.names)}")
+    if not types:
+        raise DataError(path, "it has no columns")
     names = tuple(types) if node.columns is None else node.columns
     missing = [name for name in names if name not in types]
     if missing:
@@ -219,14 +223,16 @@ class _ChunkReader:
             return convert(self._converter, chunk.batch)
         except NullFoundError as error:
             row = chunk.file_row + chunk.index(error.row) - chunk.first
-            what = f"column {error.column!r} is null{error.inside} in row {row}"
+            what = f"column {error.column!r} is null{error.inside} in row {row}{chunk.where}"
             remedy = (
                 f"read it with nulls='mask' or a value, or leave it out: predicate=~col({error.column!r}).is_null()"
             )
             raise DataError(chunk.path, what, remedy=remedy) from None
         except (pa.ArrowException, UnicodeDecodeError) as error:
             first = chunk.file_row + chunk.index(0) - chunk.first
-            raise CorruptRecordError(chunk.path, f"the {len(chunk)} rows from row {first}: {error}") from error
+            raise CorruptRecordError(
+                chunk.path, f"the {len(chunk)} rows from row {first}{chunk.where}: {error}"
+            ) from error
 
 
 class RowReader(_ChunkReader):

@@ -159,13 +159,14 @@ class Converter:
         return values
 
     def _ragged(self, array: pa.Array, name: str) -> Ragged:
-        offsets = _offsets(array)
-        if array.null_count:
-            lengths = np.where(_valid(array), np.diff(offsets), 0)
-            np.cumsum(lengths, out=offsets[1:])
-            offsets[0] = 0
-            inner = array.flatten()  # without what may lie below null lists
+        in_order = not pt.is_list_view(array.type) and not pt.is_large_list_view(array.type)
+        if array.null_count or not in_order:
+            lengths = np.diff(array.offsets.to_numpy()) if in_order else array.sizes.to_numpy()
+            offsets = np.zeros(len(array) + 1, np.int64)
+            np.cumsum(np.where(_valid(array), lengths, 0), out=offsets[1:])
+            inner = array.flatten()  # in order, and without what may lie below null lists
         else:
+            offsets = np.array(array.offsets.to_numpy(), dtype=np.int64)
             inner = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
             offsets -= offsets[0]
         return Ragged(self._inner(inner, name, lambda at: int(np.searchsorted(offsets, at, side="right")) - 1), offsets)
@@ -292,8 +293,6 @@ def plain_array(array: pa.Array) -> pa.Array:
         nested = leaf_kind(array.type.value_type) in ("list", "fixed_list", "struct")
         nulls = array.null_count + array.dictionary.null_count
         return plain_array(array.dictionary_decode()) if nested or nulls else array
-    if pt.is_list_view(array.type) or pt.is_large_list_view(array.type):
-        return array.cast(pa.large_list(array.type.value_type))
     return array
 
 
@@ -362,8 +361,3 @@ def _valid(array: pa.Array) -> Array:
         return np.ones(len(array), np.bool_)
     valid: Array = array.is_valid().to_numpy(zero_copy_only=False)
     return valid
-
-
-def _offsets(array: pa.Array) -> Array:
-    """Return a list array's offsets as int64 of their own."""
-    return np.array(array.offsets.to_numpy(), dtype=np.int64)

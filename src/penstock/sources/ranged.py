@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core.errors import StorageUnavailableError
 from penstock.sources import io_threads
-from penstock.sources.readahead import WAIT_S
+from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
 from penstock.sources.storage import Options, open_random
 
 HOLE_BYTES = 512 << 10  # transferring this much takes less time than one more request
@@ -44,6 +44,13 @@ class RangedFile(io.RawIOBase):
                     asked.append(begin)
         self._starts = sorted(self._asked)
         return asked
+
+    def ask_ahead(self, position: int) -> None:
+        """Start fetching a window from a position on, and free what lies before it: for reading on and on."""
+        self.forget([start for start in self._starts if self._asked[start][0] <= position])
+        first = position - position % REQUEST_BYTES
+        stop = min(self._size, position + WINDOW_BYTES)
+        self.ask((start, min(start + REQUEST_BYTES, self._size)) for start in range(first, stop, REQUEST_BYTES))
 
     def forget(self, asked: Iterable[int]) -> None:
         """Free what was fetched, and take back requests that have not begun."""
