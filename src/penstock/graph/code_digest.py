@@ -94,7 +94,7 @@ def digest_code(code: CodeType) -> bytes:
     parts = [repr((shape, arguments, code.co_freevars)).encode()]
     for one in kept:
         if one.opcode in _CONSTANT:
-            parts.append(one.opname.encode() + b" " + encode_constant(one.argval))
+            parts.append(one.opname.encode() + b" " + encode_constant(code.co_consts[one.arg or 0]))
         elif one.opcode in _JUMPS:
             parts.append(f"{one.opname} to {bisect_left(offsets, one.argval)}".encode())
         else:

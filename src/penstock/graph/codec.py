@@ -73,7 +73,7 @@ def decode_graph(data: bytes) -> Node:
         )
     try:
         return _Decoder(msgspec.msgpack.decode(body, type=_Document)).graph()
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CodecError(f"a damaged graph: {error}") from error
 
 

@@ -47,12 +47,21 @@ def _align(
         yield from ((one, None) for one in old)
         yield from ((None, other) for other in new)
         return
-    matcher = SequenceMatcher(None, [keys[0](one) for one in old], [keys[0](other) for other in new], autojunk=False)
+    ours, theirs = [keys[0](one) for one in old], [keys[0](other) for other in new]
+    # The ends first: among equal neighbours the longest run is found anywhere, and an edit looks like two.
+    head = _common(ours, theirs)
+    tail = _common(ours[head:][::-1], theirs[head:][::-1])
+    yield from zip(old[:head], new[:head])
+    matcher = SequenceMatcher(None, ours[head : len(ours) - tail], theirs[head : len(theirs) - tail], autojunk=False)
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
-        if tag == "equal":
-            yield from zip(old[i:i_end], new[j:j_end])
-        else:
-            yield from _align(old[i:i_end], new[j:j_end], keys[1:])
+        one, other = old[head + i : head + i_end], new[head + j : head + j_end]
+        yield from zip(one, other) if tag == "equal" else _align(one, other, keys[1:])
+    yield from zip(old[len(old) - tail :], new[len(new) - tail :])
+
+
+def _common(ours: list[Any], theirs: list[Any]) -> int:
+    """Return how many entries both begin with."""
+    return next((i for i, (one, other) in enumerate(zip(ours, theirs)) if one != other), min(len(ours), len(theirs)))
 
 
 def _where(operator: OperatorSummary) -> str:

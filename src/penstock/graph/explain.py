@@ -24,17 +24,33 @@ def explain_text(node: Node) -> str:
     shared = [operator for operator, readers in readers_of(node).items() if len(readers) > 1]
     marks = {operator: f"#{i}" for i, operator in enumerate(shared, 1)}
     lines: dict[Node, list[str]] = {}
-    drawn: set[Node] = set()
+    drawn_at = _first_readers(node)
     for operator in walk(node):
-        branches: list[list[str]] = []
-        for upstream in operator.inputs:
-            branches.append([f"= {marks[upstream]}"] if upstream in drawn else lines.pop(upstream))
-            drawn.add(upstream)
+        branches = [
+            lines.pop(upstream) if drawn_at[upstream] == (operator, i) else [f"= {marks[upstream]}"]
+            for i, upstream in enumerate(operator.inputs)
+        ]
         # The list of a single input is taken over, not copied: a plan may have thousands of lines.
         own = branches[0] if len(branches) == 1 else _bracketed(branches)
         own.append(f"{label(operator)}  {marks[operator]}" if operator in marks else label(operator))
         lines[operator] = own
     return "\n".join(lines[node])
+
+
+def _first_readers(node: Node) -> dict[Node, tuple[Node, int]]:
+    """Return for each operator the reader, and which of its inputs, that comes first from top to bottom."""
+    found: dict[Node, tuple[Node, int]] = {}
+    pending = [(node, enumerate(node.inputs))]
+    while pending:
+        reader, inputs = pending[-1]
+        for i, upstream in inputs:
+            if upstream not in found:
+                found[upstream] = (reader, i)
+                pending.append((upstream, enumerate(upstream.inputs)))
+                break
+        else:
+            pending.pop()
+    return found
 
 
 def _bracketed(branches: list[list[str]]) -> list[str]:

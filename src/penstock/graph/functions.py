@@ -124,6 +124,11 @@ class UserFunction:
         fn: Callable[..., Any] = _value(self._origin, self._loaded)
         return fn
 
+    @property
+    def here(self) -> Callable[..., Any] | None:
+        """What the user gave, if that was in this process; unlike `fn`, it never loads what was shipped."""
+        return self._origin.value if isinstance(self._origin, _Here) else None
+
     def resolve(self) -> Callable[..., Any]:
         """Return what to call: the function, or this process's instance of a class."""
         fn = self.fn

@@ -21,7 +21,7 @@ from typing import Any
 from penstock.graph.code_digest import digest, digest_code
 from penstock.graph.installed import is_installed, is_installed_module, reference_of, version_of
 from penstock.graph.modules import absolute_name, own_modules
-from penstock.graph.references import references
+from penstock.graph.references import Import, references
 from penstock.graph.value_digest import ValueDigester, cell_contents, state_of
 
 ARROW = " → "
@@ -51,14 +51,14 @@ def parts(fn: Any) -> dict[str, str]:
 
 
 class Walk:
-    """One walk through all that a value refers to. It also notes what shipping must know: modules and imports."""
+    """One walk through all that a value refers to. It also notes what shipping must know about modules."""
 
     def __init__(self, root: Any) -> None:
         self.parts: dict[str, str] = {}
         self.module_uses: dict[str, set[str] | None] = {}
         """User modules met as objects, with the attributes that code takes from them; None: any of them."""
-        self.imports: set[str] = set()
-        """User modules that code imports when it runs."""
+        self.imports_own = False
+        """Whether some code imports a module of the user's when it runs."""
         self._way = ""
         self._ways: dict[int, tuple[str, Any]] = {}
         """The way to each function, class and module met, which is kept so that its id stays its own."""
@@ -170,7 +170,7 @@ class Walk:
                 if (way := f"{prefix}global {used}") not in self.parts and way not in self._taken:
                     self._add(way, value)
         for statement in found.imports:
-            self._import(prefix, absolute_name(statement, function.__globals__), statement.names)
+            self._import(prefix, statement, absolute_name(statement, function.__globals__))
 
     def _follow(self, value: Any, chain: tuple[str, ...]) -> tuple[Any, str]:
         """Follow `module.attribute` and `config.attribute` to what the code really takes from there."""
@@ -188,9 +188,9 @@ class Walk:
             used.append(attribute)
         return value, ".".join(used)
 
-    def _import(self, prefix: str, module: str, names: tuple[str, ...]) -> None:
-        own = own_modules(module, names)
-        self.imports.update(own)
+    def _import(self, prefix: str, statement: Import, module: str) -> None:
+        own = own_modules(module, statement.names)
+        self.imports_own |= bool(own)
         for name, code in own.items():
             self.parts[f"{prefix}import {name}"] = code
         if not own:
@@ -213,9 +213,12 @@ class Walk:
 
 def _type_reference(value: Any) -> str | None:
     """Return a name for a type that an installed module does not export, such as that of locks."""
-    if not isinstance(value, type) or "<" in value.__qualname__ or not is_installed(value.__module__):
+    if not isinstance(value, type) or "<" in value.__qualname__:
         return None
-    return f"{value.__module__}:{value.__qualname__}"
+    module: object = value.__module__
+    if not isinstance(module, str):  # some types written in C have a descriptor there
+        return f"builtins:{value.__qualname__}"
+    return f"{module}:{value.__qualname__}" if is_installed(module) else None
 
 
 def _is_enum_note(name: str, value: Any) -> bool:

@@ -13,13 +13,15 @@ _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _NOISE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL"})
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Import:
     """An import statement inside a function; `names` is empty for `import module`."""
 
     module: str
     level: int
     names: tuple[str, ...]
+    uses: tuple[tuple[str, ...], ...] | None
+    """What the code takes: attributes of the module, for `import a.b` of `a`; None where that cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ def references(code: CodeType) -> References:
             elif one.opname == "STORE_GLOBAL":
                 assigned.add(one.argval)
             elif one.opname == "IMPORT_NAME":
-                level, names = instructions[i - 2].argval, instructions[i - 1].argval
-                imports.add(Import(one.argval, level, tuple(names or ())))
-    return References(tuple(sorted(chains)), tuple(sorted(imports)), frozenset(assigned))
+                imports.add(_import(instructions, i))
+    in_order = sorted(imports, key=lambda found: (found.module, found.level, found.names, found.uses or ()))
+    return References(tuple(sorted(chains)), tuple(in_order), frozenset(assigned))
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
@@ -60,6 +62,31 @@ def nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from nested(constant)
+
+
+def _import(instructions: list[Any], i: int) -> Import:
+    level, names = instructions[i - 2].argval, tuple(instructions[i - 1].argval or ())
+    uses: tuple[tuple[str, ...], ...] | None
+    if names:
+        uses = None if "*" in names else tuple((name,) for name in names)
+    else:
+        uses = _uses_of_local(instructions, instructions[i + 1])
+    return Import(instructions[i].argval, level, names, uses)
+
+
+def _uses_of_local(instructions: list[Any], store: Any) -> tuple[tuple[str, ...], ...] | None:
+    """Return the attributes read from the local variable that a module was just stored in."""
+    if store.opname != "STORE_FAST":
+        return None
+    found: set[tuple[str, ...]] = set()
+    for i, one in enumerate(instructions):
+        if one.opname.startswith("LOAD_FAST") and store.argval in (one.argval, *_tuple(one.argval)):
+            found.add(tuple(_attributes(instructions, i + 1)) if one.argval == store.argval else ())
+    return None if () in found else tuple(sorted(found))
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else ()
 
 
 def _attributes(instructions: list[Any], start: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
@@ -21,9 +21,10 @@ import cloudpickle
 
 from penstock.core.errors import FunctionShippingError
 from penstock.graph.installed import is_installed_module, reference_of
+from penstock.graph.modules import own_modules
 from penstock.graph.once import one_at_a_time
 from penstock.graph.parts import Walk, defaults
-from penstock.graph.references import references
+from penstock.graph.references import Import, references
 from penstock.graph.value_digest import cell_contents, state_of
 
 _MARK = "__shipped_by_penstock__"
@@ -36,16 +37,50 @@ def dump(value: Any, name: str, walk: Walk, *, remedy: str) -> bytes:
 
     Raises `FunctionShippingError` with the name of what cannot go and the remedy.
     """
-    modules = [importlib.import_module(module) for module in sorted(walk.imports)]
+    modules: list[ModuleType] = []
+    if walk.imports_own:
+        walk = _ImportingWalk(value)
+        modules = walk.modules
     with _own_modules_by_value():
         try:
             return _pickle((value, modules), walk)
         except Exception as error:
-            trail, culprit, reason = _culprit(value, error, walk)
+            trail, culprit, reason = _culprit(value, modules, error, walk)
     kind = type(culprit)
     what = f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
     where = f"{' → '.join(trail)} is {what}, which" if trail else f"it is {what}, which"
     raise FunctionShippingError(f"{name} cannot be shipped: {where} cannot be pickled ({reason}). {remedy}") from reason
+
+
+class _ImportingWalk(Walk):
+    """Imports what the code will import when it runs, to see what it takes from there.
+
+    A fingerprint must not depend on what is loaded, so its walk reads the files instead.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.modules: list[ModuleType] = []
+        super().__init__(root)
+
+    def _import(self, prefix: str, statement: Import, module: str) -> None:
+        if not own_modules(module, statement.names):
+            return
+        steps = module.split(".")
+        for end in range(len(steps)):
+            self._bring(".".join(steps[: end + 1]))
+        for name in statement.names:
+            if name != "*" and not hasattr(sys.modules[module], name):
+                self._bring(f"{module}.{name}")
+        start = sys.modules[module if statement.names or statement.uses is None else steps[0]]
+        for chain in statement.uses if statement.uses is not None else ((),):
+            taken, way = self._follow(start, (start.__name__, *chain))
+            self._add(f"{prefix}import {way}", taken)
+
+    def _bring(self, name: str) -> None:
+        module = importlib.import_module(name)
+        if not is_installed_module(module) and module not in self.modules:
+            self.modules.append(module)
+            self.module_uses.setdefault(name, set())
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -56,6 +91,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._walk = walk
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, functools._lru_cache_wrapper) and reference_of(value) is None:
+            return _cached, (value.__wrapped__, value.cache_parameters())  # else it goes by the name of its module
         if not isinstance(value, ModuleType) or is_installed_module(value):
             return super().reducer_override(value)
         state = {_MARK: True, **dict(_module_attributes(value, self._walk))}
@@ -75,6 +112,10 @@ def _module_attributes(module: ModuleType, walk: Walk) -> Iterator[tuple[str, An
     for name, value in vars(module).items():
         if name not in _NOT_SHIPPED and (used is None or name in used or name.startswith("__")):
             yield name, value
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _make_module(name: str) -> ModuleType:
@@ -120,9 +161,15 @@ def _is_own(name: str, module: object) -> bool:
     return not is_installed_module(module)
 
 
-def _culprit(value: Any, error: Exception, walk: Walk) -> tuple[list[str], Any, Exception]:
+def _culprit(value: Any, modules: list[ModuleType], error: Exception, walk: Walk) -> tuple[list[str], Any, Exception]:
     """Follow what cannot be pickled down to the innermost value, trying everything captured on the way."""
     trail: list[str] = []
+    for module in modules if _failure(value, walk) is None else ():
+        reason = _failure(module, walk)
+        if reason is not None:
+            value, error = module, reason
+            trail.append(f"imported module {module.__name__!r}")
+            break
     seen = {id(value)}
     while True:
         for words, inner in _captured(value, walk):
@@ -163,6 +210,8 @@ def _captured(value: Any, walk: Walk) -> Iterator[tuple[str, Any]]:
         case MethodType():
             yield f"the {type(value.__self__).__name__} it is bound to", value.__self__
             yield f"method {value.__name__!r}", value.__func__
+        case functools._lru_cache_wrapper():
+            yield "the function", value.__wrapped__
         case functools.partial():
             for key, argument in (*enumerate(value.args), *value.keywords.items()):
                 yield f"argument {key!r}", argument

@@ -264,7 +264,7 @@ def _tensor(value: Any) -> bytes | None:
 
 def _dataset(value: Any) -> bytes | None:
     """Encode a Hugging Face dataset by the fingerprint it keeps itself."""
-    if type(value).__module__.partition(".")[0] != "datasets":
+    if str(type(value).__module__).partition(".")[0] != "datasets":
         return None
     own = getattr(value, "_fingerprint", None)
     return own.encode()[: 4 * DIGEST_BYTES] if isinstance(own, str) else None
