@@ -1,0 +1,44 @@
+"""Removes maps of the identity and prefetches of prefetches. Neither has a state, and no shuffle minds them."""
+
+from __future__ import annotations
+
+from types import CodeType, FunctionType
+
+from penstock.graph import ops
+from penstock.graph.functions import UserFunction
+from penstock.graph.node import Node
+from penstock.graph.traverse import rewrite
+
+
+def remove_no_ops(root: Node) -> Node:
+    return rewrite(root, _without)
+
+
+def _without(node: Node) -> Node:
+    match node:
+        case ops.Map(batch_size=None, on_error=None) if is_identity(node.function):
+            return node.upstream
+        case ops.Prefetch(size=None, upstream=ops.Prefetch(size=None)):
+            return node.upstream
+    return node
+
+
+def _identity(x: object) -> object:
+    return x
+
+
+def is_identity(function: UserFunction) -> bool:
+    """Return whether it is a plain function of one argument that does nothing but return it.
+
+    Judged by its byte code, which for `return x` of the only argument is the same for every function.
+
+    >>> is_identity(UserFunction.of(lambda row: row)), is_identity(UserFunction.of(lambda row: row[0]))
+    (True, False)
+    """
+    given = function.here
+    return type(given) is FunctionType and not function.takes_rng and _returns_its_argument(given.__code__)
+
+
+def _returns_its_argument(code: CodeType) -> bool:
+    # One argument and no other local leaves no room for *args; generators and coroutines have another byte code.
+    return code.co_argcount == code.co_nlocals == 1 and code.co_code == _identity.__code__.co_code

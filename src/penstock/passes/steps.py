@@ -1,0 +1,25 @@
+"""What can be a step of a fused operator. A step is the operator itself, standing on a `Hole`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeGuard
+
+from penstock.graph import ops
+from penstock.graph.node import Node
+
+
+def is_fusable(node: Node) -> TypeGuard[ops.Unary]:
+    """Return whether it can be a step: not a map with `batch_size`, which gathers groups of its own."""
+    if isinstance(node, ops.Map):
+        return node.batch_size is None
+    return isinstance(node, (ops.Filter, ops.Select, ops.Drop, ops.Rename))
+
+
+def ask_for_same_threads(nodes: Iterable[Node]) -> bool:
+    """Return whether the operators can share threads. Column operators have no wish of their own."""
+    return len({node.threads for node in nodes if isinstance(node, (ops.Map, ops.Filter))}) <= 1
+
+
+def as_step(node: Node) -> Node:
+    return node.with_inputs(ops.Hole())
