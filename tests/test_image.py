@@ -237,6 +237,16 @@ def test_a_header_that_claims_absurd_sizes_is_an_error() -> None:
                 call()
 
 
+@pytest.mark.parametrize("components,sampling", [(0, 0x11), (255, 0x11), (1, 0x00), (1, 0xFF)])
+def test_a_header_with_impossible_components_is_an_error(components: int, sampling: int) -> None:
+    data = bytearray(JPEGS["grey"])
+    at = jpeg.read_header(memoryview(data)).height_at
+    data[at + 4], data[at + 6] = components, sampling
+    for call in entry_points(bytes(data)):
+        with pytest.raises(ImageDecodeError):
+            call()
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 700), st.binary(min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_a_damaged_header_gives_pixels_or_the_typed_error(at: int, junk: bytes, seed: int) -> None:

@@ -77,7 +77,7 @@ def read_header(view: memoryview) -> JpegHeader:
             break
     height, width = _frame_size(view, frame_at)
     components = view[frame_at + 5]
-    vertical = max(1, *(factors & 15 for factors in view[frame_at + 7 : frame_at + 6 + 3 * components : 3]))
+    vertical = max([1, *(factors & 15 for factors in view[frame_at + 7 : frame_at + 6 + 3 * components : 3])])
     one_scan = frame in SEQUENTIAL_FRAMES and view[start : start + 1] == bytes([components])
     return JpegHeader(height, width, components, frame_at + 1, 8 * vertical, one_scan)
 
