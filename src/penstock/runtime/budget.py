@@ -32,26 +32,37 @@ def default_budget(threads: int | None = None, memory_bytes: int | None = None) 
     return Budget(threads=threads, memory_bytes=memory_bytes)
 
 
-def available_cores() -> int:
-    """Return the smallest of the machine's cores, affinity, the cgroup's quota and SLURM's share."""
-    limits = [os.cpu_count() or 1]
+def core_limits() -> dict[str, int]:
+    """Return what limits the cores of this process, by name."""
+    limits = {"machine": os.cpu_count() or 1}
     if hasattr(os, "sched_getaffinity"):
-        limits.append(len(os.sched_getaffinity(0)))
+        limits["affinity"] = len(os.sched_getaffinity(0))
     quota = _read(CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
-        limits.append(max(1, int(quota[0]) // int(quota[1])))
+        limits["cgroup quota"] = max(1, int(quota[0]) // int(quota[1]))
     slurm = _from_environment("SLURM_CPUS_PER_TASK")
     if slurm:
-        limits.append(slurm)
-    return max(1, min(limits))
+        limits["SLURM_CPUS_PER_TASK"] = slurm
+    return limits
+
+
+def available_cores() -> int:
+    """Return the smallest of the machine's cores, affinity, the cgroup's quota and SLURM's share."""
+    return max(1, min(core_limits().values()))
+
+
+def memory_limits() -> dict[str, int]:
+    """Return what limits the memory of this process, in bytes, by name."""
+    limits = {"machine": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    cgroup = _read(CGROUP / "memory.max").strip()
+    if cgroup.isdigit():
+        limits["cgroup limit"] = int(cgroup)
+    return limits
 
 
 def default_memory() -> int:
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    cgroup = _read(CGROUP / "memory.max").strip()
-    if cgroup.isdigit():
-        limits.append(int(cgroup))
-    return max(64 << 20, min(int(min(limits) * DEFAULT_MEMORY_SHARE), MAX_DEFAULT_MEMORY))
+    smallest = min(memory_limits().values())
+    return max(64 << 20, min(int(smallest * DEFAULT_MEMORY_SHARE), MAX_DEFAULT_MEMORY))
 
 
 def _from_environment(name: str) -> int | None:

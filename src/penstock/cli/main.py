@@ -1,0 +1,114 @@
+"""`penstock`: reads the arguments, then imports what the command needs.
+
+Exit codes: 0 all went well, 1 it did not (the message says why), 2 the command line was wrong. An exception of the
+user's own code is shown as Python shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from penstock.core.errors import PenstockError
+
+
+class UsageError(Exception):
+    """The command line asks for something that is not there."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _COMMANDS[options.command](options)
+    except UsageError as error:
+        print(f"penstock {options.command}: {error}", file=sys.stderr)
+        return 2
+    except PenstockError as error:
+        print(f"penstock {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"penstock {options.command}: interrupted", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="Input pipelines for machine learning.")
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+
+    demo = commands.add_parser("demo", help="show what Penstock does, on data made on the spot")
+    demo.add_argument("--keep", action="store_true", help="leave the demo's files where they are, to look at them")
+
+    replay = commands.add_parser(
+        "replay",
+        help="run an element that was skipped through its function again",
+        description="Without ID: list the elements in a quarantine file. With ID: run that element again, in this "
+        "thread, so that breakpoint() works; if it fails, look at the failure in a debugger. This loads the functions "
+        "stored in the file: replay only files whose origin you trust.",
+    )
+    replay.add_argument("file", metavar="FILE", help="what on_error=SkipErrors(quarantine=FILE) wrote")
+    replay.add_argument("id", metavar="ID", nargs="?", help="an id from the list; its first characters are enough")
+    replay.add_argument(
+        "--function", metavar="MODULE:NAME", help="call this instead of the stored function, to try a fix"
+    )
+    replay.add_argument(
+        "--debugger",
+        choices=["auto", "pdb", "none"],
+        default="auto",
+        help="what to do when it fails: auto (default) is the debugger that breakpoint() would use, on a terminal only",
+    )
+
+    explain = commands.add_parser("explain", help="print the plan of a pipeline")
+    explain.add_argument(
+        "dataset", metavar="MODULE:DATASET", help="a Dataset, or a function that returns one; MODULE may be a .py file"
+    )
+    explain.add_argument("--analyze", action="store_true", help="run it for a while and say what limits it")
+    explain.add_argument("--seconds", type=_seconds, default=2.0, help="how long to run it (default: 2)")
+    explain.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
+
+    commands.add_parser("doctor", help="print versions, extras, cores and memory as Penstock sees them")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and a day")
+    return seconds
+
+
+def _version() -> str:
+    from penstock import __version__
+
+    return f"penstock {__version__}"
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from penstock.cli.demo import run_demo
+
+    return run_demo(keep=options.keep)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from penstock.cli.replay import list_skipped, run_again
+
+    if options.id is None:
+        return list_skipped(options.file)
+    return run_again(options.file, options.id, function=options.function, debugger=options.debugger)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from penstock.cli.explain import print_plan
+
+    return print_plan(options.dataset, analyze=options.analyze, mermaid=options.mermaid, seconds=options.seconds)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from penstock.cli.doctor import print_report
+
+    return print_report()
+
+
+_COMMANDS = {"demo": _demo, "replay": _replay, "explain": _explain, "doctor": _doctor}
