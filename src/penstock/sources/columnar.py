@@ -197,6 +197,7 @@ class _ChunkReader:
         self._node, self._on_bad = node, on_bad
         self._converter: Converter | None = None
         self._schema: pa.Schema | None = None
+        self._names: list[str] = []
         self._chunks = Background(chunks, depth=CHUNKS_AHEAD, abort=lambda: _set(aborted), name="penstock-columns")
 
     def close(self) -> None:
@@ -205,7 +206,8 @@ class _ChunkReader:
     def _next_chunk(self) -> Chunk | None:
         while (made := self._chunks.next()) is not None:
             if isinstance(made, Chunk):
-                return made
+                names = self._names = self._names or made.batch.schema.names  # files may have them in another order
+                return made if made.batch.schema.names == names else replace(made, batch=made.batch.select(names))
             if self._on_bad is None:
                 raise made.error
             self._on_bad(made.error, self._index_of(made))
@@ -372,8 +374,8 @@ class BatchReader(_ChunkReader):
     def _convert_several(self, pieces: list[Chunk]) -> Any:
         schema = pieces[0].batch.schema
         for piece in pieces:
-            if piece.batch.schema.names != schema.names or piece.batch.schema.types != schema.types:
-                raise DataError(piece.path, f"its columns differ from those of {pieces[0].path}, in name or type")
+            if piece.batch.schema.types != schema.types:
+                raise DataError(piece.path, f"its columns are not of the types they have in {pieces[0].path}")
         batches = [pa.RecordBatch.from_arrays(piece.batch.columns, schema=schema) for piece in pieces]
         table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
         joined = replace(pieces[0], batch=table.to_batches()[0], indices=np.arange(table.num_rows))

@@ -212,7 +212,7 @@ class _ParquetFile:
             if piece.size <= WHOLE_FILE_BYTES:
                 self._ranged.ask([(0, piece.size)])
             elif self._metadata is None:
-                self._ranged.ask([(piece.size - FOOTER_BYTES, piece.size)])
+                self._ranged.ask([(max(0, piece.size - FOOTER_BYTES), piece.size)])
 
     @property
     def metadata(self) -> Any:
