@@ -1,0 +1,385 @@
+"""Runs ours against a peer, fairly, and reports.
+
+Rules. Each side is a process of its own, in its own environment, alive for the whole comparison; start-up and a warm-up
+round come first. Then pairs: ours, theirs, ours, theirs, never two at once, the waiting side blocked on a pipe. A
+pair's ratio compares neighbouring rounds, so that a machine that slows down slows both. Reported are the medians, the
+median of the pairs' ratios, and `low`: the lower end of its 95 % interval (bootstrap over the pairs). Every round's
+figure is in the line too. One peer is alive at a time: an idle Ray cluster is not idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+DATA = ROOT / ".bench"
+RESAMPLES = 10_000
+ROUND_LIMIT_S = 300  # a round takes seconds; a side that is silent for this long hangs
+
+
+class BenchError(Exception):
+    """A side is missing, failed or hangs. The run ends with it: a gap in a comparison must not look like a result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """`where` is module:function below `benchmarks/`; `theirs` picks the environment."""
+
+    name: str
+    where: str
+    theirs: bool = True
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def python(self) -> Path:
+        return ROOT / (".venv-peers" if self.theirs else ".venv") / "bin" / "python"
+
+
+def ours(where: str, name: str = "penstock", **arguments: Any) -> Side:
+    return Side(name=name, where=where, theirs=False, arguments=arguments)
+
+
+def peer(name: str, where: str, **arguments: Any) -> Side:
+    return Side(name=name, where=where, arguments=arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    pairs: int
+    seconds: float
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A comparison, ready to print. The ratio is above 1 where ours is better, whatever the unit."""
+
+    bench: str
+    case: str
+    ours: float
+    peer: str
+    theirs: float
+    unit: str
+    ratio: float
+    low: float
+    target: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None:
+            return ""
+        if self.ratio < self.target:
+            return "missed"
+        return "met" if self.low >= self.target else "met, low below"
+
+    def line(self) -> dict[str, Any]:
+        line = {
+            "bench": self.bench,
+            "case": self.case,
+            "ours": _figures(self.ours),
+            "peer": self.peer,
+            "theirs": _figures(self.theirs),
+            "unit": self.unit,
+            "ratio": round(self.ratio, 3),
+            "low": round(self.low, 3),
+        }
+        if self.target is not None:
+            line |= {"target": self.target, "met": self.ratio >= self.target}
+        return line | self.details
+
+
+class Child:
+    """A side's process."""
+
+    def __init__(self, side: Side, log: Path) -> None:
+        if not side.python.exists():
+            raise BenchError(f"{side.name}: no {side.python}; `make bench` makes it")
+        self.side, self.log = side, log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [side.python, HERE / "side.py", side.where, json.dumps(side.arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=HERE,
+                start_new_session=True,  # so that whatever the side started can be ended with it
+            )
+        hello = self._answer()
+        self.first: int = hello["first"]
+        self.versions: dict[str, str] = hello["versions"]
+        self.notes: dict[str, Any] = hello["notes"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], ROUND_LIMIT_S)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            self.close()
+            why = "failed" if ready else f"gave no answer in {ROUND_LIMIT_S} s"
+            tail = "\n    ".join(self.log.read_text(errors="replace").splitlines()[-15:])
+            raise BenchError(f"{self.side.name} ({self.side.where}) {why}; the end of {self.log}:\n    {tail}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def round(self, elements: int) -> dict[str, float]:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"elements": elements}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died; reading the answer says why
+        return self._answer()
+
+    def calibrate(self, seconds: float) -> int:
+        """Return how many elements a round of so many seconds takes; this is the warm-up too."""
+        elements = self.first
+        for _ in range(6):
+            answer = self.round(elements)
+            if answer["seconds"] >= 0.5 * seconds and "too_short" not in answer:
+                break
+            elements = max(elements + 1, int(answer["rate"] * seconds * 1.25), 4 * elements * ("too_short" in answer))
+        return max(self.first, int(self.round(elements)["rate"] * seconds * 1.25))
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing of it is left
+        self.process.wait()
+
+
+class Bench:
+    """One benchmark's run: collects results and prints each as it is there."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self.options = name, options
+        self.results: list[Result] = []
+        self.logs = DATA / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def compare(
+        self,
+        case: str,
+        mine: Side,
+        peers: Sequence[Side],
+        *,
+        unit: str,
+        target: float | None = None,
+        per_cpu_target: float | None = None,
+        seconds: float | None = None,
+    ) -> list[Result]:
+        """Run ours against each peer. The target is held against the best of them: the one with the lowest ratio."""
+        seconds = seconds if seconds is not None and not self.options.quick else self.options.seconds
+        measured: list[tuple[Result, Result]] = []
+        for number, other in enumerate(peers):
+            say(f"{self.name}/{case}: {mine.name} and {other.name}, {self.options.pairs} pairs of {seconds:g} s")
+            measured.append(self._pairs(case, mine, other, unit, seconds, number))
+        best = min(range(len(measured)), key=lambda i: measured[i][0].ratio)
+        found = []
+        for i, (rate, per_cpu) in enumerate(measured):
+            extra = {"best_peer": i == best} if len(peers) > 1 else {}
+            found.append(self.add(_with(rate, target if i == best else None, extra)))
+            if per_cpu_target is not None:
+                self.add(_with(per_cpu, per_cpu_target if i == best else None, extra))
+        return found
+
+    def _pairs(
+        self, case: str, mine: Side, other: Side, unit: str, seconds: float, number: int
+    ) -> tuple[Result, Result]:
+        slug = "".join(c if c.isalnum() else "-" for c in f"{self.name}-{case}-{number}")
+        children: list[Child] = []
+        try:
+            children.append(Child(mine, self.logs / f"{slug}-ours.log"))
+            children.append(Child(other, self.logs / f"{slug}-theirs.log"))
+            sizes = [child.calibrate(seconds) for child in children]
+            rounds = [[child.round(size) for child, size in zip(children, sizes)] for _ in range(self.options.pairs)]
+        finally:
+            for child in children:
+                child.close()
+        details = {
+            "pairs": len(rounds),
+            "rounds": [[_figures(side["rate"]) for side in pair] for pair in rounds],
+            "cpu_s_per_1000": [
+                _figures(statistics.median(1000 * p[i]["cpu_s"] / p[i]["elements"] for p in rounds)) for i in (0, 1)
+            ],
+            "versions": children[0].versions | children[1].versions,
+            "machine": machine(),
+        }
+        notes = {name: child.notes for name, child in zip(("ours_notes", "theirs_notes"), children) if child.notes}
+        rate = paired(self.name, case, other.name, unit, [(a["rate"], b["rate"]) for a, b in rounds])
+        per_cpu = paired(
+            self.name,
+            f"{case}, per CPU second",
+            other.name,
+            f"{unit.split('/')[0]}/CPU s",
+            [(a["elements"] / max(a["cpu_s"], 0.01), b["elements"] / max(b["cpu_s"], 0.01)) for a, b in rounds],
+        )
+        return _with(rate, None, details | notes), _with(per_cpu, None, {"pairs": len(rounds), "machine": machine()})
+
+    def limit(
+        self, case: str, values: Sequence[float], limit: float, *, unit: str, peer: str = "limit", **details: Any
+    ) -> Result:
+        """Report figures that must stay below a limit; the ratio is limit over ours, so that above 1 is better."""
+        ratio, low = median_and_low([limit / value for value in values])
+        return self.add(
+            Result(
+                bench=self.name,
+                case=case,
+                ours=statistics.median(values),
+                peer=peer,
+                theirs=limit,
+                unit=unit,
+                ratio=ratio,
+                low=low,
+                target=1.0,
+                details={"runs": len(values), **details, "versions": our_versions(), "machine": machine()},
+            )
+        )
+
+    def add(self, result: Result) -> Result:
+        self.results.append(result)
+        print(json.dumps(result.line()), flush=True)
+        return result
+
+
+def _with(result: Result, target: float | None, details: dict[str, Any]) -> Result:
+    return replace(result, target=target, details=result.details | details)
+
+
+def paired(
+    bench: str,
+    case: str,
+    peer: str,
+    unit: str,
+    pairs: Sequence[tuple[float, float]],
+    target: float | None = None,
+    **details: Any,
+) -> Result:
+    """Compare figures of which more is better, measured in pairs."""
+    ratio, low = median_and_low([a / b for a, b in pairs])
+    mine, theirs = (statistics.median(side) for side in zip(*pairs))
+    return Result(
+        bench=bench,
+        case=case,
+        ours=mine,
+        peer=peer,
+        theirs=theirs,
+        unit=unit,
+        ratio=ratio,
+        low=low,
+        target=target,
+        details=details,
+    )
+
+
+def median_and_low(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the lower end of its 95 % bootstrap interval (seeded: the same figures, the same end)."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return statistics.median(ratios), medians[int(0.025 * RESAMPLES)]
+
+
+def _figures(value: float) -> float:
+    """Round to four significant figures: more is noise."""
+    return float(f"{value:.4g}")
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def our_versions() -> dict[str, str]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    versions = {name: metadata.version(name) for name in ("penstock", "numpy")}
+    return versions | ({"commit": commit.stdout.strip()} if commit.returncode == 0 else {})
+
+
+def say(message: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {message}", file=sys.stderr, flush=True)
+
+
+def show_table(results: Sequence[Result]) -> None:
+    """Print what was measured, for people, on stderr: stdout has the JSON lines alone."""
+    header = ("case", "peer", "ours", "theirs", "unit", "ratio", "low", "target", "")
+    rows = [
+        (
+            result.case,
+            result.peer,
+            f"{_figures(result.ours):,g}",
+            f"{_figures(result.theirs):,g}",
+            result.unit,
+            f"{result.ratio:.2f}",
+            f"{result.low:.2f}",
+            "" if result.target is None else f"{result.target:g}",
+            result.verdict,
+        )
+        for result in results
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    for row in (header, *rows):
+        cells = [
+            cell.rjust(w) if 2 <= i <= 7 and i != 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))
+        ]
+        print("  ".join(cells).rstrip(), file=sys.stderr)
+    missed = [result for result in results if result.verdict == "missed"]
+    aimed = [result for result in results if result.target is not None]
+    print(f"{len(aimed) - len(missed)} of {len(aimed)} targets met", file=sys.stderr)
+
+
+def main(name: str, run: Callable[[Bench], None]) -> None:
+    """Run one benchmark. The exit code says whether it could be measured, not whether targets were met."""
+    parser = argparse.ArgumentParser(prog=f"bench_{name}.py")
+    parser.add_argument("--pairs", type=int, help="pairs of rounds in a comparison (default 12)")
+    parser.add_argument("--seconds", type=float, help="length of a round (default 2)")
+    parser.add_argument("--quick", action="store_true", help="three short pairs: to see that it runs, not to measure")
+    given = parser.parse_args()
+    options = Options(
+        pairs=given.pairs or (3 if given.quick else 12),
+        seconds=given.seconds or (0.3 if given.quick else 2.0),
+        quick=given.quick,
+    )
+    bench = Bench(name, options)
+    try:
+        run(bench)
+    except BenchError as error:
+        say(f"bench {name} failed: {error}")
+        sys.exit(1)
+    show_table(bench.results)
