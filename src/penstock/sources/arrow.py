@@ -269,8 +269,9 @@ def _memory_map(piece: FileRange) -> Any:
         raise NoFilesError(piece.path, "the file is gone since it was listed") from error
     except (pa.ArrowException, OSError) as error:
         raise DataError(piece.path, str(error)) from error
-    if file.size() != piece.size:
+    size = file.size()
+    if size != piece.size:
         file.close()
-        what = f"it has {file.size()} bytes now and had {piece.size} when it was listed"
+        what = f"it has {size} bytes now and had {piece.size} when it was listed"
         raise DataError(piece.path, what, remedy="list the splits anew")
     return file
