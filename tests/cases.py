@@ -126,7 +126,9 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "mix_all": (ops.Mix, lambda: ps.mix([ps.range(8), ps.range(100, 140)], [3, 1], stop="all")),
         "mix_units": (
             ops.Mix,
-            lambda: ps.mix([ps.range(9).map(sequence), ps.range(30).map(sequence)], unit=length_of, stop="never").take(60),
+            lambda: ps.mix([ps.range(9).map(sequence), ps.range(30).map(sequence)], unit=length_of, stop="never").take(
+                60
+            ),
         ),
         "bucket_by_length": (
             ops.BucketByLength,
@@ -142,7 +144,10 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "prefetch": (ops.Prefetch, lambda: ps.range(40).map(double).prefetch(5)),
         "with_length": (ops.WithLength, lambda: ps.range(40).filter(is_even).with_length(20)),
         "with_epoch": (ops.WithEpoch, lambda: ps.range(12).shuffle(seed=5).with_epoch(30)),
-        "fused": (ops.Fused, lambda: ps.range(40).map(double, threads=2).map(noisy, threads=2).filter(_short, threads=2)),
+        "fused": (
+            ops.Fused,
+            lambda: ps.range(40).map(double, threads=2).map(noisy, threads=2).filter(_short, threads=2),
+        ),
         "fused_batch": (ops.FusedBatch, lambda: ps.range(40).map(image, threads=2).batch(6)),
         "six_operators": (
             ops.Shuffle,
@@ -210,7 +215,7 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "read_jsonl": (readers.ReadJsonl, lambda: ps.read_jsonl(folder / "*.jsonl.gz")),
         "read_csv": (readers.ReadCsv, lambda: ps.read_csv(folder / "{0..2}.csv")),
         "read_webdataset": (readers.ReadWebdataset, lambda: ps.read_webdataset(folder / "*.tar")),
-        "read_files": (readers.ReadFiles, lambda: ps.read_files(folder / "*.txt")),
+        "read_files": (readers.ReadFiles, lambda: ps.read_files(folder / "*.{txt,csv}")),
         "read_images": (readers.ReadImages, lambda: ps.read_images(folder / "images")),
         "read_numpy": (readers.ReadNumpy, lambda: ps.read_numpy(folder / "*.npy")),
         "read_parquet": (readers.ReadParquet, lambda: ps.read_parquet(folder / "*.parquet")),
@@ -222,3 +227,29 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         for name, (kind, make) in plain.items()
     }
     return {**plain, **shuffled}
+
+
+OPERATOR_NAMES = tuple(operator_cases(Path("unused")))
+"""For parametrization: making the pipelines' closures touches no file."""
+SOURCE_NAMES = tuple(
+    name + suffix
+    for suffix in ("", "_shuffled")
+    for name in (
+        "range",
+        "from_items",
+        "from_generator",
+        "from_torch",
+        "from_huggingface",
+        "read_tfrecord",
+        "read_text",
+        "read_jsonl",
+        "read_csv",
+        "read_webdataset",
+        "read_files",
+        "read_images",
+        "read_numpy",
+        "read_parquet",
+        "read_parquet_batches",
+        "read_arrow",
+    )
+)

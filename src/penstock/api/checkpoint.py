@@ -1,7 +1,7 @@
 """Whether a saved state belongs to a pipeline.
 
-A state says where sources, shuffles and counters stood. It is refused when an operator that decides which elements come,
-or in which order, is not the one it was saved with; a changed map or batch only changes what is made of them.
+A state says where sources, shuffles and counters stood. It is refused when an operator that decides which elements
+come, or in which order, is not the one it was saved with; a changed map or batch only changes what is made of them.
 """
 
 from __future__ import annotations

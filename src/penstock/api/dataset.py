@@ -17,7 +17,7 @@ from penstock.graph.expressions import Expression, col
 from penstock.graph.functions import UserFunction
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
-from penstock.graph.randomized import draws
+from penstock.graph.randomized import is_shuffle, takes_rng
 from penstock.graph.traverse import walk
 
 Function = Callable[..., Any]
@@ -39,7 +39,12 @@ class Dataset:
     # One output for one input, or fewer, or more
 
     def map(
-        self, function: Function, *, batch_size: int | None = None, threads: int | None = None, on_error: OnError = "raise"
+        self,
+        function: Function,
+        *,
+        batch_size: int | None = None,
+        threads: int | None = None,
+        on_error: OnError = "raise",
     ) -> Dataset:
         """Apply `function` to each element; one that takes `rng` gets its own generator per element.
 
@@ -47,8 +52,12 @@ class Dataset:
         a list of up to that many elements and returns a list of as many. `threads` fixes what is otherwise measured.
         """
         return self._with(
-            ops.Map, function=_function("map", function), batch_size=batch_size, threads=threads,
-            on_error=skip_policy(on_error), salt=self._salt(),
+            ops.Map,
+            function=_function("map", function),
+            batch_size=batch_size,
+            threads=threads,
+            on_error=skip_policy(on_error),
+            salt=self._salt(),
         )
 
     def filter(
@@ -60,7 +69,9 @@ class Dataset:
             chosen = col(predicate) == True  # noqa: E712
         else:
             chosen = predicate if isinstance(predicate, Expression) else _function("filter", predicate)
-        return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=self._salt())
+        return self._with(
+            ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=self._salt()
+        )
 
     def flat_map(self, function: Function) -> Dataset:
         """Replace each element by the elements of the iterable that `function` makes of it."""
@@ -80,7 +91,7 @@ class Dataset:
         Where the source is indexable it is a permutation of everything. Otherwise splits are permuted and blocks of
         `size` elements shuffled.
         """
-        return self._with(ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=self._salt())
+        return self._with(ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=self._salt(is_shuffle))
 
     def repeat(self, count: int = ops.NEVER_ENDS) -> Dataset:
         """Pass over the data `count` times, or for ever."""
@@ -121,7 +132,13 @@ class Dataset:
         return self._with(ops.Batch, size=size, drop_last=drop_last)
 
     def padded_batch(
-        self, size: int, *, drop_last: bool = False, value: Any = 0, length: int | None = None, multiple_of: int | None = None
+        self,
+        size: int,
+        *,
+        drop_last: bool = False,
+        value: Any = 0,
+        length: int | None = None,
+        multiple_of: int | None = None,
     ) -> Dataset:
         """Like `batch`, with arrays padded to the longest, to `length`, or to a multiple."""
         return self._with(
@@ -141,28 +158,55 @@ class Dataset:
         return self._with(ops.Rebatch, size=size, drop_last=drop_last)
 
     def bucket_by_length(
-        self, length: Function, *, boundaries: Sequence[int], batch_size: int | Sequence[int], drop_last: bool = False,
-        value: Any = 0, pad_to_boundary: bool = False,
+        self,
+        length: Function,
+        *,
+        boundaries: Sequence[int],
+        batch_size: int | Sequence[int],
+        drop_last: bool = False,
+        value: Any = 0,
+        pad_to_boundary: bool = False,
     ) -> Dataset:
         """Make padded batches of elements of like length: bucket i holds lengths up to `boundaries[i]`."""
         buckets = len(boundaries) + 1
         sizes = (batch_size,) * buckets if isinstance(batch_size, int) else tuple(batch_size)
         return self._with(
-            ops.BucketByLength, length=_function("bucket_by_length", length), boundaries=tuple(boundaries),
-            batch_sizes=sizes, drop_last=drop_last, value=value, pad_to_boundary=pad_to_boundary,
+            ops.BucketByLength,
+            length=_function("bucket_by_length", length),
+            boundaries=tuple(boundaries),
+            batch_sizes=sizes,
+            drop_last=drop_last,
+            value=value,
+            pad_to_boundary=pad_to_boundary,
         )
 
     def group_by_window(
-        self, key: Function, *, size: int, reduce: Function | None = None, drop_last: bool = False, max_pending: int = 65_536
+        self,
+        key: Function,
+        *,
+        size: int,
+        reduce: Function | None = None,
+        drop_last: bool = False,
+        max_pending: int = 65_536,
     ) -> Dataset:
         """Gather `size` elements of equal key and give the list, or what `reduce` makes of it."""
         return self._with(
-            ops.GroupByWindow, key=_function("group_by_window", key), size=size, drop_last=drop_last,
-            reduce=None if reduce is None else _function("group_by_window", reduce), max_pending=max_pending,
+            ops.GroupByWindow,
+            key=_function("group_by_window", key),
+            size=size,
+            drop_last=drop_last,
+            reduce=None if reduce is None else _function("group_by_window", reduce),
+            max_pending=max_pending,
         )
 
     def pack(
-        self, length: int, *, key: str | None = None, long: ops.PackLong = "split", lookahead: int = 1024, value: int = 0
+        self,
+        length: int,
+        *,
+        key: str | None = None,
+        long: ops.PackLong = "split",
+        lookahead: int = 1024,
+        value: int = 0,
     ) -> Dataset:
         """Lay sequences side by side into rows of `length`: `{tokens, segment_ids, positions}`, segments from 1 on."""
         return self._with(ops.Pack, length=length, key=key, long=long, lookahead=lookahead, value=value)
@@ -197,8 +241,13 @@ class Dataset:
         return self.iterator()
 
     def iterator(
-        self, *, epoch: int | None = None, seed: int | None = None, threads: int | None = None,
-        memory_bytes: int | None = None, optimize: bool = True,
+        self,
+        *,
+        epoch: int | None = None,
+        seed: int | None = None,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        optimize: bool = True,
     ) -> DatasetIterator:
         """Return an iterator with `state_dict`, `load_state_dict`, `statistics` and `close`.
 
@@ -217,8 +266,10 @@ class Dataset:
 
     # Looking at it
 
-    def explain(self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0) -> str:
-        """Return the plan as written and as it will run; with `analyze`, run it for `seconds` and say what limits it."""
+    def explain(
+        self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0
+    ) -> str:
+        """Return the plan as written and as it will run; with `analyze`, run it for a while and say what limits it."""
         if format not in ("text", "mermaid"):
             raise choice("format", format, ("text", "mermaid"))
         return self._plan.explain(analyze=analyze, mermaid=format == "mermaid", seconds=seconds)
@@ -233,16 +284,20 @@ class Dataset:
     def _with(self, operator: type[ops.Unary], **parameters: Any) -> Dataset:
         return Dataset(operator(upstream=self._node, **parameters))
 
-    def _salt(self) -> int:
+    def _salt(self, like: Callable[[Node], bool] = takes_rng) -> int:
         """Number the operators that draw random numbers, so that no two of a pipeline draw the same.
 
-        Others are not counted: adding a map changes no order.
+        Shuffles and functions are counted apart, others not at all: adding a map changes no order, and moving a
+        shuffle no function's numbers.
         """
-        return sum(1 for node in walk(self._node) if draws(node))
+        return sum(map(like, walk(self._node)))
 
 
 def mix(
-    datasets: Sequence[Dataset], weights: Sequence[float] | None = None, *, unit: Literal["elements"] | Function = "elements",
+    datasets: Sequence[Dataset],
+    weights: Sequence[float] | None = None,
+    *,
+    unit: Literal["elements"] | Function = "elements",
     stop: ops.MixStop = "first",
 ) -> Dataset:
     """Mix datasets in proportion to `weights`, measured in elements or by a size function."""

@@ -85,8 +85,14 @@ class DatasetIterator:
     """Reads one epoch. `next`, `state_dict`, `load_state_dict`, `statistics`, `close`; a context manager."""
 
     def __init__(
-        self, plan: Plan, *, epoch: int | None = None, seed: int | None = None, threads: int | None = None,
-        memory_bytes: int | None = None, optimize: bool = True,
+        self,
+        plan: Plan,
+        *,
+        epoch: int | None = None,
+        seed: int | None = None,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        optimize: bool = True,
     ) -> None:
         self._plan = plan
         self._graph = plan.optimized if optimize else plan.node

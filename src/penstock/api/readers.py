@@ -53,7 +53,11 @@ def from_huggingface(dataset: Any) -> Dataset:
 
 
 def read_tfrecord(
-    paths: Paths, *, verify: bool = True, compression: readers.Compression = "auto", on_error: OnError = "raise",
+    paths: Paths,
+    *,
+    verify: bool = True,
+    compression: readers.Compression = "auto",
+    on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """The records of TFRecord files as bytes, checksums verified; `ps.decode_example` decodes them."""
@@ -61,7 +65,10 @@ def read_tfrecord(
 
 
 def read_text(
-    paths: Paths, *, compression: readers.Compression = "auto", on_error: OnError = "raise",
+    paths: Paths,
+    *,
+    compression: readers.Compression = "auto",
+    on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """The lines of text files, without their line endings."""
@@ -69,7 +76,10 @@ def read_text(
 
 
 def read_jsonl(
-    paths: Paths, *, compression: readers.Compression = "auto", on_error: OnError = "raise",
+    paths: Paths,
+    *,
+    compression: readers.Compression = "auto",
+    on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """The JSON values of JSON lines files."""
@@ -77,8 +87,13 @@ def read_jsonl(
 
 
 def read_csv(
-    paths: Paths, *, columns: Sequence[str] | None = None, delimiter: str = ",", compression: readers.Compression = "auto",
-    on_error: OnError = "raise", storage_options: StorageOptions = None,
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    delimiter: str = ",",
+    compression: readers.Compression = "auto",
+    on_error: OnError = "raise",
+    storage_options: StorageOptions = None,
 ) -> Dataset:
     """The rows of CSV files as dicts, typed."""
     chosen = None if columns is None else tuple(columns)
@@ -86,7 +101,10 @@ def read_csv(
 
 
 def read_webdataset(
-    paths: Paths, *, compression: readers.Compression = "auto", on_error: OnError = "raise",
+    paths: Paths,
+    *,
+    compression: readers.Compression = "auto",
+    on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """The samples of WebDataset tar shards: `__key__` and a member's bytes per extension."""
@@ -99,7 +117,11 @@ def read_files(paths: Paths, *, on_error: OnError = "raise", storage_options: St
 
 
 def read_images(
-    paths: Paths, *, classes: Sequence[str] | None = None, on_error: OnError = "raise", storage_options: StorageOptions = None
+    paths: Paths,
+    *,
+    classes: Sequence[str] | None = None,
+    on_error: OnError = "raise",
+    storage_options: StorageOptions = None,
 ) -> Dataset:
     """Image files: `{image: bytes, label, path}`; the label is the place of the folder's name in `classes`."""
     chosen = None if classes is None else tuple(classes)
@@ -107,7 +129,11 @@ def read_images(
 
 
 def read_numpy(
-    paths: Paths, *, window: int | None = None, stride: int | None = None, dtype: Any = None,
+    paths: Paths,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    dtype: Any = None,
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """Rows of `.npy` files; with `window`, windows of flat files (`.npy`, or raw files of `dtype`)."""
@@ -116,32 +142,51 @@ def read_numpy(
 
 
 def read_parquet(
-    paths: Paths, *, columns: Sequence[str] | None = None, filter: Expression | None = None, batch: int | None = None,
-    nulls: Any = "error", storage_options: StorageOptions = None,
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: Expression | None = None,
+    batch: int | None = None,
+    nulls: Any = "error",
+    storage_options: StorageOptions = None,
 ) -> Dataset:
     """Rows of Parquet files as dicts; with `batch`, column batches of up to that many rows."""
     return _columnar(readers.ReadParquet, paths, columns, filter, batch, nulls, storage_options)
 
 
 def read_arrow(
-    paths: Paths, *, columns: Sequence[str] | None = None, filter: Expression | None = None, batch: int | None = None,
-    nulls: Any = "error", storage_options: StorageOptions = None,
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: Expression | None = None,
+    batch: int | None = None,
+    nulls: Any = "error",
+    storage_options: StorageOptions = None,
 ) -> Dataset:
     """Rows of Arrow IPC files as dicts; with `batch`, column batches of up to that many rows."""
     return _columnar(readers.ReadArrow, paths, columns, filter, batch, nulls, storage_options)
 
 
 def _columnar(
-    kind: type[readers.ColumnarSource], paths: Paths, columns: Sequence[str] | None, predicate: Expression | None,
-    batch: int | None, nulls: Any, storage_options: StorageOptions,
+    kind: type[readers.ColumnarSource],
+    paths: Paths,
+    columns: Sequence[str] | None,
+    predicate: Expression | None,
+    batch: int | None,
+    nulls: Any,
+    storage_options: StorageOptions,
 ) -> Dataset:
     chosen = None if columns is None else tuple(columns)
     return _files(kind, paths, storage_options, columns=chosen, predicate=predicate, batch=batch, nulls=nulls)
 
 
 def _records(
-    kind: type[readers.RecordFile], paths: Paths, storage_options: StorageOptions, compression: readers.Compression,
-    on_error: OnError, **more: Any,
+    kind: type[readers.RecordFile],
+    paths: Paths,
+    storage_options: StorageOptions,
+    compression: readers.Compression,
+    on_error: OnError,
+    **more: Any,
 ) -> Dataset:
     return _files(kind, paths, storage_options, compression=compression, on_error=skip_policy(on_error), **more)
 
@@ -155,4 +200,4 @@ def _files(kind: type[readers.FileSource], paths: Paths, storage_options: Storag
 def _dtype_name(dtype: Any) -> str:
     import numpy as np
 
-    return np.dtype(dtype).str
+    return str(np.dtype(dtype).str)

@@ -83,6 +83,15 @@ class BatchShapeError(PenstockError, ValueError):
     """Elements of one batch whose structure, shapes or types differ."""
 
 
+class InterruptedReadError(PenstockError):
+    """An iterator that was interrupted (Ctrl-C) is read again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this iterator was interrupted; make a new one, and load the state_dict() of this one to go on where it was"
+        )
+
+
 class ErrorBudgetExceededError(PenstockError):
     """More elements failed than `on_error` allows."""
 

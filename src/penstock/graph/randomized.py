@@ -13,5 +13,9 @@ def takes_rng(node: Node) -> bool:
     return any(function.takes_rng for function in functions) or any(map(takes_rng, getattr(node, "steps", ())))
 
 
+def is_shuffle(node: Node) -> bool:
+    return isinstance(node, Shuffle)
+
+
 def draws(node: Node) -> bool:
-    return isinstance(node, Shuffle) or takes_rng(node)
+    return is_shuffle(node) or takes_rng(node)

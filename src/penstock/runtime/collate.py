@@ -24,19 +24,16 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
     """Return the batch of `rows`; `leaf` says how leaves are joined (default: equal shapes only)."""
     first = rows[0]
     kind = type(first)
-    if kind is dict:
-        width = len(first)
-        if any(len(row) != width if type(row) is dict else True for row in rows):
-            raise different_structure(rows, path)
+    if isinstance(first, dict):
         try:
-            return {
-                key: collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first
-            }
-        except KeyError:
+            if any(map(len(first).__ne__, map(len, rows))):
+                raise different_structure(rows, path)
+            return {key: collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first}
+        except (KeyError, TypeError, IndexError):
             raise different_structure(rows, path) from None
     if isinstance(first, (tuple, list)):
         width = len(first)
-        if any(type(row) is not kind or len(row) != width for row in rows):
+        if any(type(row) is not kind or len(row) != width for row in rows):  # tuples and lists mix silently
             raise different_structure(rows, path)
         columns = [collate(column, f"{path}[{i}]", leaf) for i, column in enumerate(zip(*rows))]
         return rebuild_like(first, columns)
@@ -75,7 +72,7 @@ def _stack_arrays(rows: Sequence[Array], path: str) -> Array:
     for i, row in enumerate(rows):
         if type(row) is not np.ndarray or row.shape != shape or row.dtype != dtype:
             raise different_arrays(rows[0], row, i, path)
-    if not shape or 0 in shape or dtype == object:
+    if not shape or 0 in shape or dtype.hasobject:
         return np.stack(rows)
     out = np.empty((len(rows), *shape), dtype)
     np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]))
@@ -107,7 +104,11 @@ def _objects(rows: Sequence[Any]) -> Array:
 def different_structure(rows: Sequence[Element], path: str, numbers: Sequence[int] | None = None) -> BatchShapeError:
     first = rows[0]
     for i, row in zip(numbers or range(len(rows)), rows):
-        if type(row) is not type(first) or len(row) != len(first) or (isinstance(first, dict) and row.keys() != first.keys()):
+        if (
+            type(row) is not type(first)
+            or len(row) != len(first)
+            or (isinstance(first, dict) and row.keys() != first.keys())
+        ):
             return BatchShapeError(
                 f"{path or 'the element'} has another structure in row {i} than in row 0: "
                 f"{_outline(row)} against {_outline(first)}"
@@ -142,7 +143,7 @@ def padding_collator(value: Any, length: int | None, multiple_of: int | None) ->
             shape[0] = -(-shape[0] // multiple_of) * multiple_of
         out = np.full((len(rows), *shape), value, first.dtype)
         for i, row in enumerate(rows):
-            out[(i, *map(slice, row.shape))] = row
+            out[i][tuple(slice(length) for length in row.shape)] = row
         return out
 
     return pad
@@ -165,7 +166,9 @@ def join_batches(parts: Sequence[Element]) -> Element:
     def join(leaves: Sequence[Any], path: str) -> Any:
         if isinstance(leaves[0], Ragged):
             ends = np.cumsum([0, *(len(part.values) for part in leaves)])
-            offsets = np.concatenate([[0], *(part.offsets[1:] - part.offsets[0] + end for part, end in zip(leaves, ends))])
+            offsets = np.concatenate(
+                [[0], *(part.offsets[1:] - part.offsets[0] + end for part, end in zip(leaves, ends))]
+            )
             return Ragged(np.concatenate([part.values for part in leaves]), offsets.astype(np.int64))
         first = leaves[0]
         for i, part in enumerate(leaves):
@@ -174,4 +177,3 @@ def join_batches(parts: Sequence[Element]) -> Element:
         return np.concatenate(leaves)
 
     return collate(parts, "", join)
-

@@ -172,6 +172,11 @@ class Stage:
             passed += len(chunk.elements)
         return passed
 
+    def run_ahead(self, allowed: bool) -> None:
+        """Say whether stages from here up may make more than they are asked for; a restore skips too much for that."""
+        for stage in self.inputs:
+            stage.run_ahead(allowed)
+
     def close(self) -> None:
         for stage in self.inputs:
             stage.close()

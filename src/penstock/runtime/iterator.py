@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Self
 
 from penstock.core.element import Element
+from penstock.core.errors import InterruptedReadError
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.runtime.blame import users_part
@@ -21,7 +22,7 @@ from penstock.runtime.stats import StageMeter, Statistics
 from penstock.runtime.tuning import CHUNK_LIMIT, ChunkSizer
 from penstock.sources.base import Source
 
-CLOSE_WAIT_S = 2.0
+CLOSE_WAIT_S = 0.3  # user functions that take longer are left to end by themselves
 
 
 @dataclass(slots=True)
@@ -76,7 +77,8 @@ class Run:
                 progress.elements += 1
                 return element
         except BaseException as error:
-            failure = self._error = error
+            failure = error
+            self._error = error if isinstance(error, Exception) else InterruptedReadError()
             self.close()
         finally:
             progress.left_at = perf_counter()
@@ -144,5 +146,3 @@ def _close(stage: Stage, pool: ThreadPool | None) -> None:
                 ResourceWarning,
                 stacklevel=2,
             )
-
-

@@ -18,11 +18,11 @@ from penstock.core.element import Element, batch_rows
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
-from penstock.graph.parameters import short_label as label_of
 from penstock.graph.expressions import Expression
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
+from penstock.graph.parameters import short_label as label_of
 from penstock.graph.randomized import draws, takes_rng
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
@@ -58,7 +58,7 @@ from penstock.sources.registry import source_digest
 ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch)
 """Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
 ORDER_PASSING = (*ORDER_KEEPING, ops.FlatMap, ops.Interleave, ops.Unbatch)
-"""A shuffle above these permutes the splits below them, but children of one parent still need a shuffle of their own."""
+"""A shuffle above these permutes the splits below them; children of one parent still need a shuffle of their own."""
 THREADED = (ops.Map, ops.Filter, ops.Fused, ops.FusedBatch, ops.Prefetch)
 LARGEST_SHARE = 0.5  # of the memory budget, for one buffer
 
@@ -123,7 +123,7 @@ class Lowering:
         source, meter = self.source_of(node), self._meter(node)
         number, with_idents = self._source_numbers[node], node in self._wants_idents
         policy = getattr(node, "on_error", None)
-        bad = self._quarantine(node, policy) if policy is not None else None
+        bad = self._quarantine(node, policy, meter) if policy is not None else None
         kind = IndexedSource if isinstance(source, IndexableSource) else SplitSource
         return kind(meter, source, number=number, with_idents=with_idents, order=order, quarantine=bad)  # type: ignore[arg-type]
 
@@ -132,7 +132,9 @@ class Lowering:
         match node:
             case ops.Map(batch_size=int(size)):
                 tuner, room = self._tuner(node.threads, meter), self._room()
-                return GroupedMap(meter, upstream, self.pool, tuner, room, size=size, calls=self._calls(node, node.function))
+                return GroupedMap(
+                    meter, upstream, self.pool, tuner, room, size=size, calls=self._calls(node, node.function, meter)
+                )
             case ops.Map() | ops.Filter() | ops.Select() | ops.Drop() | ops.Rename():
                 return self._transform(meter, upstream, [node])
             case ops.Fused():
@@ -141,10 +143,17 @@ class Lowering:
                 meter.label = f"batch({node.size})"
                 rows_meter = self._rows_meter(node, meter)
                 tuner = self._tuner(_threads_of(node.steps), rows_meter)
-                steps = [self._step(step) for step in node.steps]
+                steps = [self._step(step, rows_meter) for step in node.steps]
                 return FusedBatching(
-                    meter, upstream, self.pool, tuner, self._room(),
-                    steps=steps, size=node.size, drop_last=node.drop_last, rows_meter=rows_meter,
+                    meter,
+                    upstream,
+                    self.pool,
+                    tuner,
+                    self._room(),
+                    steps=steps,
+                    size=node.size,
+                    drop_last=node.drop_last,
+                    rows_meter=rows_meter,
                 )
             case ops.FlatMap() | ops.Unbatch() | ops.Interleave():
                 return self._children(node, meter, upstream)
@@ -154,10 +163,19 @@ class Lowering:
                 return Batching(meter, upstream, size=node.size, drop_last=node.drop_last, collate=collate)
             case ops.PaddedBatch():
                 pad = padding_collator(node.value, node.length, node.multiple_of)
-                return Batching(meter, upstream, size=node.size, drop_last=node.drop_last, collate=lambda rows: collate(rows, "", pad))
+                return Batching(
+                    meter,
+                    upstream,
+                    size=node.size,
+                    drop_last=node.drop_last,
+                    collate=lambda rows: collate(rows, "", pad),
+                )
             case ops.RaggedBatch():
                 return Batching(
-                    meter, upstream, size=node.size, drop_last=node.drop_last,
+                    meter,
+                    upstream,
+                    size=node.size,
+                    drop_last=node.drop_last,
                     collate=lambda rows: collate(rows, "", ragged_leaves),
                 )
             case ops.Rebatch():
@@ -174,8 +192,14 @@ class Lowering:
                 return Windows(meter, upstream, _window_rules(node))
             case ops.Pack():
                 return Packing(
-                    meter, upstream, label=meter.label, length=node.length, key=node.key, long=node.long,
-                    lookahead=node.lookahead, value=node.value,
+                    meter,
+                    upstream,
+                    label=meter.label,
+                    length=node.length,
+                    key=node.key,
+                    long=node.long,
+                    lookahead=node.lookahead,
+                    value=node.value,
                 )
             case ops.Cache():
                 return Caching(meter, upstream, self._store(node), with_idents=node in self._wants_idents)
@@ -196,18 +220,23 @@ class Lowering:
         tuner = FixedTuner(meter, 0) if own else self._tuner(_threads_of(nodes), meter)
         one_to_one = all(node.ONE_TO_ONE and getattr(node, "on_error", None) is None for node in nodes)
         return Transform(
-            meter, upstream, self.pool, tuner, self._room(),
-            steps=[self._step(node) for node in nodes], one_to_one=one_to_one,
+            meter,
+            upstream,
+            self.pool,
+            tuner,
+            self._room(),
+            steps=[self._step(node, meter) for node in nodes],
+            one_to_one=one_to_one,
         )
 
-    def _step(self, node: Node) -> step_kinds.Step:
+    def _step(self, node: Node, meter: StageMeter) -> step_kinds.Step:
         match node:
             case ops.Map():
-                return step_kinds.MapStep(self._calls(node, node.function))
+                return step_kinds.MapStep(self._calls(node, node.function, meter))
             case ops.Filter(predicate=Expression() as expression):
                 return step_kinds.ExpressionFilterStep(label_of(node), expression)
             case ops.Filter(predicate=UserFunction() as function):
-                return step_kinds.FilterStep(self._calls(node, function))
+                return step_kinds.FilterStep(self._calls(node, function, meter))
             case ops.Select():
                 return step_kinds.ColumnsStep(label_of(node), step_kinds.select_columns(node.columns))
             case ops.Drop():
@@ -216,11 +245,13 @@ class Lowering:
                 return step_kinds.ColumnsStep(label_of(node), step_kinds.rename_columns(node.names))
         raise InvalidPipelineError(f"{node.name} cannot be a step of a fused operator")
 
-    def _calls(self, node: ops.Map | ops.Filter, function: UserFunction) -> step_kinds.Calls:
-        quarantine = None if node.on_error is None else self._quarantine(node, node.on_error)
+    def _calls(self, node: ops.Map | ops.Filter, function: UserFunction, meter: StageMeter) -> step_kinds.Calls:
+        quarantine = None if node.on_error is None else self._quarantine(node, node.on_error, meter)
         return step_kinds.Calls(label_of(node), function.resolve, self._generators(node, function), quarantine)
 
-    def _generators(self, node: ops.Map | ops.Filter | ops.FlatMap | ops.Interleave, function: UserFunction) -> ElementGenerators | None:
+    def _generators(
+        self, node: ops.Map | ops.Filter | ops.FlatMap | ops.Interleave, function: UserFunction
+    ) -> ElementGenerators | None:
         return ElementGenerators(derive_key("rng", self.seed, node.salt)) if function.takes_rng else None
 
     def _children(self, node: ops.FlatMap | ops.Unbatch | ops.Interleave, meter: StageMeter, upstream: Stage) -> Stage:
@@ -231,7 +262,13 @@ class Lowering:
         if isinstance(node, ops.FlatMap):
             return FlatMapping(meter, upstream, label=meter.label, children=children, with_idents=with_idents)
         return Interleaving(
-            meter, upstream, label=meter.label, children=children, cycle=node.cycle, block=node.block, with_idents=with_idents
+            meter,
+            upstream,
+            label=meter.label,
+            children=children,
+            cycle=node.cycle,
+            block=node.block,
+            with_idents=with_idents,
         )
 
     # Shuffles
@@ -291,9 +328,9 @@ class Lowering:
             return FixedTuner(meter, 0)
         return PrefetchTuner(meter) if node.size is None else FixedTuner(meter, 1, limit=max(1, node.size // 2))
 
-    def _quarantine(self, node: Node, policy: ops.SkipErrors) -> Quarantine:
+    def _quarantine(self, node: Node, policy: ops.SkipErrors, meter: StageMeter) -> Quarantine:
         quarantine = Quarantine(
-            policy, label_of(node), epoch=self.epoch, seed=self.seed, graph=lambda: encode_graph(_replayed(node))
+            policy, label_of(node), meter, epoch=self.epoch, seed=self.seed, graph=lambda: encode_graph(_replayed(node))
         )
         self.quarantines.append(quarantine)
         return quarantine
@@ -342,7 +379,11 @@ def _window_rules(node: ops.BucketByLength | ops.GroupByWindow) -> WindowRules:
     if isinstance(node, ops.GroupByWindow):
         size, reduce = node.size, None if node.reduce is None else node.reduce.resolve()
         return WindowRules(
-            label=label, key=node.key.resolve(), size=lambda _: size, drop_last=node.drop_last, max_pending=node.max_pending,
+            label=label,
+            key=node.key.resolve(),
+            size=lambda _: size,
+            drop_last=node.drop_last,
+            max_pending=node.max_pending,
             finish=lambda _, rows: list(rows) if reduce is None else reduce(list(rows)),
         )
     length, boundaries, sizes, value = node.length.resolve(), node.boundaries, node.batch_sizes, node.value

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 from typing import Any
 
 from penstock.core.element import element_bytes
@@ -25,6 +25,7 @@ from penstock.runtime.tuning import PrefetchTuner, Tuner
 
 WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: work may take as long as it takes
 SLOTS_PER_THREAD = 8
+HAND_OVER_S = 5e-5
 
 
 @dataclass(slots=True)
@@ -52,7 +53,9 @@ class Buffering:
 class Ordered(Stage):
     """Subclasses define `_work`, and may define `_gather` and `_admit`."""
 
-    def __init__(self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering) -> None:
+    def __init__(
+        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering
+    ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._pool = pool
@@ -62,6 +65,7 @@ class Ordered(Stage):
         self._changed = threading.Condition(threading.Lock())
         self._generation = 0
         self._closed = False
+        self._may_run_ahead = True
         self._rest: Chunk | None = None
         self._reset()
 
@@ -114,6 +118,11 @@ class Ordered(Stage):
         if isinstance(tuner, PrefetchTuner):
             tuner.reader_left()
         return head
+
+    def run_ahead(self, allowed: bool) -> None:
+        with self._changed:
+            self._may_run_ahead = allowed
+        super().run_ahead(allowed)
 
     def close(self) -> None:
         with self._changed:
@@ -172,13 +181,14 @@ class Ordered(Stage):
     def _schedule(self) -> None:
         if self._pool is None or self._end is not None or self._error is not None or self._closed:
             return
-        threads = self._tuner.threads
+        threads, generation = self._tuner.threads, self._generation
         while self._active < threads and self._has_room():
             self._active += 1
-            generation = self._generation
             self._pool.submit(lambda: self._run(generation, threads))
 
     def _has_room(self) -> bool:
+        if not self._may_run_ahead:
+            return False
         if not self._slots:
             return True
         room = self._room
@@ -194,6 +204,7 @@ class Ordered(Stage):
     # The working side
 
     def _run(self, generation: int, threads: int) -> None:
+        threading.current_thread().name = f"penstock {self.meter.label}"  # what a stack dump or a warning shows
         while True:
             more = self._step(generation, threads, None)
             with self._changed:
@@ -208,6 +219,8 @@ class Ordered(Stage):
         """Take, work, deliver. False: there is nothing more to take."""
         with self._feed:
             if generation != self._generation or self._end is not None or self._error is not None:
+                return False
+            if threads and not self._may_run_ahead:
                 return False
             size = self._tuner.chunk_size if want is None else min(want, self._tuner.chunk_size)
             began, began_cpu = perf_counter(), thread_time()
@@ -244,6 +257,8 @@ class Ordered(Stage):
                     raise
                 outcome = Outcome(Chunk((), Fixed(None)), error)
         call_s, cpu_s = perf_counter() - began, thread_time() - began_cpu
+        if threads and self._tuner.probing:
+            call_s += _wait_for_gil()
         made = outcome.chunk.elements
         nbytes = self._bytes_of(made)
         with self._changed:
@@ -272,6 +287,16 @@ class Ordered(Stage):
                 self._end = Chunk((), Fixed(None))
                 self._changed.notify_all()
         return False
+
+
+def _wait_for_gil() -> float:
+    """Give the GIL up for a moment and return how long it took to get it back.
+
+    Calls shorter than the interpreter's switch interval run undisturbed; that they take turns shows only between them.
+    """
+    began = perf_counter()
+    sleep(HAND_OVER_S)
+    return max(0.0, perf_counter() - began - 4 * HAND_OVER_S)
 
 
 class Prefetching(Ordered):

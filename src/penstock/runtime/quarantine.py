@@ -19,6 +19,7 @@ from typing import Any
 from penstock.core.errors import ErrorBudgetExceededError, InvalidArgumentError
 from penstock.graph.ops import SkipErrors
 from penstock.runtime.contract import Marks, Origin, State
+from penstock.runtime.stats import StageMeter
 
 DEFAULT_FILE = "penstock-quarantine.jsonl"
 FRACTION_NEEDS = 100  # a fraction of fewer elements says nothing
@@ -28,7 +29,9 @@ _file_lock = threading.Lock()
 class Quarantine:
     """The skipped elements of one operator in one iteration."""
 
-    def __init__(self, policy: SkipErrors, operator: str, *, epoch: int, seed: int, graph: Callable[[], bytes]) -> None:
+    def __init__(
+        self, policy: SkipErrors, operator: str, meter: StageMeter, *, epoch: int, seed: int, graph: Callable[[], bytes]
+    ) -> None:
         self._policy = policy
         self._operator = operator
         self._epoch = epoch
@@ -37,8 +40,12 @@ class Quarantine:
         self._graph_id: str | None = None
         self._lock = threading.Lock()
         self.path = Path(policy.quarantine or DEFAULT_FILE)
-        self.skipped = 0
+        self._meter = meter
         self._passed = 0
+
+    @property
+    def skipped(self) -> int:
+        return self._meter.skipped
 
     def passed(self, count: int) -> None:
         with self._lock:
@@ -50,18 +57,19 @@ class Quarantine:
 
     def record(self, error: BaseException, origin: Origin | None, state: State) -> ErrorBudgetExceededError | None:
         with self._lock:
-            self.skipped += 1
+            self._meter.skipped += 1
             self._write(error, origin, state)
             return self._over_budget(error)
 
     def _over_budget(self, error: BaseException) -> ErrorBudgetExceededError | None:
-        budget, seen = self._policy.budget, self.skipped + self._passed
+        budget, skipped = self._policy.budget, self.skipped
+        seen = skipped + self._passed
         if isinstance(budget, float):
-            over = seen >= FRACTION_NEEDS and self.skipped > budget * seen
-            said = f"{self.skipped} of {seen} elements failed, over the budget of {budget:.3%}"
+            over = seen >= FRACTION_NEEDS and skipped > budget * seen
+            said = f"{skipped} of {seen} elements failed, over the budget of {budget:.3%}"
         else:
-            over = self.skipped > budget
-            said = f"{self.skipped} elements failed, over the budget of {budget}"
+            over = skipped > budget
+            said = f"{skipped} elements failed, over the budget of {budget}"
         if not over:
             return None
         exceeded = ErrorBudgetExceededError(f"{self._operator}: {said}; they are listed in {self.path}")
@@ -130,10 +138,19 @@ def read_quarantine(path: str | Path) -> dict[str, Quarantined]:
                 if line["split"] is not None:
                     origin = Origin(line["split"], line["index"], line["source"], line["offset"])
                 found[line["id"]] = Quarantined(
-                    id=line["id"], operator=line["operator"], exception=line["exception"], message=line["message"],
-                    traceback=line["traceback"], graph=graphs[line["pipeline"]], epoch=line["epoch"],
-                    seed=line["seed"], state=line["state"], origin=origin,
+                    id=line["id"],
+                    operator=line["operator"],
+                    exception=line["exception"],
+                    message=line["message"],
+                    traceback=line["traceback"],
+                    graph=graphs[line["pipeline"]],
+                    epoch=line["epoch"],
+                    seed=line["seed"],
+                    state=line["state"],
+                    origin=origin,
                 )
             except (ValueError, KeyError, TypeError) as error:
-                raise InvalidArgumentError(f"{path}, line {number}: not a quarantine file of Penstock ({error!r})") from None
+                raise InvalidArgumentError(
+                    f"{path}, line {number}: not a quarantine file of Penstock ({error!r})"
+                ) from None
     return found

@@ -1,4 +1,4 @@
-"""Counter-based randomness: every number is a function of (seed, pass, operator, element), never of what was drawn before.
+"""Counter-based randomness: a number is a function of (seed, pass, operator, element), never of what was drawn before.
 
 Only raw Philox output is used where an order depends on it: numpy keeps the raw stream fixed between releases, but not
 the algorithms on top of it.
@@ -111,6 +111,8 @@ class Permutation:
 
 def child_paths(paths: np.ndarray[Any, np.dtype[np.uint64]], child: np.ndarray[Any, Any]) -> Any:
     """Return the path word of children of elements: a mixing of the parent's path and the child's number."""
-    mixed = (paths ^ np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0x9E3779B97F4A7C15) + child.astype(np.uint64) + np.uint64(1)
+    mixed = (
+        (paths ^ np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0x9E3779B97F4A7C15) + child.astype(np.uint64) + np.uint64(1)
+    )
     mixed ^= mixed >> np.uint64(32)
     return mixed * np.uint64(0xD6E8FEB86659FD93)

@@ -23,7 +23,20 @@ class StageMeter:
     own lock with `add_work`.
     """
 
-    __slots__ = ("buffered", "busy_s", "bytes_per_element", "chunks", "cpu_s", "elements", "holds_gil", "label", "skipped", "threads", "wait_s", "work_s")
+    __slots__ = (
+        "buffered",
+        "busy_s",
+        "bytes_per_element",
+        "chunks",
+        "cpu_s",
+        "elements",
+        "holds_gil",
+        "label",
+        "skipped",
+        "threads",
+        "wait_s",
+        "work_s",
+    )
 
     def __init__(self, label: str) -> None:
         self.label = label

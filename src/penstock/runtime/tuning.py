@@ -26,12 +26,16 @@ class Tuner(Protocol):
 
     threads: int
     chunk_size: int
+    probing: bool
+    """Whether the stage should also measure how long a thread waits for the GIL after a call."""
 
     def worked(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None: ...
 
 
 class ChunkSizer:
     """Follows the cost per element."""
+
+    probing = False
 
     def __init__(self, limit: int = CHUNK_LIMIT) -> None:
         self.chunk_size = 1
@@ -79,7 +83,9 @@ class WorkTuner(ChunkSizer):
         self._cpu_s += cpu_s
         if self._call_s < CHUNK_TARGET_S or (self._calls < 2 and self._call_s < TRIAL_S):
             return
-        cost = CallCost(threads=max(self.threads, 1), call_s=self._call_s / self._elements, cpu_s=self._cpu_s / self._elements)
+        cost = CallCost(
+            threads=max(self.threads, 1), call_s=self._call_s / self._elements, cpu_s=self._cpu_s / self._elements
+        )
         if self.threads == 0:
             self._alone = cost
             decision = first_threads(cost, cores=self._cores)
@@ -93,6 +99,7 @@ class WorkTuner(ChunkSizer):
                 self._retry_at = perf_counter() + self._retry_after_s
                 self._retry_after_s *= 2
         self.threads = decision.threads
+        self.probing = self.threads > 0 and not self._settled
         self._meter.threads = decision.threads
         if decision.holds_gil is not None:
             self._meter.holds_gil = decision.holds_gil
@@ -133,8 +140,6 @@ class PrefetchTuner(ChunkSizer):
         self._making_s += call_s
         if self._making_s + self._away_s < TRIAL_S:
             return
-        threaded = use_prefetch_thread(
-            reader_away_s=self._away_s, making_s=self._making_s, threaded=self.threads > 0
-        )
+        threaded = use_prefetch_thread(reader_away_s=self._away_s, making_s=self._making_s, threaded=self.threads > 0)
         self.threads = self._meter.threads = int(threaded)
         self._away_s, self._making_s = self._away_s / 2, self._making_s / 2

@@ -45,7 +45,8 @@ def remedy(stage: StageStatistics, statistics: Statistics) -> str:
             "or use a library that releases it."
         )
     if stage.cpu_s and stage.busy_s > 3 * stage.cpu_s:
-        return f"{stage.name} mostly waits (disk, network): give it more threads, threads={2 * max(stage.threads, MANY_THREADS)}."
+        more = 2 * max(stage.threads, MANY_THREADS)
+        return f"{stage.name} mostly waits (disk, network): give it more threads, threads={more}."
     if stage.threads >= statistics.threads > 1:
         return f"All {statistics.threads} cores are at work: use more cores or machines, or do less per element."
     return "It runs in the reader's thread: a faster source or function, or caching what is above it, would help."
@@ -70,6 +71,8 @@ def analyze_table(statistics: Statistics) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
+        )
         for row in rows
     )

@@ -95,7 +95,11 @@ def compare(expected: Element, found: Element) -> str | None:
     if isinstance(expected, dict):
         if list(expected) != list(found):
             return f" has the keys {list(found)} instead of {list(expected)}"
-        return _first(f"[{key!r}]", expected[key], found[key]) if (key := _differing(expected, found)) is not None else None
+        return (
+            _first(f"[{key!r}]", expected[key], found[key])
+            if (key := _differing(expected, found)) is not None
+            else None
+        )
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(found):
             return f" has {len(found)} parts instead of {len(expected)}"

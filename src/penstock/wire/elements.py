@@ -37,7 +37,7 @@ def _describe(value: Any, buffers: list[Buffer], path: str) -> list[Any]:
     if isinstance(value, (list, tuple)):
         parts = [_describe(part, buffers, f"{path}[{i}]") for i, part in enumerate(value)]
         if is_namedtuple(value):
-            return [NAMED, type(value).__name__, list(type(value)._fields), parts]  # type: ignore[attr-defined, union-attr]
+            return [NAMED, type(value).__name__, list(type(value)._fields), parts]  # type: ignore[union-attr]
         return [LIST if isinstance(value, list) else TUPLE, parts]
     if isinstance(value, np.ndarray):
         return _describe_array(value, buffers, path)
@@ -119,7 +119,8 @@ def _dtype(name: str | list[Any]) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes  # type: ignore[import-not-found, unused-ignore]  # registers bfloat16 and its kin
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
 
 
 _named: dict[tuple[str, tuple[str, ...]], type[Any]] = {}
@@ -131,9 +132,11 @@ def named_type(name: str, fields: tuple[str, ...]) -> type[Any]:
 
     key = (name, fields)
     if key not in _named:
-        _named[key] = namedtuple(name, fields)  # type: ignore[misc]
+        _named[key] = namedtuple(name, fields)
     return _named[key]
 
 
 def _refused(value: object, path: str, why: str) -> CodecError:
-    return CodecError(f"leaf {path or 'of the element'} is a {type(value).__qualname__}, which cannot be encoded: {why}")
+    return CodecError(
+        f"leaf {path or 'of the element'} is a {type(value).__qualname__}, which cannot be encoded: {why}"
+    )

@@ -126,6 +126,8 @@ class _CacheMarks:
 
 
 class Caching(Stage):
+    _given: int
+
     def __init__(self, meter: StageMeter, upstream: Stage, store: Store, *, with_idents: bool) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
@@ -184,5 +186,3 @@ class Caching(Stage):
     def close(self) -> None:
         self._give_up()
         super().close()
-
-

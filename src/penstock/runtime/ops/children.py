@@ -43,7 +43,7 @@ class _RunMarks:
     def at(self, k: int) -> State:
         run, inside = self._find(max(k - 1, 0))
         marks, parent = run.parent
-        last_of_run = self.runs[-1] is run and k == self.total or self._next_first(run) == k
+        last_of_run = (self.runs[-1] is run and k == self.total) or self._next_first(run) == k
         if k and last_of_run and run.complete:
             return [0, marks.at(parent + 1)]
         return [run.given + (inside + 1 if k else 0), marks.at(parent)]
@@ -63,6 +63,8 @@ class _RunMarks:
 
 
 class FlatMapping(Stage):
+    _drop: int
+
     def __init__(
         self, meter: StageMeter, upstream: Stage, *, label: str, children: MakeChildren, with_idents: bool
     ) -> None:

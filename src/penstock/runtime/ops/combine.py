@@ -73,6 +73,8 @@ class _WhichMarks:
 
 
 class Concatenating(Stage):
+    _which: int
+
     def __init__(self, meter: StageMeter, upstreams: Sequence[Stage]) -> None:
         super().__init__(meter, *upstreams)
 

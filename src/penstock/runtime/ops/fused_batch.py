@@ -78,7 +78,7 @@ class BatchUnderWay:
             for i, (array, leaf) in enumerate(zip(self._arrays, leaves)):
                 if array is not None:
                     if type(leaf) is not np.ndarray or leaf.shape != array.shape[1:] or leaf.dtype != array.dtype:
-                        raise different_arrays(array[0], leaf, row, "")
+                        raise different_arrays(array[0], leaf, row, self._paths[i])
                     array[row] = leaf
                     leaves[i] = None
             self._rows[row] = leaves
@@ -91,6 +91,7 @@ class BatchUnderWay:
             else None
             for leaf in _leaves_like(sample, sample, 0, "")
         ]
+        self._paths = _leaf_paths(sample, "")
         self._in_place = any(array is not None for array in self._arrays)
 
     def finish(self, count: int) -> Element:
@@ -102,7 +103,7 @@ class BatchUnderWay:
             if array is not None:
                 columns.append(array if count == self._size else array[:count].copy())
             else:
-                columns.append(stack_leaves([row[i] for row in self._rows[:count]], ""))
+                columns.append(stack_leaves([row[i] for row in self._rows[:count]], self._paths[i]))
         return _fill_like(self._sample, iter(columns))
 
 
@@ -118,6 +119,14 @@ def _leaves_like(sample: Element, element: Element, row: int, path: str) -> list
         pairs = enumerate(zip(sample, element))
         return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, row, f"{path}[{i}]")]
     return [element]
+
+
+def _leaf_paths(sample: Element, path: str) -> list[str]:
+    if isinstance(sample, dict):
+        return [leaf for key, value in sample.items() for leaf in _leaf_paths(value, f"{path}[{key!r}]")]
+    if isinstance(sample, (tuple, list)):
+        return [leaf for i, value in enumerate(sample) for leaf in _leaf_paths(value, f"{path}[{i}]")]
+    return [path]
 
 
 def _fill_like(sample: Element, columns: Any) -> Element:
@@ -151,8 +160,15 @@ class _Rows(Ordered):
     """Computes rows and writes them where they belong."""
 
     def __init__(
-        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering,
-        *, steps: Sequence[Step], size: int,
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        pool: ThreadPool | None,
+        tuner: Tuner,
+        room: Buffering,
+        *,
+        steps: Sequence[Step],
+        size: int,
     ) -> None:
         super().__init__(meter, upstream, pool, tuner, room)
         self._steps = steps
@@ -218,8 +234,17 @@ class FusedBatching(Stage):
     """Puts finished rows together into batches, in order."""
 
     def __init__(
-        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering,
-        *, steps: Sequence[Step], size: int, drop_last: bool, rows_meter: StageMeter,
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        pool: ThreadPool | None,
+        tuner: Tuner,
+        room: Buffering,
+        *,
+        steps: Sequence[Step],
+        size: int,
+        drop_last: bool,
+        rows_meter: StageMeter,
     ) -> None:
         self._rows = _Rows(rows_meter, upstream, pool, tuner, room, steps=steps, size=size)
         super().__init__(meter, self._rows)

@@ -57,8 +57,17 @@ class _TurnMarks:
 class Interleaving(Stage):
     """Parents are held in a ring; the one at its turn gives `block` children, then goes to the back."""
 
+    _in_turn: int
+
     def __init__(
-        self, meter: StageMeter, upstream: Stage, *, label: str, children: MakeChildren, cycle: int, block: int,
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        *,
+        label: str,
+        children: MakeChildren,
+        cycle: int,
+        block: int,
         with_idents: bool,
     ) -> None:
         super().__init__(meter, upstream)

@@ -68,8 +68,14 @@ class _MixMarks:
 
 class Mixing(Stage):
     def __init__(
-        self, meter: StageMeter, upstreams: Sequence[Stage], *, label: str, weights: Sequence[float],
-        unit: Callable[[Element], float] | None, stop: MixStop,
+        self,
+        meter: StageMeter,
+        upstreams: Sequence[Stage],
+        *,
+        label: str,
+        weights: Sequence[float],
+        unit: Callable[[Element], float] | None,
+        stop: MixStop,
     ) -> None:
         super().__init__(meter, *upstreams)
         self._label = label
@@ -154,5 +160,3 @@ class Mixing(Stage):
         """A pass that gave nothing at all will not give anything next time either."""
         assert source.chunk is not None
         return source.pass_ > 0 and isinstance(source.chunk.marks, Fixed) and source.chunk.marks.state is None
-
-

@@ -45,9 +45,19 @@ class _PackMarks:
 
 
 class Packing(Stage):
+    _given: int
+
     def __init__(
-        self, meter: StageMeter, upstream: Stage, *, label: str, length: int, key: str | None, long: PackLong,
-        lookahead: int, value: int,
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        *,
+        label: str,
+        length: int,
+        key: str | None,
+        long: PackLong,
+        lookahead: int,
+        value: int,
     ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream

@@ -72,12 +72,16 @@ class PendingInput:
         self._chunk: Chunk | None = None
         self._next = 0
         self.upstream.open(pass_, anchor)
-        for distance in distances:
-            self._pass_over(distance - self._ordinal)
-            restored = self.take(1)
-            assert restored is not None, "the input ended before an element that was waiting"
-            yield restored
-        self._pass_over(taken - self._ordinal)
+        self.upstream.run_ahead(False)
+        try:
+            for distance in distances:
+                self._pass_over(distance - self._ordinal)
+                restored = self.take(1)
+                assert restored is not None, "the input ended before an element that was waiting"
+                yield restored
+            self._pass_over(taken - self._ordinal)
+        finally:
+            self.upstream.run_ahead(True)
 
     def _pass_over(self, count: int) -> None:
         if count:

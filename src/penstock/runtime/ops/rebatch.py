@@ -1,4 +1,7 @@
-"""rebatch: batches of another size, cut and joined by columns. The state is `[rows taken, state before their batch]`."""
+"""rebatch: batches of another size, cut and joined by columns.
+
+The state is `[rows taken, state before their batch]`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ class _RowMarks:
 
 
 class Rebatching(Stage):
+    _drop: int
+
     def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, drop_last: bool) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
@@ -69,8 +74,14 @@ class Rebatching(Stage):
         return Chunk(out, _RowMarks(points), np.concatenate(idents) if idents else None)
 
     def _add(
-        self, batch: Element, marks: Marks, k: int, ident: Idents | None,
-        out: list[Element], points: list[tuple[int, tuple[Marks, int]]], idents: list[Idents],
+        self,
+        batch: Element,
+        marks: Marks,
+        k: int,
+        ident: Idents | None,
+        out: list[Element],
+        points: list[tuple[int, tuple[Marks, int]]],
+        idents: list[Idents],
     ) -> None:
         rows, start = batch_length(batch), self._drop
         self._drop = 0

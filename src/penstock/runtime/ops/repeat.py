@@ -25,6 +25,8 @@ class _PassMarks:
 
 
 class Repeating(Stage):
+    _passes: int
+
     def __init__(self, meter: StageMeter, upstream: Stage, count: int) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
@@ -125,4 +127,3 @@ class Epochs(Stage):
     def _end_at(self, state: State) -> None:
         self._end = state
         _epoch_ends.setdefault(self._slot, {})[self._epoch + 1] = state
-

@@ -66,6 +66,8 @@ class _BlockMarks:
 
 
 class BlockShuffle(Stage):
+    _offset: int
+
     def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, order: RandomOrder) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream

@@ -25,6 +25,8 @@ class _CountedMarks:
 
 
 class _Counting(Stage):
+    _given: int
+
     def __init__(self, meter: StageMeter, upstream: Stage) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
@@ -115,5 +117,7 @@ class LengthDeclared(_Counting):
         chunk = self._counted(self.upstream.pull(want))
         if self._given > self._count or (not chunk.elements and self._given != self._count):
             at_least = "at least " if chunk.elements else ""
-            raise InvalidPipelineError(f"with_length({self._count}) was declared, but there are {at_least}{self._given} elements")
+            raise InvalidPipelineError(
+                f"with_length({self._count}) was declared, but there are {at_least}{self._given} elements"
+            )
         return chunk

@@ -67,7 +67,13 @@ class SplitSource(Stage):
     """Splits in the source's order, or permuted under a shuffle."""
 
     def __init__(
-        self, meter: StageMeter, source: Source, *, number: int, with_idents: bool, order: RandomOrder | None,
+        self,
+        meter: StageMeter,
+        source: Source,
+        *,
+        number: int,
+        with_idents: bool,
+        order: RandomOrder | None,
         quarantine: Quarantine | None,
     ) -> None:
         super().__init__(meter)
@@ -175,7 +181,13 @@ class IndexedSource(Stage):
     """
 
     def __init__(
-        self, meter: StageMeter, source: IndexableSource, *, number: int, with_idents: bool, order: RandomOrder | None,
+        self,
+        meter: StageMeter,
+        source: IndexableSource,
+        *,
+        number: int,
+        with_idents: bool,
+        order: RandomOrder | None,
         quarantine: Quarantine | None,
     ) -> None:
         super().__init__(meter)

@@ -36,7 +36,8 @@ class Calls:
         """Return the results, which elements they belong to (None: all from the first on), and what stopped it."""
         if self.quarantine is not None:
             return self._results_or_skip(chunk, self.quarantine)
-        function, out = self.resolve(), []
+        function = self.resolve()
+        out: list[Any] = []
         try:
             if self.generators is None:
                 out.extend(map(function, chunk.elements))
@@ -51,7 +52,9 @@ class Calls:
     def _results_or_skip(
         self, chunk: Chunk, quarantine: Quarantine
     ) -> tuple[list[Any], Sequence[int], BaseException | None]:
-        function, out, kept = self.resolve(), [], []
+        function = self.resolve()
+        out: list[Any] = []
+        kept: list[int] = []
         for k, element in enumerate(chunk.elements):
             try:
                 if self.generators is None:
@@ -103,10 +106,10 @@ class ExpressionFilterStep:
     expression: Expression
 
     def run(self, chunk: Chunk) -> Outcome:
-        evaluate, flags = self.expression.evaluate, []
+        flags: list[bool] = []
         error: BaseException | None = None
         try:
-            flags.extend(map(evaluate, chunk.elements))
+            flags.extend(map(self.expression.evaluate, chunk.elements))
         except Exception as raised:
             error = blame(raised, self.label, chunk.marks.origin(len(flags)))
         kept = [k for k, flag in enumerate(flags) if flag]
@@ -126,8 +129,10 @@ class ColumnsStep:
             out.extend(map(self.change, chunk.elements))
         except (KeyError, TypeError, AttributeError):
             element = chunk.elements[len(out)]
-            have = f"has the columns {sorted(map(str, element))}" if isinstance(element, dict) else (
-                f"is a {type(element).__name__}, not a dict"
+            have = (
+                f"has the columns {sorted(map(str, element))}"
+                if isinstance(element, dict)
+                else (f"is a {type(element).__name__}, not a dict")
             )
             error = InvalidPipelineError(f"{self.label}: an element {have}")
             idents = None if chunk.idents is None else chunk.idents[: len(out)]

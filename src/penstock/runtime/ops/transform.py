@@ -41,10 +41,11 @@ class Transform(Ordered):
 
     def skip(self, count: int) -> int:
         """Nothing is computed for what is skipped, unless it decides what counts."""
-        if not self._one_to_one or self._rest is not None or self._slots:
-            return super().skip(count)
-        with self._feed:
-            return self.upstream.skip(count)
+        if self._one_to_one:
+            with self._feed:  # nobody takes an input meanwhile, and whoever did has reserved a slot
+                if self._rest is None and not self._slots and self._end is None:
+                    return self.upstream.skip(count)
+        return super().skip(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,20 @@ class _Group:
 
 
 class GroupedMap(Ordered):
-    """`map(fn, batch_size=n)`: groups are counted from the start of the pass, so that they are the same after a resume."""
+    """`map(fn, batch_size=n)`: groups are counted from the start of the pass, so a resume finds the same ones."""
+
+    _drop: int
 
     def __init__(
-        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering,
-        *, size: int, calls: Calls,
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        pool: ThreadPool | None,
+        tuner: Tuner,
+        room: Buffering,
+        *,
+        size: int,
+        calls: Calls,
     ) -> None:
         super().__init__(meter, upstream, pool, tuner, room)
         self._size = size
