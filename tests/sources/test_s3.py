@@ -32,7 +32,7 @@ from penstock.sources.object_store import s3_config
 from penstock.sources.registry import open_source, source_digest
 from penstock.sources.storage import open_file, open_random
 
-BIG = bytes(range(256)) * 40_000  # 10 MB: three blocks
+BIG = bytes(range(256)) * 40_000  # 10 MB: two blocks
 KEYS = {
     "text/a.txt": b"a",
     "text/b.txt": b"bb",
@@ -90,11 +90,14 @@ def options(url: str) -> dict[str, Any]:
     return {"key": "k", "secret": "s", "endpoint_url": url}
 
 
+SILENCE = object()
+
+
 class Proxy:
     """Passes TCP on to the server. A request is in flight from its first byte until the answer's first byte.
 
     `latency_s` delays every request; `gate` holds all of them; `faults` are taken one per request: the bytes to answer
-    with instead of asking the server, or the number of bytes of the answer after which the connection breaks.
+    with instead of asking the server, the number of bytes of the answer after which the connection breaks, or SILENCE.
     """
 
     def __init__(self, url: str) -> None:
@@ -103,7 +106,7 @@ class Proxy:
         self.latency_s = 0.0
         self.gate = threading.Event()
         self.gate.set()
-        self.faults: deque[bytes | int] = deque()
+        self.faults: deque[bytes | int | object] = deque()
         self.requests: list[str] = []
         self.in_flight = self.most_in_flight = 0
         self._lock = threading.Lock()
@@ -143,9 +146,11 @@ class Proxy:
                         self._count(-1)
                         client.sendall(fault)
                         continue
+                    if fault is SILENCE:
+                        self._count(-1)
+                        continue
                     server.sendall(request)
-                    head = self._pass_on(server, client, fault)
-                    if not head:
+                    if not self._pass_on(server, client, fault if isinstance(fault, int) else None):
                         return
             except OSError:
                 return  # one side is gone
@@ -300,7 +305,7 @@ def test_opening_starts_the_requests_and_waits_for_nothing(proxy: Proxy) -> None
         paths = [f"s3://data/shards/s-{i:02d}.tar" for i in range(6)]
         files = [stack.enter_context(open_file(path, len(shard(0)), options(proxy.url))) for path in paths]
         big = stack.enter_context(open_file("s3://data/big.bin", len(BIG), options(proxy.url)))
-        wait_until(lambda: proxy.in_flight == 9, "six small files and three blocks of a big one in flight")
+        wait_until(lambda: proxy.in_flight == 8, "six small files and two blocks of a big one in flight")
         proxy.gate.set()
         assert [file.read() for file in files] == [shard(i) for i in range(6)]
         assert big.read() == BIG
@@ -360,6 +365,14 @@ FORBIDDEN = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
 def test_passing_faults_are_retried(proxy: Proxy, faults: list[bytes | int]) -> None:
     proxy.faults.extend(faults)
     with open_file("s3://data/big.bin", len(BIG), options(proxy.url)) as file:
+        assert file.read() == BIG
+    assert not proxy.faults
+
+
+def test_a_connection_that_falls_silent_is_given_up(proxy: Proxy) -> None:
+    proxy.faults.append(SILENCE)
+    patience = {"client_options": {"read_timeout": "1s"}}
+    with open_file("s3://data/big.bin", len(BIG), {**options(proxy.url), **patience}) as file:
         assert file.read() == BIG
     assert not proxy.faults
 

@@ -22,7 +22,8 @@ from penstock.sources.storage import AccessDeniedError, Entry, drop_folder_marks
 
 T = TypeVar("T")
 
-REQUEST_TIMEOUT = timedelta(seconds=60)  # for one answer with its body: 4 MB at 70 KB/s
+REQUEST_TIMEOUT = timedelta(seconds=60)  # for one answer with its body: a block at 140 KB/s
+SILENCE_TIMEOUT = timedelta(seconds=10)  # without a byte: a lost connection is noticed, a slow one is let be
 RETRY_TIMEOUT = timedelta(seconds=90)  # obstore begins no retry after this; with the last request still below WAIT_S
 RETRIES = 6
 BROKEN_BODIES = 3  # tries when an answer breaks off in the middle, which obstore leaves to its caller
@@ -199,7 +200,7 @@ def s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> tup
     config = {_CONFIG_NAMES.get(name, name): v for name, v in flat.items() if name not in outside and v is not None}
 
     settings: dict[str, Any] = {
-        "client_options": {"timeout": REQUEST_TIMEOUT, "connect_timeout": timedelta(seconds=10)},
+        "client_options": {"timeout": REQUEST_TIMEOUT, "read_timeout": SILENCE_TIMEOUT},
         "retry_config": {"max_retries": RETRIES, "retry_timeout": RETRY_TIMEOUT},
     }
     if "credential_provider" in flat:

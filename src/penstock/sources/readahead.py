@@ -23,8 +23,8 @@ from penstock.sources import io_threads
 Fetch: TypeAlias = Callable[[int, int], Any]
 """Return bytes start to stop, as anything with a buffer; blocks, retries, and has its own deadline."""
 
-BLOCK_BYTES = 4 << 20  # big enough that 50 ms of latency is small beside the transfer, small enough to begin soon
-WINDOW_BYTES = 16 << 20  # four blocks in flight cover 50 ms at 300 MB/s; files opened ahead add theirs
+BLOCK_BYTES = 8 << 20  # the latency is small beside the transfer; a shard of the usual size is one request
+WINDOW_BYTES = 16 << 20  # for each open file: the files opened ahead are what fills a fast link
 WAIT_S = 180.0  # beyond the bound of all retries of one request: reached only when something is stuck
 
 
