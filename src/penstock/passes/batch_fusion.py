@@ -10,7 +10,7 @@ from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.passes.one_to_one import is_movable
 from penstock.passes.sharing import IsShared, rewrite_unshared
-from penstock.passes.steps import as_step, ask_for_same_threads
+from penstock.passes.steps import as_step, can_share_threads
 
 
 def fuse_batches(root: Node) -> Node:
@@ -22,7 +22,7 @@ def _fused(node: Node, shared: IsShared) -> Node:
         return node
     steps: list[Node] = []
     below = node.upstream
-    while is_movable(below) and not shared(below) and ask_for_same_threads([*steps, below]):
+    while is_movable(below) and not shared(below) and can_share_threads(below, steps):
         steps.append(below)
         below = below.upstream
     if not any(isinstance(step, ops.Map) for step in steps):

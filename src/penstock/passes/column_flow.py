@@ -70,7 +70,7 @@ def needed_columns(root: Node) -> dict[Node, Columns]:
     for node in reversed(list(walk(root))):  # readers before what they read
         for upstream in node.inputs:
             asked = _asked_below(node, needed[node], known)
-            needed[upstream] = _either(needed[upstream], asked) if upstream in needed else asked
+            needed[upstream] = _either(asked, needed[upstream]) if upstream in needed else asked
     return needed
 
 

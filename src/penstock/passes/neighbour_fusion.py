@@ -9,7 +9,7 @@ from __future__ import annotations
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.passes.sharing import IsShared, rewrite_unshared
-from penstock.passes.steps import as_step, ask_for_same_threads, is_fusable
+from penstock.passes.steps import as_step, can_share_threads, is_fusable
 
 
 def fuse_neighbours(root: Node) -> Node:
@@ -26,6 +26,6 @@ def _fused(node: Node, shared: IsShared) -> Node:
         base, steps = below.upstream, (as_step(below),)
     else:
         return node
-    if not ask_for_same_threads([*steps, node]):
+    if not can_share_threads(node, steps):
         return node
     return ops.Fused(upstream=base, steps=(*steps, as_step(node)))

@@ -16,9 +16,12 @@ def is_fusable(node: Node) -> TypeGuard[ops.Unary]:
     return isinstance(node, (ops.Filter, ops.Select, ops.Drop, ops.Rename))
 
 
-def ask_for_same_threads(nodes: Iterable[Node]) -> bool:
-    """Return whether the operators can share threads. Column operators have no wish of their own."""
-    return len({node.threads for node in nodes if isinstance(node, (ops.Map, ops.Filter))}) <= 1
+def can_share_threads(node: Node, others: Iterable[Node]) -> bool:
+    """Return whether an operator can run on the threads of some that share theirs. Column operators ask for none."""
+    if not isinstance(node, (ops.Map, ops.Filter)):
+        return True
+    asked = next((other for other in others if isinstance(other, (ops.Map, ops.Filter))), node)
+    return node.threads == asked.threads
 
 
 def as_step(node: Node) -> Node:
