@@ -165,7 +165,8 @@ def _check_same_pipeline(before: Node, after: Node) -> None:
     """Walk both graphs side by side."""
     pending = [(_Place((), before), _Place((), after))]
     seen: set[tuple[_Place, _Place]] = set()
-    sources: dict[Node, Node] = {}
+    made_of: dict[Node, Node] = {}
+    became: dict[Node, Node] = {}
     while pending:
         pair = pending.pop()
         if pair in seen:
@@ -174,10 +175,10 @@ def _check_same_pipeline(before: Node, after: Node) -> None:
         old, new = map(_stretch, pair)
         _check_stretch(old, new, pair[1].node)
         if isinstance(old.anchor, SourceNode):
-            # Also the other way round: two sources made of one would have other numbers.
-            if sources.setdefault(old.anchor, new.anchor) is not new.anchor:
+            # A source's number is part of its elements' identity, and each source has one.
+            if became.setdefault(old.anchor, new.anchor) is not new.anchor:
                 raise _Wrong(new.anchor, "a source that two operators read has become two")
-            if sources.setdefault(new.anchor, old.anchor) is not old.anchor:
+            if made_of.setdefault(new.anchor, old.anchor) is not old.anchor:
                 raise _Wrong(new.anchor, "two sources have become one")
         pending.extend(zip(_below(old.anchor), _below(new.anchor)))
 
