@@ -37,6 +37,7 @@ class FileTable:
         listed = list(files)
         self._options = storage_options
         self.paths = [file.path for file in listed]
+        self._all_local = not any(map(is_remote, self.paths))
         self.sizes = np.array([file.size for file in listed], np.int64)
         self._root_lengths = np.array([len(file.path) - len(file.relative) for file in listed], np.int32)
         self._etags = [file.etag for file in listed] if any(file.etag for file in listed) else None
@@ -53,7 +54,7 @@ class FileTable:
 
     def read(self, index: int) -> bytes:
         path, size = self.paths[index], int(self.sizes[index])
-        if not is_remote(path):
+        if self._all_local or not is_remote(path):
             return read_local(path, size)
         with open_random(path, size, self._options) as file:
             return b"".join(iter(partial(file.read, WINDOW_BYTES), b""))
@@ -115,6 +116,9 @@ class FilePerElementSource:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def path_of(self, index: int) -> str:
+        return self.table.paths[index]
 
     def splits(self) -> Sequence[Split]:
         return self._splits
