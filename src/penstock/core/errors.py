@@ -96,6 +96,10 @@ class ErrorBudgetExceededError(PenstockError):
     """More elements failed than `on_error` allows."""
 
 
+class ReplayError(PenstockError):
+    """A skipped element cannot be run again: its pipeline was not stored, or the data is not what it was."""
+
+
 def choice(argument: str, value: object, allowed: Iterable[object]) -> InvalidArgumentError:
     """Return the error for a value outside a closed set.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from penstock.runtime.contract import Origin
 
 _RUNTIME = str(Path(__file__).resolve().parent)
 NOTE_PREFIX = "penstock: in "
+Raised = TypeVar("Raised", bound=BaseException)
 
 
-def blame(error: BaseException, operator: str, origin: Origin | None) -> BaseException:
+def blame(error: Raised, operator: str, origin: Origin | None) -> Raised:
     """Return `error` with a note that names operator, split and element, and a traceback that begins in user code."""
     if not any(note.startswith(NOTE_PREFIX) for note in getattr(error, "__notes__", ())):
         error.add_note(f"{NOTE_PREFIX}{operator}" + (f", {origin}" if origin else ""))

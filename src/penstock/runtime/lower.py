@@ -8,7 +8,6 @@ in that order itself: any source by permuting its splits, an indexable one by a 
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -74,11 +73,14 @@ class Lowering:
     source_of: Callable[[SourceNode], Source]
     meters: list[StageMeter] = field(default_factory=list)
     quarantines: list[Quarantine] = field(default_factory=list)
+    quarantine_kind: type[Quarantine] = Quarantine
+    _root: Node | None = None
     _buffers: int = 1
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
 
     def lower(self, root: Node) -> Stage:
+        self._root = root
         nodes = list(walk(root))
         self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
         self._buffers = max(1, sum(isinstance(node, THREADED) for node in nodes))
@@ -329,8 +331,16 @@ class Lowering:
         return PrefetchTuner(meter) if node.size is None else FixedTuner(meter, 1, limit=max(1, node.size // 2))
 
     def _quarantine(self, node: Node, policy: ops.SkipErrors, meter: StageMeter) -> Quarantine:
-        quarantine = Quarantine(
-            policy, label_of(node), meter, epoch=self.epoch, seed=self.seed, graph=lambda: encode_graph(_replayed(node))
+        root = self._root
+        assert root is not None
+        quarantine = self.quarantine_kind(
+            policy,
+            label_of(node),
+            meter,
+            number=len(self.quarantines),
+            epoch=self.epoch,
+            seed=self.seed,
+            graph=lambda: encode_graph(root),
         )
         self.quarantines.append(quarantine)
         return quarantine
@@ -398,8 +408,3 @@ def _window_rules(node: ops.BucketByLength | ops.GroupByWindow) -> WindowRules:
         finish=lambda bucket, rows: collate(rows, "", padding_collator(value, pad_length(bucket), None)),
         drop_last=node.drop_last,
     )
-
-
-def _replayed(node: Node) -> Node:
-    """Return the operator such that its failure comes out, instead of being quarantined again."""
-    return dataclasses.replace(node, on_error=None)  # type: ignore[call-arg]

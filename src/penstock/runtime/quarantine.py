@@ -1,7 +1,8 @@
 """Elements that failed and were left out: counted against a budget, and written down so that they can be replayed.
 
-The file is JSON lines. A `pipeline` line holds the graph up to the operator that failed; each `skipped` line holds what
-happened to one element and the state just before it, so that `penstock replay` can run just that element again.
+The file is JSON lines. A `pipeline` line holds the whole graph, because what is above an operator decides too in which
+order its source is read; each `skipped` line holds what happened to one element, the pass and the state just before it,
+so that `runtime.replay` can run just that element again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import ErrorBudgetExceededError, InvalidArgumentError
+from penstock.core.errors import CodecError, ErrorBudgetExceededError, FunctionShippingError, InvalidArgumentError
 from penstock.graph.ops import SkipErrors
 from penstock.runtime.contract import Marks, Origin, State
 from penstock.runtime.stats import StageMeter
@@ -29,11 +30,23 @@ _file_lock = threading.Lock()
 class Quarantine:
     """The skipped elements of one operator in one iteration."""
 
+    pass_ = 0
+    """Which pass its stage is in; set when the stage is opened."""
+
     def __init__(
-        self, policy: SkipErrors, operator: str, meter: StageMeter, *, epoch: int, seed: int, graph: Callable[[], bytes]
+        self,
+        policy: SkipErrors,
+        operator: str,
+        meter: StageMeter,
+        *,
+        number: int,
+        epoch: int,
+        seed: int,
+        graph: Callable[[], bytes],
     ) -> None:
         self._policy = policy
         self._operator = operator
+        self._number = number  # of this quarantine among those of the graph
         self._epoch = epoch
         self._seed = seed
         self._graph = graph
@@ -51,11 +64,11 @@ class Quarantine:
         with self._lock:
             self._passed += count
 
-    def admit(self, error: BaseException, marks: Marks, k: int) -> ErrorBudgetExceededError | None:
+    def admit(self, error: Exception, marks: Marks, k: int) -> Exception | None:
         """Write one failure down; the returned error says that it was one too many."""
         return self.record(error, marks.origin(k), marks.at(k))
 
-    def record(self, error: BaseException, origin: Origin | None, state: State) -> ErrorBudgetExceededError | None:
+    def record(self, error: Exception, origin: Origin | None, state: State) -> Exception | None:
         with self._lock:
             self._meter.skipped += 1
             self._write(error, origin, state)
@@ -79,10 +92,9 @@ class Quarantine:
     def _write(self, error: BaseException, origin: Origin | None, state: State) -> None:
         lines: list[dict[str, Any]] = []
         if self._graph_id is None:
-            graph = self._graph()
-            self._graph_id = hashlib.blake2b(graph, digest_size=6).hexdigest()
-            lines.append({"kind": "pipeline", "pipeline": self._graph_id, "graph": base64.b64encode(graph).decode()})
-        identity = repr((self._graph_id, self._epoch, state, self._operator)).encode()
+            lines.append(self._pipeline_line())
+            self._graph_id = lines[0]["pipeline"]
+        identity = repr((self._graph_id, self._number, self.pass_, state)).encode()
         lines.append(
             {
                 "kind": "skipped",
@@ -96,7 +108,9 @@ class Quarantine:
                 "message": str(error),
                 "traceback": "".join(traceback.format_exception(error)),
                 "pipeline": self._graph_id,
+                "number": self._number,
                 "epoch": self._epoch,
+                "pass": self.pass_,
                 "seed": self._seed,
                 "state": state,
             }
@@ -105,6 +119,20 @@ class Quarantine:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _pipeline_line(self) -> dict[str, Any]:
+        graph, missing = b"", ""
+        try:
+            graph = self._graph()
+        except (FunctionShippingError, CodecError) as error:
+            missing = str(error)  # what happened is written down all the same; only replaying it is not possible
+        return {
+            "kind": "pipeline",
+            "pipeline": hashlib.blake2b(graph or missing.encode(), digest_size=6).hexdigest(),
+            "graph": base64.b64encode(graph).decode(),
+            "missing": missing,
+            "folder": str(Path.cwd()),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +145,13 @@ class Quarantined:
     message: str
     traceback: str
     graph: bytes
+    missing: str
+    """Why there is no graph."""
+    folder: str
+    """Relative paths in the graph begin here."""
+    number: int
     epoch: int
+    pass_: int
     seed: int
     state: State
     origin: Origin | None
@@ -125,26 +159,31 @@ class Quarantined:
 
 def read_quarantine(path: str | Path) -> dict[str, Quarantined]:
     """Return the skipped elements by id; the same element, skipped in two runs, is one."""
-    graphs: dict[str, bytes] = {}
+    graphs: dict[str, tuple[bytes, str, str]] = {}
     found: dict[str, Quarantined] = {}
     with Path(path).open() as file:
         for number, text in enumerate(file, 1):
             try:
                 line = json.loads(text)
                 if line["kind"] == "pipeline":
-                    graphs[line["pipeline"]] = base64.b64decode(line["graph"])
+                    graphs[line["pipeline"]] = base64.b64decode(line["graph"]), line["missing"], line["folder"]
                     continue
                 origin = None
                 if line["split"] is not None:
                     origin = Origin(line["split"], line["index"], line["source"], line["offset"])
+                graph, missing, folder = graphs[line["pipeline"]]
                 found[line["id"]] = Quarantined(
                     id=line["id"],
                     operator=line["operator"],
                     exception=line["exception"],
                     message=line["message"],
                     traceback=line["traceback"],
-                    graph=graphs[line["pipeline"]],
+                    graph=graph,
+                    missing=missing,
+                    folder=folder,
+                    number=line["number"],
                     epoch=line["epoch"],
+                    pass_=line["pass"],
                     seed=line["seed"],
                     state=line["state"],
                     origin=origin,

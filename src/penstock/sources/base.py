@@ -85,9 +85,23 @@ class Source(Protocol):
 
 
 class SkipsBadRecords(Protocol):
-    """A source whose node has `on_error`: what `on_bad` is set to is told of a bad record, which is then passed over."""
+    """A source whose node has `on_error`: it tells `on_bad` of a bad record, and passes over it."""
 
     on_bad: Callable[[DataError, int], None] | None
+
+
+@runtime_checkable
+class LocatesRecords(Protocol):
+    """A source that can say in which file a record lies, and at which byte, from the hints around it."""
+
+    def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]: ...
+
+
+@runtime_checkable
+class LocatesElements(Protocol):
+    """An indexable source that can say in which file an element lies."""
+
+    def path_of(self, index: int) -> str: ...
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from penstock.graph.readers import ReadCsv
 from penstock.sources.base import FileRange, Position, Reader, Split
 from penstock.sources.columns import Converter
 from penstock.sources.listing import group_small_files, list_files
-from penstock.sources.record_files import NO_OFFSETS, Block, BlockFile, Offsets, OnBad, RecordReader
+from penstock.sources.record_files import NO_OFFSETS, Block, BlockFile, Offsets, OnBad, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 512 << 10  # pyarrow reads 32 blocks ahead, whatever one asks for: 16 MB an open file
@@ -42,6 +42,9 @@ class CsvSource:
         self._node = node
         self.remote = any(map(is_remote, node.paths))
         self.on_bad: OnBad | None = None
+
+    def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
+        return locate_record(split, before, after)[0], None  # a hint counts rows
 
     def splits(self) -> Sequence[Split]:
         return group_small_files(list_files(self._node.paths, self._node.storage_options))

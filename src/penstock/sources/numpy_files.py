@@ -110,6 +110,9 @@ class NumpySource:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def path_of(self, index: int) -> str:
+        return self._tables[int(np.searchsorted(self._starts, index, side="right")) - 1].path
+
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=16)
 

@@ -167,6 +167,14 @@ class RecordReader:
             self._on_bad(error, index)
 
 
+def locate_record(split: Split, before: int | None, after: int) -> tuple[str, int | None]:
+    """Return the file a record lies in and the byte it begins at, from the hints before and after it."""
+    piece = split.files[after >> OFFSET_BITS]
+    if before is not None and before >> OFFSET_BITS == after >> OFFSET_BITS:
+        return piece.path, before & ((1 << OFFSET_BITS) - 1)
+    return piece.path, None if before is None else 0
+
+
 def _position_of(indices: Sequence[int], index: int) -> int:
     """Return how many of the ascending `indices` are below `index`."""
     return int(np.searchsorted(np.asarray(indices), index))

@@ -20,7 +20,7 @@ from penstock.graph.readers import ReadJsonl, ReadText, RecordFile
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.compression import compression_of
 from penstock.sources.listing import FileInfo, group_small_files, list_files
-from penstock.sources.record_files import Block, BlockFile, Offsets, OnBad, RecordReader
+from penstock.sources.record_files import Block, BlockFile, Offsets, OnBad, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 256 << 10  # a few thousand lines: as fast as more, and little work is ahead of what was asked for
@@ -44,6 +44,9 @@ class LineSource:
         self._node, self._parse = node, parse
         self.remote = any(map(is_remote, node.paths))
         self.on_bad: OnBad | None = None
+
+    def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
+        return locate_record(split, before, after)
 
     def splits(self) -> Sequence[Split]:
         splits: list[Split] = []

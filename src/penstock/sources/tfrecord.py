@@ -21,7 +21,7 @@ from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileErr
 from penstock.graph.readers import ReadTFRecord
 from penstock.sources.base import FileRange, Position, Reader, Split
 from penstock.sources.listing import group_small_files, list_files
-from penstock.sources.record_files import Block, BlockFile, OnBad, RecordReader
+from penstock.sources.record_files import Block, BlockFile, OnBad, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 1 << 20  # larger blocks fall out of the second-level cache before their records are cut out
@@ -50,6 +50,9 @@ class TFRecordSource:
         self._node = node
         self.remote = any(map(is_remote, node.paths))
         self.on_bad: OnBad | None = None
+
+    def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
+        return locate_record(split, before, after)
 
     def splits(self) -> Sequence[Split]:
         return group_small_files(list_files(self._node.paths, self._node.storage_options))

@@ -40,6 +40,9 @@ class WebdatasetSource:
     def splits(self) -> Sequence[Split]:
         return self._splits
 
+    def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
+        return split.files[0].path, before
+
     def open(self, split: Split, at: Position) -> WebdatasetReader:
         return WebdatasetReader(self.node, split.files[0], at, self.on_bad)
 

@@ -18,7 +18,16 @@ from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, St
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import Permutation, block_permutation, derive_key, derive_word
 from penstock.runtime.stats import StageMeter
-from penstock.sources.base import IndexableSource, Position, Reader, SkipsBadRecords, Source, Split
+from penstock.sources.base import (
+    IndexableSource,
+    LocatesElements,
+    LocatesRecords,
+    Position,
+    Reader,
+    SkipsBadRecords,
+    Source,
+    Split,
+)
 
 OPEN_AHEAD = 6  # remote splits whose first requests are under way before they are needed
 
@@ -45,6 +54,7 @@ class RunMarks:
     first: Position
     indices: Sequence[int] | None
     offsets: Sequence[int] | None
+    source: Source
 
     def at(self, k: int) -> State:
         if k == 0:
@@ -54,8 +64,12 @@ class RunMarks:
 
     def origin(self, k: int) -> Origin:
         index = int(self.indices[k]) if self.indices is not None else self.first.index + k
-        offset = self.first.offset if k == 0 else int(self.offsets[k - 1]) if self.offsets is not None else None
-        path = self.split.files[0].path if len(self.split.files) == 1 else ""
+        path, offset = self.split.files[0].path if len(self.split.files) == 1 else "", None
+        if self.offsets is not None and isinstance(self.source, LocatesRecords):
+            before = self.first.offset if k == 0 else int(self.offsets[k - 1])
+            path, offset = self.source.locate(self.split, before, int(self.offsets[k]))
+            if index != self.at(k)[1]:
+                offset = None  # records were left out before this one: it does not begin where the last one ended
         return Origin(self.number, index, path, offset)
 
 
@@ -84,22 +98,24 @@ class SplitSource(Stage):
         self._random = order
         self._ahead: dict[int, Reader] = {}
         self._reader: Reader | None = None
-        self._quarantine = quarantine
+        self.quarantine = quarantine
         self._over_budget: Exception | None = None
         if quarantine is not None:
             cast(SkipsBadRecords, source).on_bad = self._on_bad
 
     def _on_bad(self, error: DataError, index: int) -> None:
-        assert self._quarantine is not None
+        assert self.quarantine is not None
         files = self._splits[self._split_number].files
         origin = Origin(self._split_number, index, error.path or (files[0].path if files else ""), error.offset)
-        over = self._quarantine.record(error, origin, _position(self._ordinal, index, None))
+        over = self.quarantine.record(error, origin, _position(self._ordinal, index, None))
         self._over_budget = over or self._over_budget
 
     def open(self, pass_: int, state: State) -> None:
         self.close()
         count = len(self._splits)
         self._pass = pass_
+        if self.quarantine is not None:
+            self.quarantine.pass_ = pass_
         self._order = block_permutation(self._random.key(pass_), count) if self._random else np.arange(count)
         ordinal, index, *offset = state or (0, 0)
         self._ordinal: int = ordinal
@@ -116,8 +132,8 @@ class SplitSource(Stage):
             if self._over_budget is not None:
                 raise self._over_budget
             if len(records.elements):
-                if self._quarantine is not None:
-                    self._quarantine.passed(len(records.elements))
+                if self.quarantine is not None:
+                    self.quarantine.passed(len(records.elements))
                 return self._chunk_of(records.elements, records.indices, records.offsets)
             self._reader.close()
             self._reader = None
@@ -139,7 +155,8 @@ class SplitSource(Stage):
         self, elements: Sequence[object], indices: Sequence[int] | None, offsets: Sequence[int] | None
     ) -> Chunk:
         first, count = self._position, len(elements)
-        marks = RunMarks(self._ordinal, self._split_number, self._splits[self._split_number], first, indices, offsets)
+        number = self._split_number
+        marks = RunMarks(self._ordinal, number, self._splits[number], first, indices, offsets, self._source)
         after = int(indices[-1]) + 1 if indices is not None else first.index + count
         self._position = Position(after, int(offsets[-1]) if offsets is not None else None)
         idents = None
@@ -162,6 +179,7 @@ class _IndexMarks:
     starts: Sequence[int]
     first: int
     indices: Sequence[int]
+    source: IndexableSource
 
     def at(self, k: int) -> State:
         position = self.first + k
@@ -169,7 +187,10 @@ class _IndexMarks:
         return [ordinal, position - self.starts[ordinal]]
 
     def origin(self, k: int) -> Origin:
-        return Origin(self.at(k)[0], int(self.indices[k]))
+        index = int(self.indices[k])
+        split = max(bisect_right(self.starts, index) - 1, 0)
+        path = self.source.path_of(index) if isinstance(self.source, LocatesElements) else ""
+        return Origin(split, index - self.starts[split], path)
 
 
 class IndexedSource(Stage):
@@ -197,7 +218,7 @@ class IndexedSource(Stage):
         self._number = number
         self._with_idents = with_idents
         self._random = order
-        self._quarantine = quarantine
+        self.quarantine = quarantine
         self._bad: set[int] = set()
         self._over_budget: Exception | None = None
         if quarantine is not None:
@@ -206,6 +227,8 @@ class IndexedSource(Stage):
     def open(self, pass_: int, state: State) -> None:
         self._permutation = Permutation(self._random.key(pass_), self._count) if self._random else None
         self._place = derive_word("source", self._number, pass_)
+        if self.quarantine is not None:
+            self.quarantine.pass_ = pass_
         ordinal, index, *_ = state or (0, 0)
         self._position = self._starts[ordinal] + index
 
@@ -213,14 +236,14 @@ class IndexedSource(Stage):
         while self._position < self._count:
             start, stop = self._position, min(self._position + want, self._count)
             indices: Any = range(start, stop) if self._permutation is None else self._permutation.at(start, stop)
-            self._marks = _IndexMarks(self._starts, start, indices)
+            self._marks = _IndexMarks(self._starts, start, indices, self._source)
             elements = self._source.fetch(indices)
             if self._over_budget is not None:
                 raise self._over_budget
             self._position = stop
             chunk = Chunk(elements, self._marks)
-            if self._quarantine is not None:
-                self._quarantine.passed(len(elements))
+            if self.quarantine is not None:
+                self.quarantine.passed(len(elements))
             if self._bad:
                 kept = [k for k, index in enumerate(indices) if index not in self._bad]
                 chunk.marks, indices = Selected(self._marks, kept, stop - start), np.asarray(indices)[kept]
@@ -229,13 +252,13 @@ class IndexedSource(Stage):
                 chunk.idents = make_idents(self._place, np.asarray(indices))
             if len(elements):
                 return chunk
-        return Chunk((), _IndexMarks(self._starts, self._count, ()))
+        return Chunk((), _IndexMarks(self._starts, self._count, (), self._source))
 
     def _on_bad(self, error: DataError, index: int) -> None:
-        assert self._quarantine is not None
+        assert self.quarantine is not None
         self._bad.add(index)
         k = list(self._marks.indices).index(index)
-        self._over_budget = self._quarantine.admit(error, self._marks, k) or self._over_budget
+        self._over_budget = self.quarantine.admit(error, self._marks, k) or self._over_budget
 
     def skip(self, count: int) -> int:
         step = min(count, self._count - self._position)

@@ -181,3 +181,8 @@ def run_steps(steps: Sequence[Step], chunk: Chunk) -> Outcome:
         if not chunk.elements:
             break
     return Outcome(chunk, error)
+
+
+def quarantines_of(steps: Sequence[Step]) -> list[Quarantine]:
+    found = [step.calls.quarantine for step in steps if isinstance(step, (MapStep, FilterStep))]
+    return [quarantine for quarantine in found if quarantine is not None]

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.errors import InvalidPipelineError
 from penstock.runtime.blame import blame
 from penstock.runtime.contract import Chunk, Idents, Marks, Origin, Stage, State
-from penstock.runtime.ops.steps import Calls, Step, run_steps
+from penstock.runtime.ops.steps import Calls, Step, quarantines_of, run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
@@ -33,11 +33,16 @@ class Transform(Ordered):
         one_to_one: bool,
     ) -> None:
         super().__init__(meter, upstream, pool, tuner, room)
-        self._steps = steps
+        self.steps = steps
         self._one_to_one = one_to_one
 
     def _work(self, task: Chunk) -> Outcome:
-        return run_steps(self._steps, task)
+        return run_steps(self.steps, task)
+
+    def _open_upstream(self, pass_: int, state: State) -> None:
+        for quarantine in quarantines_of(self.steps):
+            quarantine.pass_ = pass_
+        super()._open_upstream(pass_, state)
 
     def skip(self, count: int) -> int:
         """Nothing is computed for what is skipped, unless it decides what counts."""
