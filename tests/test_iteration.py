@@ -265,18 +265,21 @@ def test_closing_does_not_wait_for_a_function_that_hangs():
     entered, release = threading.Event(), threading.Event()
 
     def hang(x):
-        if x >= 20_000:
-            entered.set()
-            release.wait(60)
+        entered.set()
+        release.wait(60)
         return x
 
-    iterator = ps.range(1_000_000).map(hang, threads=2).iterator()
-    while not entered.is_set():
-        next(iterator)
+    iterator = ps.range(100).map(hang, threads=2).iterator()
+    read = []
+    reader = threading.Thread(target=lambda: read.extend(iterator))
+    reader.start()
+    assert entered.wait(30)
     began = time.monotonic()
     with pytest.warns(ResourceWarning, match=r"map\(.*hang"):
         iterator.close()
     assert time.monotonic() - began < 5
+    reader.join(10)
+    assert not reader.is_alive() and read == []
     release.set()
     wait_until(lambda: not penstock_threads())
 

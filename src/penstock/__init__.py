@@ -1,5 +1,6 @@
 """Penstock: describe an input pipeline once, read ready batches anywhere."""
 
+from penstock import image
 from penstock.api.dataset import Dataset, mix
 from penstock.api.iteration import DatasetIterator
 from penstock.api.readers import (
@@ -44,6 +45,7 @@ __all__ = [
     "from_huggingface",
     "from_items",
     "from_torch",
+    "image",
     "mix",
     "range",
     "read_arrow",

@@ -16,7 +16,7 @@ from penstock.graph.fingerprint import fingerprint
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
-from penstock.passes import optimize
+from penstock.passes import canonicalize, optimize
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import Statistics
@@ -29,7 +29,8 @@ class Plan:
     """What every iteration of one dataset shares: the optimized graph, the sources' listings, seed and epoch."""
 
     def __init__(self, node: Node) -> None:
-        self.node = node
+        self.written = node
+        self.node = canonicalize(node)
         self.next_epoch = 0
         self._optimized: Node | None = None
         self._sources: dict[SourceNode, Source] = {}
@@ -72,7 +73,7 @@ class Plan:
     def explain(self, *, analyze: bool, mermaid: bool, seconds: float) -> str:
         if mermaid:
             return explain_mermaid(self.optimized)
-        text = f"as written\n{_indent(explain_text(self.node))}\n\nas run\n{_indent(explain_text(self.optimized))}"
+        text = f"as written\n{_indent(explain_text(self.written))}\n\nas run\n{_indent(explain_text(self.optimized))}"
         if not analyze:
             return text
         with DatasetIterator(self, epoch=0) as iterator:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 WORTHWHILE_GAIN = 1.3  # below it, threads cost more in hand-offs and contention than they bring
 WAITING_STRETCH = 3.0  # a function that waits two thirds of its time can use more threads than cores
 MAX_WAITING_THREADS = 64
+WORTH_DOUBLING = 0.75  # a chunk twice as long should save a quarter per element
+LONGEST_CHUNK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +89,20 @@ def use_prefetch_thread(*, reader_away_s: float, making_s: float, threaded: bool
     return share > (0.01 if threaded else 0.05)
 
 
-def next_chunk_size(current: int, seconds_per_element: float, *, target_s: float, limit: int) -> int:
+def next_chunk_size(
+    current: int, cost_s: float, *, cost_at_half_s: float | None = None, target_s: float, limit: int
+) -> int:
     """Return how many elements make `target_s` of work; at most doubling, so that one fast call does not mislead.
+
+    Where a chunk costs much by itself, an element became cheaper with the last doubling: then it goes on growing.
 
     >>> next_chunk_size(4, 1e-6, target_s=1e-3, limit=4096), next_chunk_size(4, 1e-2, target_s=1e-3, limit=4096)
     (8, 1)
+    >>> next_chunk_size(4, 1e-3, cost_at_half_s=1.9e-3, target_s=1e-3, limit=4096)
+    8
     """
-    ideal = int(target_s / max(seconds_per_element, 1e-9))
+    amortizes = cost_at_half_s is not None and cost_s < WORTH_DOUBLING * cost_at_half_s
+    if amortizes and current * cost_s < LONGEST_CHUNK_S:
+        return min(current * 2, limit)
+    ideal = int(target_s / max(cost_s, 1e-9))
     return max(1, min(ideal, current * 2, limit))

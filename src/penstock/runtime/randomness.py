@@ -15,7 +15,6 @@ import numpy as np
 from penstock.runtime.contract import Idents
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-_MASK = (1 << 64) - 1
 EXPLICIT_LIMIT = 1 << 20
 """Up to this many indices a permutation is sorted out in memory (8 MB, exactly uniform); above, it is computed."""
 
@@ -74,39 +73,56 @@ def block_permutation(key: tuple[int, int], count: int) -> Indices:
 class Permutation:
     """A permutation of range(count) of which any part can be had without the rest.
 
-    Small ones are explicit. Large ones are a Feistel network over the next even power of two, walked until the value
-    is in range: no memory, any position, a few dozen nanoseconds an index.
+    Small ones are explicit. Large ones are a Feistel network over the next power of two, walked until the value is in
+    range: no memory but the block at hand, any position, a few dozen nanoseconds an index.
     """
 
-    ROUNDS = 6
+    ROUNDS = 6  # even, so that halves of unequal width end where they began
+    BLOCK = 4096
 
     def __init__(self, key: tuple[int, int], count: int) -> None:
         self.count = count
         self._explicit = block_permutation(key, count) if count <= EXPLICIT_LIMIT else None
-        self._half_bits = np.uint64((max(count - 1, 1).bit_length() + 1) // 2)
-        self._half_mask = np.uint64((1 << int(self._half_bits)) - 1)
+        bits = max(count - 1, 1).bit_length()
+        self._widths = np.uint64(bits // 2), np.uint64(bits - bits // 2)
         self._round_keys = raw_words(key, self.ROUNDS) | np.uint64(1)
+        self._block: tuple[int, Indices] = (-1, np.empty(0, np.int64))
 
     def at(self, start: int, stop: int) -> Indices:
         """Return the values at positions start to stop."""
         if self._explicit is not None:
             return self._explicit[start:stop]
-        values = self._encrypt(np.arange(start, stop, dtype=np.uint64))
-        outside = np.flatnonzero(values >= self.count)
-        while len(outside):
-            values[outside] = self._encrypt(values[outside])
-            outside = outside[values[outside] >= self.count]
-        return values.astype(np.int64)
+        first, last = start // self.BLOCK, -(-stop // self.BLOCK)
+        values = np.concatenate([self._block_at(number) for number in range(first, last)])
+        return values[start - first * self.BLOCK : stop - first * self.BLOCK]
+
+    def _block_at(self, number: int) -> Indices:
+        """Compute whole blocks: the network's fixed cost is that of hundreds of indices."""
+        if self._block[0] != number:
+            start = number * self.BLOCK
+            values = self._encrypt(np.arange(start, min(start + self.BLOCK, self.count), dtype=np.uint64))
+            outside = np.flatnonzero(values >= self.count)
+            while len(outside):
+                values[outside] = self._encrypt(values[outside])
+                outside = outside[values[outside] >= self.count]
+            self._block = (number, values.astype(np.int64))
+        return self._block[1]
 
     def _encrypt(self, values: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        left, right = values >> self._half_bits, values & self._half_mask
+        left_width, right_width = self._widths
+        left, right = values >> right_width, values & _low_bits(right_width)
         for round_key in self._round_keys:
             mixed = (right + round_key) * np.uint64(0x9E3779B97F4A7C15)
             mixed ^= mixed >> np.uint64(29)
             mixed *= round_key
             mixed ^= mixed >> np.uint64(32)
-            left, right = right, left ^ (mixed & self._half_mask)
-        return (left << self._half_bits) | right
+            left, right = right, left ^ (mixed & _low_bits(left_width))
+            left_width, right_width = right_width, left_width
+        return (left << right_width) | right
+
+
+def _low_bits(width: np.uint64) -> np.uint64:
+    return np.uint64((1 << int(width)) - 1)
 
 
 def child_paths(paths: np.ndarray[Any, np.dtype[np.uint64]], child: np.ndarray[Any, Any]) -> Any:

@@ -41,11 +41,21 @@ class ChunkSizer:
         self.chunk_size = 1
         self._limit = limit
         self._cost: float | None = None
+        self._cost_at_half: float | None = None
 
     def sized(self, elements: int, seconds: float) -> None:
+        if elements * 2 < self.chunk_size:
+            return  # a rest; it says little about a whole chunk
         cost = seconds / elements
         self._cost = cost if self._cost is None else 0.7 * self._cost + 0.3 * cost
-        self.chunk_size = next_chunk_size(self.chunk_size, self._cost, target_s=CHUNK_TARGET_S, limit=self._limit)
+        size = next_chunk_size(
+            self.chunk_size, self._cost, cost_at_half_s=self._cost_at_half, target_s=CHUNK_TARGET_S, limit=self._limit
+        )
+        if size >= 2 * self.chunk_size:
+            self._cost_at_half, self._cost = self._cost, None
+        elif size < self.chunk_size:
+            self._cost_at_half = None
+        self.chunk_size = size
 
 
 class WorkTuner(ChunkSizer):
