@@ -9,7 +9,8 @@
    at every position.
 5. A stage calls its input again only while it has nothing to return: when the input raises, nothing made before is
    lost.
-6. `close()` may come at any time, from another thread too, does not wait for user code and may be called twice.
+6. `stop()` may come at any time, from any thread: whoever waits in a pull is woken and sees the end. `close()` follows
+   it and gives files and buffers back; neither waits for user code, and both may be called twice.
 """
 
 from __future__ import annotations
@@ -176,6 +177,10 @@ class Stage:
         """Say whether stages from here up may make more than they are asked for; a restore skips too much for that."""
         for stage in self.inputs:
             stage.run_ahead(allowed)
+
+    def stop(self) -> None:
+        for stage in self.inputs:
+            stage.stop()
 
     def close(self) -> None:
         for stage in self.inputs:

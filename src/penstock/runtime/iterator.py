@@ -94,6 +94,8 @@ class Run:
             return False
         began = perf_counter()
         chunk = self._stage.pull(self._sizer.chunk_size)
+        if self.closed:
+            return False  # by another thread meanwhile: the state stays that of the last element
         self._chunk, self._next = chunk, 0
         if chunk.elements:
             self._sizer.sized(len(chunk.elements), perf_counter() - began)
@@ -136,6 +138,7 @@ class Run:
 
 
 def _close(stage: Stage, pool: ThreadPool | None) -> None:
+    stage.stop()
     stage.close()
     if pool is not None:
         stuck = pool.close(CLOSE_WAIT_S)

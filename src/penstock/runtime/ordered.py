@@ -124,15 +124,16 @@ class Ordered(Stage):
             self._may_run_ahead = allowed
         super().run_ahead(allowed)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         with self._changed:
-            if self._closed:
-                return
             self._closed = True
             self._generation += 1
             self._slots.clear()
             self._rest = None
             self._changed.notify_all()
+        super().stop()
+
+    def close(self) -> None:
         # A thread that is pulling right now closes the input itself when it comes back.
         if self._feed.acquire(blocking=False):
             try:

@@ -54,15 +54,16 @@ class Quarantine:
         self._lock = threading.Lock()
         self.path = Path(policy.quarantine or DEFAULT_FILE)
         self._meter = meter
-        self._passed = 0
+        self._entered = 0
 
     @property
     def skipped(self) -> int:
         return self._meter.skipped
 
-    def passed(self, count: int) -> None:
+    def entered(self, count: int) -> None:
+        """Count elements that a budget in fractions is a fraction of, before they are tried."""
         with self._lock:
-            self._passed += count
+            self._entered += count
 
     def admit(self, error: Exception, marks: Marks, k: int) -> Exception | None:
         """Write one failure down; the returned error says that it was one too many."""
@@ -75,8 +76,7 @@ class Quarantine:
             return self._over_budget(error)
 
     def _over_budget(self, error: BaseException) -> ErrorBudgetExceededError | None:
-        budget, skipped = self._policy.budget, self.skipped
-        seen = skipped + self._passed
+        budget, skipped, seen = self._policy.budget, self.skipped, self._entered
         if isinstance(budget, float):
             over = seen >= FRACTION_NEEDS and skipped > budget * seen
             said = f"{skipped} of {seen} elements failed, over the budget of {budget:.3%}"
@@ -94,7 +94,7 @@ class Quarantine:
         if self._graph_id is None:
             lines.append(self._pipeline_line())
             self._graph_id = lines[0]["pipeline"]
-        identity = repr((self._graph_id, self._number, self.pass_, state)).encode()
+        identity = repr((self._operator, self._number, self.pass_, state, origin)).encode()
         lines.append(
             {
                 "kind": "skipped",

@@ -133,7 +133,7 @@ class SplitSource(Stage):
                 raise self._over_budget
             if len(records.elements):
                 if self.quarantine is not None:
-                    self.quarantine.passed(len(records.elements))
+                    self.quarantine.entered(len(records.elements))
                 return self._chunk_of(records.elements, records.indices, records.offsets)
             self._reader.close()
             self._reader = None
@@ -243,7 +243,7 @@ class IndexedSource(Stage):
             self._position = stop
             chunk = Chunk(elements, self._marks)
             if self.quarantine is not None:
-                self.quarantine.passed(len(elements))
+                self.quarantine.entered(len(elements))
             if self._bad:
                 kept = [k for k, index in enumerate(indices) if index not in self._bad]
                 chunk.marks, indices = Selected(self._marks, kept, stop - start), np.asarray(indices)[kept]

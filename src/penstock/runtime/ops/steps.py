@@ -55,6 +55,7 @@ class Calls:
         function = self.resolve()
         out: list[Any] = []
         kept: list[int] = []
+        quarantine.entered(len(chunk.elements))
         for k, element in enumerate(chunk.elements):
             try:
                 if self.generators is None:
@@ -70,7 +71,6 @@ class Calls:
             else:
                 out.append(result)
                 kept.append(k)
-        quarantine.passed(len(kept))
         return out, kept, None
 
 
