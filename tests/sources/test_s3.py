@@ -18,11 +18,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from penstock.core.errors import (
-    DataError,
     InvalidArgumentError,
     MissingExtraError,
     NoFilesError,
     StorageUnavailableError,
+    TruncatedFileError,
 )
 from penstock.graph.readers import ReadFiles, ReadImages, ReadWebdataset
 from penstock.sources import object_store
@@ -30,7 +30,7 @@ from penstock.sources.base import Position
 from penstock.sources.listing import list_files
 from penstock.sources.object_store import s3_config
 from penstock.sources.registry import open_source, source_digest
-from penstock.sources.storage import open_file, open_random
+from penstock.sources.storage import AccessDeniedError, open_file, open_random
 
 BIG = bytes(range(256)) * 40_000  # 10 MB: two blocks
 KEYS = {
@@ -395,7 +395,7 @@ def test_retries_end_and_name_url_and_range(proxy: Proxy, monkeypatch: pytest.Mo
 
 def test_denied_access_is_not_retried_and_says_what_to_do(proxy: Proxy) -> None:
     proxy.faults.extend([FORBIDDEN] * 100)
-    with pytest.raises(DataError, match=r"access denied.*storage_options"):
+    with pytest.raises(AccessDeniedError, match=r"access denied.*storage_options"):
         open_random("s3://data/big.bin", len(BIG), options(proxy.url)).read(10)
     assert len(proxy.requests) == 1
 
@@ -406,10 +406,16 @@ def test_a_bucket_that_may_be_read_and_not_listed_takes_braces(proxy: Proxy) -> 
     proxy.faults.extend([FORBIDDEN] * 2)  # and to listing a folder
     assert len(list_files(["s3://data/many/{0000..0079}.txt"], options(proxy.url))) == 80
     proxy.faults.extend([FORBIDDEN] * 9)
-    with pytest.raises(DataError, match="access denied"):
+    with pytest.raises(AccessDeniedError):
         list_files(["s3://data/text/*.txt"], options(proxy.url))
 
 
 def test_an_object_that_is_gone_is_named(server: str) -> None:
     with pytest.raises(NoFilesError, match=r"s3://data/gone\.bin"):
         open_file("s3://data/gone.bin", 10, options(server)).read()
+
+
+def test_an_object_shorter_than_listed_is_named(server: str) -> None:
+    for start in (0, 100):
+        with pytest.raises(TruncatedFileError, match=r"s3://data/text/a\.txt"):
+            open_file("s3://data/text/a.txt", 200, options(server), start=start).read()

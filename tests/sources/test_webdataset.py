@@ -120,6 +120,13 @@ def test_a_remote_shard_reads_and_resumes_too() -> None:
     memory.rm("/wds", recursive=True)
 
 
+def test_ustar_keeps_long_paths_in_two_fields(tmp_path: Path) -> None:
+    samples = samples_of(3)
+    samples[1]["__key__"] = "folder-" * 15 + "/" + "name-" * 15
+    source = source_of(write(tmp_path / "x.tar", tar_of(members_of(samples), tarfile.USTAR_FORMAT)))
+    assert read_all(source, source.splits()[0])[0] == samples
+
+
 def test_the_offset_is_that_of_the_next_samples_first_header(tmp_path: Path) -> None:
     samples = samples_of(6)
     samples[3]["__key__"] = LONG

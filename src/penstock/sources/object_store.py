@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from penstock.core.errors import (
     MissingExtraError,
     NoFilesError,
     StorageUnavailableError,
+    TruncatedFileError,
 )
 from penstock.sources import io_threads
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
@@ -26,7 +28,8 @@ REQUEST_TIMEOUT = timedelta(seconds=60)  # for one answer with its body: a block
 SILENCE_TIMEOUT = timedelta(seconds=10)  # without a byte: a lost connection is noticed, a slow one is let be
 RETRY_TIMEOUT = timedelta(seconds=90)  # obstore begins no retry after this; with the last request still below WAIT_S
 RETRIES = 6
-BROKEN_BODIES = 3  # tries when an answer breaks off in the middle, which obstore leaves to its caller
+TRIES = 3  # by us: obstore's older releases leave an answer that breaks off in the middle to their caller
+TRY_AGAIN_WITHIN_S = 20.0  # what took longer went through obstore's own retries; with one more call below WAIT_S
 ASK_EACH = 64  # above this many named files in one folder, listing the folder is cheaper than asking for each
 
 # What s3fs and boto3 call it -> what obstore calls it.
@@ -134,7 +137,8 @@ class S3Storage:
     def _call(self, path: str, what: str, call: Callable[[], T]) -> T:
         """Call obstore, with its errors told as ours. `call` begins anew each time: it may be called again."""
         errors = self._obstore.exceptions
-        for attempt in range(1, BROKEN_BODIES + 1):
+        began = time.monotonic()
+        for attempt in range(1, TRIES + 1):
             try:
                 return call()
             except FileNotFoundError as error:
@@ -143,13 +147,16 @@ class S3Storage:
                 raise AccessDeniedError(path, f"{what}: {_first_line(error)}") from error
             except (errors.BaseError, OSError) as error:
                 told = _first_line(error)
+                status = _status(told)
                 if "NoSuchBucket" in told:
                     raise NoFilesError(path, "no such bucket") from error
-                if "status code: 403" in told or "status code: 401" in told:  # so listing says it
+                if status in (401, 403):  # so listing says it
                     raise AccessDeniedError(path, f"{what}: {told}") from error
-                if "status code: 4" in told:
+                if status == 416:
+                    raise TruncatedFileError(path, f"{what}: the object is shorter than it was when listed") from error
+                if 400 <= status < 500 and status not in (408, 429):  # those two mean: later
                     raise DataError(path, f"{what}: {told}") from error
-                if attempt == BROKEN_BODIES:
+                if attempt == TRIES or time.monotonic() - began > TRY_AGAIN_WITHIN_S:
                     tries = f"{what} in {attempt} tries: {told}"
                     raise StorageUnavailableError(path, tries) from error
                 time.sleep(0.1 * 2**attempt)
@@ -159,6 +166,15 @@ class S3Storage:
 def _first_line(error: BaseException) -> str:
     """Return what an error of obstore's says, without the dump of its Rust value that follows."""
     return str(error).partition("\n\nDebug source")[0].replace("\n", " ").strip()
+
+
+def _status(told: str) -> int:
+    """
+    >>> _status("Server returned non-2xx status code: 404 Not Found: "), _status("HTTP error: error sending request")
+    (404, 0)
+    """
+    found = re.search(r"status code: (\d{3})", told)
+    return int(found[1]) if found else 0
 
 
 class _Frozen:

@@ -24,12 +24,12 @@ _LOCAL_SCHEMES = ("file", "local")
 _S3_SCHEMES = ("s3", "s3a")
 
 
-class AccessDeniedError(DataError):
-    """The credentials do not allow it."""
+class AccessDeniedError(StorageUnavailableError):
+    """The credentials do not allow it, or no longer: that is no bad data to be skipped either."""
 
     def __init__(self, path: str, what: str) -> None:
         remedy = "see storage_options= (for S3: key, secret, token, anon) and the environment's variables"
-        super().__init__(path, f"access denied: {what}", remedy=remedy)
+        super().__init__(path, f"access denied: {what}; {remedy}")
 
 
 class Entry(NamedTuple):
