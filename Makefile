@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
+BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench docs clean
@@ -30,5 +33,15 @@ check: $(STAMP)  ## formatting, lint, types, imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+$(PEERS_STAMP): benchmarks/requirements-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements-peers.txt
+	touch $@
+
+bench: $(STAMP) $(PEERS_STAMP)  ## measure against the peers: make bench B=trivial [ARGS=--quick]
+	@test -f benchmarks/bench_$(B).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
+	$(BIN)/python benchmarks/bench_$(B).py $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-peers build dist
+	rm -rf $(VENV) $(PEERS) build dist

@@ -227,7 +227,7 @@ class Bench:
             "cpu_s_per_1000": [
                 _figures(statistics.median(1000 * p[i]["cpu_s"] / p[i]["elements"] for p in rounds)) for i in (0, 1)
             ],
-            "versions": children[0].versions | children[1].versions,
+            "versions": our_versions() | children[0].versions | children[1].versions,
             "machine": machine(),
         }
         notes = {name: child.notes for name, child in zip(("ours_notes", "theirs_notes"), children) if child.notes}
@@ -309,6 +309,10 @@ def _figures(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def _readable(value: float) -> str:
+    return f"{_figures(value):,.0f}" if value >= 1000 else f"{_figures(value):g}"
+
+
 def machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -343,8 +347,8 @@ def show_table(results: Sequence[Result]) -> None:
         (
             result.case,
             result.peer,
-            f"{_figures(result.ours):,g}",
-            f"{_figures(result.theirs):,g}",
+            _readable(result.ours),
+            _readable(result.theirs),
             result.unit,
             f"{result.ratio:.2f}",
             f"{result.low:.2f}",

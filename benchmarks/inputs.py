@@ -24,6 +24,8 @@ from layout import (
     FILES_PER_CLASS,
     IMAGE_CLASSES,
     IMAGES,
+    LINE_FILES,
+    LINES,
     PARQUET_FILES,
     RECORD_FILES,
     ROW_GROUPS,
@@ -122,6 +124,14 @@ def text(folder: Path) -> None:
     for file in files:
         file.close()
     (folder / "bpe.json").write_text(json.dumps([token.hex() for token in _learn_bpe(seen)]))
+
+
+@_made_once
+def lines(folder: Path) -> None:
+    """1,000,000 short lines in 8 files."""
+    for i in range(LINE_FILES):
+        share = range(i * LINES // LINE_FILES, (i + 1) * LINES // LINE_FILES)
+        (folder / f"part-{i}.txt").write_text("".join(f"{number} {number % 97:02d}\n" for number in share))
 
 
 @_made_once
