@@ -19,7 +19,7 @@ def convert(array: pa.Array, nulls: Any = "error", *, rows: bool = False) -> Any
     """Return column "x" of a batch, or the cells of all rows."""
     batch = pa.record_batch([array], names=["x"])
     converter = Converter(batch.schema, nulls, rows=rows)
-    return [row["x"] for row in converter.rows(batch)] if rows else converter.batch(batch)["x"]
+    return [row["x"] for row in converter.rows(batch)(0, len(array))] if rows else converter.batch(batch)["x"]
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -252,5 +252,5 @@ def test_wide_rows_and_strange_names_are_kept() -> None:
     names = ["it's", 'a "b"', "{x}", "\\", "π", *(f"c{i}" for i in range(100))]
     for count in (1, 5, 105):
         batch = pa.record_batch([pa.array([i, -i]) for i in range(count)], names=names[:count])
-        rows = Converter(batch.schema, "error", rows=True).rows(batch)
+        rows = Converter(batch.schema, "error", rows=True).rows(batch)(0, 2)
         assert rows == [dict(zip(names, range(count))), {name: -i for i, name in enumerate(names[:count])}]

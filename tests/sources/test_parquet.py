@@ -17,7 +17,7 @@ from penstock.core.element import Ragged
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError
 from penstock.graph.expressions import Expression, col
 from penstock.graph.readers import ReadParquet
-from penstock.sources import columnar, parquet
+from penstock.sources import columnar, parquet, projection
 from penstock.sources.base import Position, Records, Split
 from penstock.sources.parquet import ParquetSource
 
@@ -137,7 +137,7 @@ def test_splits_are_row_groups_up_to_a_size_whatever_is_pushed_down(
         write(tmp_path / f"d/small{number}.parquet", {"x": range(10), "y": rng.random(10)})
     size = big.stat().st_size
     monkeypatch.setattr(parquet, "SPLIT_BYTES", size // 3)
-    monkeypatch.setattr(columnar, "SPLIT_BYTES", size // 3)
+    monkeypatch.setattr(projection, "SPLIT_BYTES", size // 3)
     splits = source(tmp_path / "d").splits()
     ranges = [(os.path.basename(file.path), file.start, file.stop) for split in splits for file in split.files]
     of_big = [(start, stop) for name, start, stop in ranges if name == "big.parquet"]

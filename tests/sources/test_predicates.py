@@ -59,7 +59,7 @@ def comparisons(literals: list[Any]) -> Iterator[Expression]:
 
 def cells(array: pa.Array) -> list[Any]:
     batch = pa.record_batch([array], names=["x"])
-    return [row["x"] for row in Converter(batch.schema, None, rows=True).rows(batch)]
+    return [row["x"] for row in Converter(batch.schema, None, rows=True).rows(batch)(0, len(array))]
 
 
 @pytest.mark.parametrize(("array", "literals"), CASES, ids=IDS)

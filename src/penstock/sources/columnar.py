@@ -11,8 +11,9 @@ A format makes `Chunk`s, some thousands of rows at a time and filtered by the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,9 +25,10 @@ from penstock.core.errors import CorruptRecordError, DataError
 from penstock.graph.expressions import Expression
 from penstock.graph.readers import ColumnarSource
 from penstock.sources.background import Background
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Position, Reader, Records, Split
-from penstock.sources.columns import Converter, NullFoundError, check_column
-from penstock.sources.predicates import check_predicate, row_mask
+from penstock.sources.base import Position, Reader, Records
+from penstock.sources.columns import Converter, NullFoundError
+from penstock.sources.predicates import row_mask
+from penstock.sources.rows import Cut
 
 Array: TypeAlias = np.ndarray[Any, Any]
 OnBad: TypeAlias = Callable[[DataError, int], None]
@@ -95,75 +97,6 @@ def chunk_rows(bytes_per_row: float, batch: int | None) -> int:
     return max(1, rows // batch) * batch
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """What a node reads of one file."""
-
-    names: tuple[str, ...]
-    """The columns of its elements, in order."""
-    read: tuple[str, ...]
-    """The columns to read from the file: those, and what the predicate looks at."""
-    types: Mapping[str, Any]
-    """The Arrow type of every column there is."""
-    constants: Mapping[str, Any]
-    """Columns that the path tells and not the file, as Arrow scalars."""
-
-    def complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add the constant columns."""
-        if not self.constants:
-            return batch
-        arrays = [pa.repeat(scalar, batch.num_rows) for scalar in self.constants.values()]
-        return pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=[*batch.schema.names, *self.constants])
-
-
-def project(node: ColumnarSource, path: str, schema: pa.Schema, constants: Mapping[str, Any]) -> Projection:
-    """Return what to read of a file, or say which column it does not have."""
-    types = {**dict(zip(schema.names, schema.types)), **{name: scalar.type for name, scalar in constants.items()}}
-    if len(set(schema.names)) != len(schema.names):
-        raise DataError(path, f"it has two columns of one name, among {', '.join(schema.names)}")
-    if not types:
-        raise DataError(path, "it has no columns")
-    names = tuple(types) if node.columns is None else node.columns
-    missing = [name for name in names if name not in types]
-    if missing:
-        raise DataError(path, f"no column {', '.join(map(repr, missing))}; there are {', '.join(types)}")
-    for name in names:
-        check_column(name, types[name])
-    if node.predicate is not None:
-        check_predicate(node.predicate, types)
-    looked_at = node.predicate.columns() if node.predicate is not None else frozenset()
-    read = tuple(name for name in types if name not in constants and (name in names or name in looked_at))
-    used = {name: scalar for name, scalar in constants.items() if name in names or name in looked_at}
-    return Projection(names, read, types, used)
-
-
-def check_same_columns(path: str, found: Projection, first_path: str, first: Projection) -> None:
-    """Refuse a file whose columns are not those of the first: batches would change their form in mid-epoch."""
-    if set(found.names) != set(first.names):
-        name = sorted(set(found.names) ^ set(first.names))[0]
-        has, lacks = (path, first_path) if name in found.names else (first_path, path)
-        raise DataError(lacks, f"no column {name!r}, which {has} has", remedy="say with columns= what to read")
-    for name in {*first.names, *first.read}:
-        if found.types[name] != first.types[name]:
-            raise DataError(path, f"column {name!r} is {found.types[name]}, but {first.types[name]} in {first_path}")
-
-
-def group_ranges(ranges: Sequence[tuple[FileRange, float]], note: str = "") -> list[Split]:
-    """Return splits of neighbouring ranges, each given with its bytes."""
-    splits: list[Split] = []
-    group: list[FileRange] = []
-    group_bytes = 0.0
-    for piece, piece_bytes in ranges:
-        if group and (group_bytes + piece_bytes > SPLIT_BYTES or len(group) == SMALL_FILES_PER_SPLIT):
-            splits.append(Split(files=tuple(group), note=note))
-            group, group_bytes = [], 0.0
-        group.append(piece)
-        group_bytes += piece_bytes
-    if group:
-        splits.append(Split(files=tuple(group), note=note))
-    return splits
-
-
 MakeChunks: TypeAlias = Callable[[int, "Future[None]"], Iterator[Chunk | BadChunk]]
 """Make the chunks of a split from a row on; the future is done when nobody wants them any more."""
 
@@ -216,13 +149,18 @@ class _ChunkReader:
     def _index_of(self, bad: BadChunk) -> int:
         raise NotImplementedError
 
-    def _convert(self, chunk: Chunk, convert: Callable[[Converter, pa.RecordBatch], Any]) -> Any:
+    def _converter_of(self, chunk: Chunk) -> Converter:
         schema = chunk.batch.schema
         if self._converter is None or not schema.equals(self._schema):
             self._converter = Converter(schema, self._node.nulls, rows=self._node.batch is None)
             self._schema = schema
+        return self._converter
+
+    @contextmanager
+    def _telling(self, chunk: Chunk) -> Iterator[None]:
+        """Let errors name the file and the row."""
         try:
-            return convert(self._converter, chunk.batch)
+            yield
         except NullFoundError as error:
             row = chunk.file_row + chunk.index(error.row) - chunk.first
             what = f"column {error.column!r} is null{error.inside} in row {row}{chunk.where}"
@@ -232,9 +170,8 @@ class _ChunkReader:
             raise DataError(chunk.path, what, remedy=remedy) from None
         except (pa.ArrowException, UnicodeDecodeError) as error:
             first = chunk.file_row + chunk.index(0) - chunk.first
-            raise CorruptRecordError(
-                chunk.path, f"the {len(chunk)} rows from row {first}{chunk.where}: {error}"
-            ) from error
+            what = f"among the {len(chunk)} rows from row {first}{chunk.where}: {error}"
+            raise CorruptRecordError(chunk.path, what) from error
 
 
 class RowReader(_ChunkReader):
@@ -250,6 +187,7 @@ class RowReader(_ChunkReader):
     ) -> None:
         super().__init__(node, chunks, aborted, on_bad)
         self._chunk: Chunk | None = None
+        self._cut: Cut = _nothing
         self._row = 0  # of the chunk: rows before it were made into elements
         self._elements: list[Element] = []
         self._indices: Sequence[int] = range(0)
@@ -269,21 +207,28 @@ class RowReader(_ChunkReader):
 
     def close(self) -> None:
         super().close()
-        self._chunk, self._elements, self._cursor = None, [], 0
+        self._chunk, self._cut, self._elements, self._cursor = None, _nothing, [], 0
 
     def _index_of(self, bad: BadChunk) -> int:
         return bad.first
 
     def _make(self, want: int) -> bool:
         """Make the next elements, at least a block of them if there are; False at the end."""
-        if self._chunk is None or self._row == len(self._chunk):
-            self._chunk, self._row = self._next_chunk(), 0
-            if self._chunk is None:
+        chunk = self._chunk
+        if chunk is None or self._row == len(chunk):
+            chunk = self._chunk = self._next_chunk()
+            if chunk is None:
                 return False
-        stop = min(len(self._chunk), self._row + max(ROWS_PER_BLOCK, want))
-        part = self._chunk.slice(self._row, stop)
-        self._elements = self._convert(part, Converter.rows)
-        self._indices = range(part.first, part.first + len(part)) if part.indices is None else part.indices.tolist()
+            self._row = 0
+            with self._telling(chunk):
+                self._cut = self._converter_of(chunk).rows(chunk.batch)
+        start, stop = self._row, min(len(chunk), self._row + max(ROWS_PER_BLOCK, want))
+        with self._telling(chunk):
+            self._elements = self._cut(start, stop)
+        if chunk.indices is None:
+            self._indices = range(chunk.first + start, chunk.first + stop)
+        else:
+            self._indices = chunk.indices[start:stop].tolist()
         self._row, self._cursor = stop, 0
         return True
 
@@ -354,7 +299,7 @@ class BatchReader(_ChunkReader):
             self._number += len(self._ends)
             self._ends = []
             return True
-        self._leaves = self._convert(pieces[0], Converter.batch) if len(pieces) == 1 else self._convert_several(pieces)
+        self._leaves = self._convert(pieces[0]) if len(pieces) == 1 else self._convert_several(pieces)
         return True
 
     def _split(self, chunk: Chunk, rows: int) -> Chunk:
@@ -371,7 +316,11 @@ class BatchReader(_ChunkReader):
             rows += len(pieces[-1])
         return pieces
 
-    def _convert_several(self, pieces: list[Chunk]) -> Any:
+    def _convert(self, chunk: Chunk) -> Element:
+        with self._telling(chunk):
+            return self._converter_of(chunk).batch(chunk.batch)
+
+    def _convert_several(self, pieces: list[Chunk]) -> Element:
         schema = pieces[0].batch.schema
         for piece in pieces:
             if piece.batch.schema.types != schema.types:
@@ -380,11 +329,15 @@ class BatchReader(_ChunkReader):
         table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
         joined = replace(pieces[0], batch=table.to_batches()[0], indices=np.arange(table.num_rows))
         try:
-            return self._convert(joined, Converter.batch)
+            return self._convert(joined)
         except DataError:
             for piece in pieces:  # which of them it is: the error has to name its file and row
-                self._convert(piece, Converter.batch)
+                self._convert(piece)
             raise
+
+
+def _nothing(start: int, stop: int) -> list[Element]:
+    return []
 
 
 def _set(aborted: Future[None]) -> None:

@@ -28,22 +28,21 @@ kept keeps its neighbours' memory too (at most a chunk of the reader's); rows ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import pairwise
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.core.element import Element, Ragged
+from penstock.core.element import Ragged
 from penstock.core.errors import InvalidArgumentError
+from penstock.sources.rows import Cut, cells_of, cut_of, rows_of
 
 Leaf: TypeAlias = Any  # an array, a Ragged or a dict of them
 Array: TypeAlias = np.ndarray[Any, Any]
 
 MASK_SUFFIX = "__mask"
-COMPILED_COLUMNS = 64  # wider rows gain nothing from a dict display of their own
 
 _NUMBERS = (
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
@@ -120,28 +119,40 @@ class Converter:
         """Return the columns; raises `NullFoundError`."""
         return self._columns(record_batch.columns, self._fields, "")
 
-    def rows(self, record_batch: pa.RecordBatch) -> list[Element]:
-        """Return a dict for each row; raises `NullFoundError`."""
-        return _as_rows(self._columns(record_batch.columns, self._fields, ""))
+    def rows(self, record_batch: pa.RecordBatch) -> Cut:
+        """Return a function that makes the rows start to stop into dicts; it raises `NullFoundError`."""
+        return rows_of(self._columns(record_batch.columns, self._fields, ""))
 
-    def _columns(self, arrays: Sequence[pa.Array], fields: Sequence[pa.Field], prefix: str) -> dict[str, Leaf]:
-        out: dict[str, Leaf] = {}
+    def _columns(self, arrays: Sequence[pa.Array], fields: Sequence[pa.Field], prefix: str) -> dict[str, Any]:
+        out: dict[str, Any] = {}
         for given, field in zip(arrays, fields):
             name = prefix + field.name
             array = plain_array(given)
             if pt.is_struct(array.type):
                 out[field.name] = self._columns(array.flatten(), list(array.type), f"{name}.")
                 continue
-            out[field.name] = self._cells(array, name) if self._rows else self._leaf(array, name)
+            out[field.name] = self._cut(array, name) if self._rows else self._leaf(array, name)
             if self._masks:
-                out[field.name + MASK_SUFFIX] = _valid(array)
+                valid = _valid(array)
+                out[field.name + MASK_SUFFIX] = cut_of(valid) if self._rows else valid
         return out
 
-    def _cells(self, array: pa.Array, name: str) -> list[Any]:
-        """Return a column's values as they stand in rows."""
-        cells = _cells_of(self._leaf(array, name))
-        if array.null_count and self._nulls is None:
-            for row in np.flatnonzero(~_valid(array)).tolist():
+    def _cut(self, array: pa.Array, name: str) -> Cut:
+        """Return a function from start and stop to a column's values as they stand in rows."""
+        kind = leaf_kind(array.type)
+        at_once = kind in ("number", "bool", "time", "decimal") or pt.is_dictionary(array.type)
+        if at_once and not array.null_count:
+            return cut_of(_flat(array, kind))
+        return partial(self._cells, array, name)  # objects are made when they are wanted
+
+    def _cells(self, array: pa.Array, name: str, start: int, stop: int) -> list[Any]:
+        part = array.slice(start, stop - start)
+        try:
+            cells = cells_of(self._leaf(part, name))
+        except NullFoundError as error:
+            raise NullFoundError(name, start + error.row, error.inside) from None
+        if part.null_count and self._nulls is None:
+            for row in np.flatnonzero(~_valid(part)).tolist():
                 cells[row] = None
         return cells
 
@@ -226,38 +237,6 @@ def _fits(value: Any, arrow: Any, dtype: np.dtype[Any]) -> bool:
         return True
     limits = np.iinfo(dtype)
     return bool(limits.min <= value <= limits.max and value == int(value))
-
-
-def _as_rows(columns: dict[str, Leaf]) -> list[Element]:
-    names = tuple(columns)
-    cells = [_as_rows(column) if isinstance(column, dict) else _cells_of(column) for column in columns.values()]
-    if len(names) > COMPILED_COLUMNS:
-        return [dict(zip(names, row)) for row in zip(*cells)]
-    return _row_maker(names)(cells)
-
-
-@lru_cache(maxsize=64)
-def _row_maker(names: tuple[str, ...]) -> Callable[[Sequence[Sequence[Any]]], list[Element]]:
-    """Return a function from columns to dicts, its keys written out: half the time of `dict(zip(names, row))`."""
-    variables = [f"v{number}" for number in range(len(names))]
-    display = ", ".join(f"{name!r}: {variable}" for name, variable in zip(names, variables))
-    made: Callable[..., list[Element]] = eval(
-        f"lambda cells: [{{{display}}} for {', '.join(variables)}, in zip(*cells)]"
-    )
-    return made
-
-
-def _cells_of(leaf: Leaf) -> list[Any]:
-    """Return a column's rows as they stand in dicts."""
-    if isinstance(leaf, list):
-        return leaf
-    if isinstance(leaf, Ragged):
-        values = leaf.values.copy()  # a row that is kept must keep its block alive and not the whole chunk
-        edges = leaf.offsets.tolist()
-        return [values[start:stop] for start, stop in pairwise(edges)]
-    if leaf.ndim > 1:
-        return list(leaf.copy())
-    return list(leaf) if leaf.dtype.kind in "mM" else leaf.tolist()
 
 
 def _storage(arrow: Any) -> Any:

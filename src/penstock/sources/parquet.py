@@ -21,17 +21,7 @@ from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentE
 from penstock.graph.readers import ReadParquet
 from penstock.sources import io_threads
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
-from penstock.sources.columnar import (
-    BadChunk,
-    Chunk,
-    OnBad,
-    Projection,
-    check_same_columns,
-    chunk_rows,
-    group_ranges,
-    open_reader,
-    project,
-)
+from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
 from penstock.sources.hive import integer_keys, partition_values
 from penstock.sources.listing import FileInfo, list_files
 from penstock.sources.parquet_groups import (
@@ -44,6 +34,7 @@ from penstock.sources.parquet_groups import (
     row_groups,
 )
 from penstock.sources.predicates import Bounds, may_be_true
+from penstock.sources.projection import Projection, check_same_columns, group_ranges, project
 from penstock.sources.ranged import RangedFile
 from penstock.sources.readahead import WAIT_S
 from penstock.sources.storage import is_remote
