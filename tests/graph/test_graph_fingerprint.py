@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from graph_examples import OPERATORS, double, example, mapped, source
 
+from penstock.core import element
 from penstock.graph import ops, readers
 from penstock.graph.expressions import col
 from penstock.graph.fingerprint import fingerprint, fingerprints, parts
@@ -30,6 +31,7 @@ import numpy as np
 
 TABLE = {"a": 1, "b": 2}
 UNUSED = 1
+INSIDE = 1
 
 class Config:
     scale = 2
@@ -73,7 +75,7 @@ def make(scale):
             b = a + 1
         except ValueError:
             b = 0
-        return helper(b) + y + z + Config.scale + options.area() in {1, 2, 3}
+        return helper(b) + y + z + sum(INSIDE for _ in [1]) + Config.scale + options.area() in {1, 2, 3}
     return inner
 
 f = make(10)
@@ -103,8 +105,8 @@ DIFFERENT = {
     "a constant's type": ("b = a + 1", "b = a + 1.0"),
     "an operator": ("b = a + 1", "b = a - 1"),
     "a constant set": ("{1, 2, 3}", "{1, 2, 4}"),
-    "what a try covers": ("            b = a + 1\n        except ValueError:\n            b = 0\n",
-                          "        except ValueError:\n            b = 0\n        b = a + 1\n"),
+    "what a try covers": ("        try:\n            a = x * scale\n", "        a = x * scale\n        try:\n"),
+    "a global read by a function inside": ("INSIDE = 1", "INSIDE = 2"),
     "an exception": ("ValueError", "KeyError"),
     "a closure variable": ("make(10)", "make(11)"),
     "a closure variable's type": ("make(10)", "make(10.0)"),
@@ -117,7 +119,7 @@ DIFFERENT = {
     "a class attribute that is read": ("scale = 2", "scale = 3"),
     "a captured object's attribute": ("Options()", "Options(width=4)"),
     "a captured object's method": ("self.width ** 2", "self.width ** 3"),
-}  # fmt: skip
+}
 OBJECT_DIFFERENT = {
     "a method": ("x * self.k", "x + self.k"),
     "a base class's method": ("return 1", "return 2"),
@@ -221,6 +223,22 @@ def test_what_has_no_lasting_identity_counts_by_type() -> None:
     for make in (threading.Lock, io.StringIO, numbers):
         assert print_with(make()) == print_with(make())
     assert print_with(threading.Lock()) != print_with(numbers())
+
+
+def test_functions_that_changed_places_are_told_apart() -> None:
+    def first(x: int) -> int:
+        return x + 1
+
+    def second(x: int) -> int:
+        return x + 2
+
+    assert print_with([first, second]) == print_with([first, second]) != print_with([second, first])
+    assert print_with({"a": first, "b": second}) != print_with({"a": second, "b": first})
+
+
+def test_penstock_itself_counts_by_its_version_wherever_it_lies() -> None:
+    found = parts(lambda x: element.leaves(x))
+    assert set(found) == {"code", "global element", "package penstock"}
 
 
 def test_a_tensor_counts_by_its_values() -> None:

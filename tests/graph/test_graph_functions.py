@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -182,12 +183,14 @@ def test_a_class_arrives_as_a_class_and_is_constructed_where_it_is_called() -> N
 
 
 def test_the_registry_of_cloudpickle_is_left_as_it_was() -> None:
-    before = cloudpickle.list_registry_pickle_by_value()
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     UserFunction.of(double).ship()
     lock = threading.Lock()
     with pytest.raises(FunctionShippingError):
         UserFunction.of(lambda x: lock).ship()
-    assert cloudpickle.list_registry_pickle_by_value() == before
+    assert cloudpickle.list_registry_pickle_by_value() == {__name__}
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert cloudpickle.list_registry_pickle_by_value() == set()
 
 
 LOCK = threading.Lock()

@@ -38,6 +38,10 @@ def local(x):
     from lazy import lift
     return lift(x)
 
+def packaged(x):
+    import pack.tools
+    return pack.tools.grow(x) + pack.ONE
+
 def f(x, y={"a", "b", "c"}):
     assert PATTERN and REGISTRY and "zero" not in {"one", "two", "three"}
     return shift(helpers.scale(x)) + len(NAMES) + len(y) + plain.zero()
@@ -47,6 +51,7 @@ node = ops.Map(upstream=node, function=UserFunction.of(f))
 node = ops.Map(upstream=node, function=UserFunction.of(functools.partial(Augment, 3)))
 node = ops.Map(upstream=node, function=UserFunction.of(Augment(4)), batch_size=2)
 node = ops.Map(upstream=node, function=UserFunction.of(local))
+node = ops.Map(upstream=node, function=UserFunction.of(packaged))
 """
 HELPERS = """
 import lazy_base
@@ -62,12 +67,17 @@ lock = threading.Lock()
 """
 LAZY = "import lazy_base\ndef lift(x):\n    return x + 100 + lazy_base.offset()\n"
 PLAIN = "def zero():\n    return 0\ndef unused():\n    return 1\n"
+PACK = {
+    "pack/__init__": "ONE = 1\n",
+    "pack/tools": "def grow(x):\n    from .more import plus\n    return plus(x)\n",
+    "pack/more": "def plus(x):\n    return x + 1000\n",
+}
 LAZY_BASE = "import helpers\nOFFSET = 7\ndef offset():\n    return OFFSET\n"
 
 
 def write_user_code(folder: Path, **edits: str) -> None:
-    files = {"helpers": HELPERS, "lazy": LAZY, "lazy_base": LAZY_BASE, "plain": PLAIN, "pipeline": PIPELINE}
-    folder.mkdir(exist_ok=True)
+    files = {"helpers": HELPERS, "lazy": LAZY, "lazy_base": LAZY_BASE, "plain": PLAIN, "pipeline": PIPELINE, **PACK}
+    (folder / "pack").mkdir(parents=True, exist_ok=True)
     for name, code in {**files, **edits}.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(code))
 
@@ -122,13 +132,15 @@ def test_fingerprint_follows_the_users_modules_on_disk(tmp_path: Path) -> None:
         "a global of a module": {"helpers": HELPERS.replace("FACTOR = 2", "FACTOR = 3")},
         "code two modules away": {"lazy_base": LAZY_BASE.replace("return OFFSET", "return OFFSET + 1")},
         "code imported when the function runs": {"lazy": LAZY.replace("100", "101")},
+        "a package above an imported module": {"pack/__init__": "ONE = 2\n"},
+        "a module imported by an imported one": {"pack/more": PACK["pack/more"].replace("1000", "2000")},
     }
     for what, edits in {**same, **different}.items():
         write_user_code(tmp_path / what, **edits)
     before, *unchanged = fingerprints_of(*(tmp_path / what for what in same))
     assert unchanged == [before] * 2
     changed = fingerprints_of(*(tmp_path / what for what in different))
-    assert len({before, *changed}) == 4
+    assert len({before, *changed}) == 1 + len(different)
 
 
 def test_a_shipped_pipeline_runs_where_the_users_modules_are_missing(tmp_path: Path) -> None:
@@ -157,7 +169,7 @@ def test_a_shipped_pipeline_runs_where_the_users_modules_are_missing(tmp_path: P
         """,
         tmp_path / "worker",
     )
-    expected = ((1 * 2 + 7 + 5 + 3) * 2 * 3) * 2 * 4 + 100 + 7
+    expected = ((1 * 2 + 7 + 5 + 3) * 2 * 3) * 2 * 4 + 100 + 7 + 1000 + 1
     assert out == f"{fingerprints_of(tmp_path / 'client')[0]} {expected}"
 
 

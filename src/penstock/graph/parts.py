@@ -29,7 +29,7 @@ _CLASS_NOTES = frozenset(
     {
         *("__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__firstlineno__"),
         *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__static_attributes__"),
-        *("__orig_bases__", "__parameters__", "__type_params__", "__abstractmethods__", "_abc_impl"),
+        *("__orig_bases__", "__parameters__", "__type_params__"),
         "__slotnames__",  # added by the first pickling
     }
 )
@@ -44,8 +44,8 @@ _MODULE_NOTES = frozenset(
 def parts(fn: Any) -> dict[str, str]:
     """Return the parts of a callable, or of any object, by name.
 
-    >>> sorted(parts(lambda x, y=2: x * y))
-    ['code', 'default y']
+    >>> sorted(parts(functools.partial(pow, 2)))
+    ['argument 0', 'reference']
     """
     return Walk(fn).parts
 
