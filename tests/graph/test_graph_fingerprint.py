@@ -31,6 +31,7 @@ import numpy as np
 
 TABLE = {"a": 1, "b": 2}
 UNUSED = 1
+__file__ = "/one/user_code.py"
 INSIDE = 1
 
 class Config:
@@ -75,7 +76,7 @@ def make(scale):
             b = a + 1
         except ValueError:
             b = 0
-        return helper(b) + y + z + sum(INSIDE for _ in [1]) + Config.scale + options.area() in {1, 2, 3}
+        return helper(b) + y + z + sum(INSIDE for _ in __file__) + Config.scale + options.area() in {1, 2, 3}
     return inner
 
 f = make(10)
@@ -97,6 +98,7 @@ SAME = {
     "an attribute that is not read": ("other = 3", "other = 4"),
     "the order of a dict": ('{"a": 1, "b": 2}', '{"b": 2, "a": 1}'),
     "the order of a set": ("{1, 2, 3}", "{3, 2, 1}"),
+    "the file's path": ("/one/user_code.py", "/two/user_code.py"),
     "the function's name": ("inner", "renamed"),
     "future annotations": ("\nimport re", "from __future__ import annotations\nimport re"),
 }
@@ -262,6 +264,21 @@ def test_a_cache_that_the_function_fills_itself_does_not_count() -> None:
     assert print_of(namespace["f"]) == before
 
 
+def test_a_cached_property_does_not_count() -> None:
+    class Lazy:
+        @functools.cached_property
+        def table(self) -> list[int]:
+            return [1]
+
+        def __call__(self, x: int) -> int:
+            return self.table[0]
+
+    lazy = Lazy()
+    before = print_of(lazy), print_with(lazy)
+    lazy(0)
+    assert (print_of(lazy), print_with(lazy)) == before
+
+
 def test_using_a_class_does_not_change_its_fingerprint() -> None:
     code = """
     import enum
@@ -311,11 +328,15 @@ def test_every_parameter_of_every_operator_counts_unless_private(cls: type[Any])
     whole = fingerprint(node)
     for name, _ in node.parameters():
         field = next(field for field in dataclasses.fields(node) if field.name == name)
-        required = field.default is dataclasses.MISSING or name == "steps"
-        if not required and getattr(node, name) != field.default:
+        excepted = field.default is dataclasses.MISSING or name in ("steps", "threads")
+        if not excepted and getattr(node, name) != field.default:
             assert fingerprint(dataclasses.replace(node, **{name: field.default})) != whole, name
     for name in node.PRIVATE & {"storage_options"}:
         assert fingerprint(dataclasses.replace(node, **{name: (("key", "secret"),)})) == whole
+
+
+def test_the_number_of_threads_does_not_count() -> None:
+    assert fingerprint(mapped(double, threads=4)) == fingerprint(mapped(double))
 
 
 def test_each_operator_has_its_own_fingerprint_and_covers_its_inputs() -> None:

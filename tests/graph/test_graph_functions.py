@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from graph_examples import double, mapped
 
-from penstock.core.errors import FunctionShippingError
+from penstock.core.errors import FunctionShippingError, InvalidArgumentError
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.functions import Payload, Shipped, UserFunction
 
@@ -191,6 +191,25 @@ def test_the_registry_of_cloudpickle_is_left_as_it_was() -> None:
     assert cloudpickle.list_registry_pickle_by_value() == {__name__}
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+def test_functions_can_be_shipped_by_several_threads_at_once() -> None:
+    start = threading.Barrier(4)
+
+    def ship(i: int) -> Shipped:
+        start.wait()
+        return UserFunction.of(functools.partial(double)).ship()
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            payloads = {shipped.payload for shipped in threads.map(ship, range(4))}
+            # By reference it would be the module's name and not the code.
+            assert all(b"co_code" in payload or b"_make_function" in payload for payload in payloads)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="got a int"):
+        UserFunction.of(5)  # type: ignore[arg-type]
 
 
 LOCK = threading.Lock()

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 PIPELINE = """
-import enum, functools, pathlib, re, sys
+import enum, functools, pathlib, re, sys, typing
 import numpy as np
 import helpers, plain
 from helpers import shift
@@ -38,7 +38,10 @@ def local(x):
     from lazy import lift
     return lift(x)
 
-def packaged(x):
+UserId = typing.NewType("UserId", int)
+
+@functools.lru_cache
+def packaged(x: UserId) -> typing.Optional[UserId]:
     import pack.tools
     return pack.tools.grow(x) + pack.ONE
 

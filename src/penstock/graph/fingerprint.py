@@ -2,8 +2,9 @@
 
 The fingerprint of an operator covers its parameters, the parts of its functions (`graph.parts`), and the fingerprints
 of its inputs; that of a source also covers what there is to read, if `source_digest` tells. It is the same in every
-process and under every hash seed. `PRIVATE` parameters and parameters at their defaults are not in it; neither is a
-seed that nobody gave, because it is drawn later, by whoever creates the job.
+process and under every hash seed. Not in it are `PRIVATE` parameters, parameters at their defaults, and the number of
+threads, which changes no result: a state saved with four is good for one. A seed that nobody gave is not in it either,
+because it is drawn later, by whoever creates the job.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from penstock.graph.parts import parts
 from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.traverse import numbered, walk
 
+_NO_EFFECT = frozenset({"threads"})
 SourceDigest: TypeAlias = Callable[[SourceNode], str]
 
 __all__ = ["OperatorSummary", "ParameterSummary", "SourceDigest", "fingerprint", "fingerprints", "parts", "summary"]
@@ -87,7 +89,8 @@ def summary(node: Node, *, source_digest: SourceDigest | None = None) -> list[Op
 def _parameters(
     node: Node, source_digest: SourceDigest | None, known: dict[int, ParameterSummary]
 ) -> dict[str, ParameterSummary]:
-    found = {name: _parameter(value, known) for name, value, _ in given_parameters(node)}
+    given = [(name, value) for name, value, _ in given_parameters(node) if name not in _NO_EFFECT]
+    found = {name: _parameter(value, known) for name, value in given}
     if isinstance(node, SourceNode) and source_digest is not None:
         content = source_digest(node)
         found["files" if isinstance(node, FileSource) else "content"] = ParameterSummary("", content)

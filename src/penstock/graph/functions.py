@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.core.errors import FunctionShippingError
+from penstock.core.errors import FunctionShippingError, InvalidArgumentError
 from penstock.graph.installed import look_up, reference_of
 from penstock.graph.once import once
 from penstock.graph.parts import Walk
@@ -111,6 +111,8 @@ class UserFunction:
 
     @staticmethod
     def of(fn: Callable[..., Any]) -> UserFunction:
+        if not callable(fn):
+            raise InvalidArgumentError(f"a function is needed here, or another callable; got a {type(fn).__qualname__}")
         return UserFunction(_name(fn), _takes_rng(fn), _Here(fn))
 
     @staticmethod
@@ -194,10 +196,10 @@ def _load(shipped: Shipped) -> Any:
         )
     try:
         return _unpickle(shipped.payload)
-    except ImportError as error:
+    except (ImportError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         raise FunctionShippingError(
-            f"{shipped.name} needs a module that is missing here ({error}); install it, or move its code beside the "
-            "pipeline's so that it is shipped along"
+            f"{shipped.name} cannot be loaded here ({error}); install the same packages here as where the pipeline was "
+            "made, or move the code beside the pipeline's so that it is shipped along"
         ) from error
 
 

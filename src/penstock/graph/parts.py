@@ -22,7 +22,7 @@ from penstock.graph.code_digest import digest, digest_code
 from penstock.graph.installed import is_installed, is_installed_module, reference_of, version_of
 from penstock.graph.modules import absolute_name, own_modules
 from penstock.graph.references import Import, references
-from penstock.graph.value_digest import ValueDigester, cell_contents, state_of
+from penstock.graph.value_digest import ValueDigester, cell_contents, lasting_state, state_of
 
 ARROW = " → "
 _CLASS_NOTES = frozenset(
@@ -36,7 +36,7 @@ _CLASS_NOTES = frozenset(
 _MODULE_NOTES = frozenset(
     {
         *("__doc__", "__file__", "__cached__", "__loader__", "__spec__", "__builtins__", "__path__", "__package__"),
-        *("__annotations__", "__annotate__"),
+        *("__annotations__", "__annotate__", "__name__"),
     }
 )
 
@@ -91,7 +91,7 @@ class Walk:
             self._add("object", value)
             return
         self._add("class", type(value))
-        for name, attribute in sorted(state.items()):
+        for name, attribute in sorted(lasting_state(type(value), state).items()):
             self._add(f"attribute {name}", attribute)
 
     def _add(self, way: str, value: Any) -> None:
@@ -167,7 +167,8 @@ class Walk:
         for chain in found.chains:
             if chain[0] in function.__globals__ and chain[0] not in found.assigned:
                 value, used = self._follow(function.__globals__[chain[0]], chain)
-                if (way := f"{prefix}global {used}") not in self.parts and way not in self._taken:
+                way, last = f"{prefix}global {used}", used.rpartition(".")[2]
+                if last not in _MODULE_NOTES and way not in self.parts and way not in self._taken:
                     self._add(way, value)
         for statement in found.imports:
             self._import(prefix, statement, absolute_name(statement, function.__globals__))

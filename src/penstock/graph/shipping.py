@@ -11,6 +11,7 @@ import functools
 import importlib
 import io
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -84,7 +85,10 @@ class _ImportingWalk(Walk):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the user's modules with what is used of them; cloudpickle alone takes all, and cannot do cycles."""
+    """Pickles the user's modules with what is used of them; cloudpickle alone takes all, and cannot do cycles.
+
+    Cached functions and new types would go by name, as parts of a module that is not there on the other side.
+    """
 
     def __init__(self, file: io.BytesIO, walk: Walk) -> None:
         super().__init__(file)
@@ -92,7 +96,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, functools._lru_cache_wrapper) and reference_of(value) is None:
-            return _cached, (value.__wrapped__, value.cache_parameters())  # else it goes by the name of its module
+            return _cached, (value.__wrapped__, value.cache_parameters())
+        if isinstance(value, typing.NewType) and reference_of(value) is None:
+            return typing.NewType, (value.__name__, value.__supertype__)
         if not isinstance(value, ModuleType) or is_installed_module(value):
             return super().reducer_override(value)
         state = {_MARK: True, **dict(_module_attributes(value, self._walk))}

@@ -36,7 +36,6 @@ from penstock.graph.code_digest import DIGEST_BYTES, digest, digest_code, encode
 
 _SMALL_BYTES = 4096  # a larger array is hashed once and remembered
 _NO_CYCLE = sys.maxsize
-_IGNORED_STATE = frozenset({"__doc__"})  # `functools.cached_property` and its like keep the docstring as an attribute
 _FIELD_PARTS = ("name", "default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only")
 
 
@@ -195,7 +194,7 @@ class ValueDigester:
                 self._class(kind),
                 self.encode(make),
                 self.encode(arguments),
-                self.encode(_without_notes(state)),
+                self.encode(lasting_state(kind, state)),
                 self.encode(list(items or ())),
                 self.encode(dict(pairs or ())),
             ),
@@ -230,10 +229,17 @@ def state_of(value: Any) -> Any:
         return None
 
 
-def _without_notes(state: Any) -> Any:
-    if type(state) is dict and not _IGNORED_STATE.isdisjoint(state):
-        return {name: part for name, part in state.items() if name not in _IGNORED_STATE}
-    return state
+def lasting_state(kind: type, state: Any) -> Any:
+    """Return an object's state without its docstring and without what `cached_property` has added to it by now."""
+    if state is None:
+        return {}
+    if type(state) is not dict:
+        return state
+    return {name: part for name, part in state.items() if name != "__doc__" and not _is_cached(kind, name)}
+
+
+def _is_cached(kind: type, name: Any) -> bool:
+    return isinstance(name, str) and isinstance(getattr(kind, name, None), functools.cached_property)
 
 
 def _rank(value: Any) -> tuple[str, bytes]:
