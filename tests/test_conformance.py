@@ -46,6 +46,16 @@ def test_source_resumes_anywhere(sources, name, options):
     assert check_resumes_everywhere(make, **options) > 4
 
 
+@OPTIONS
+@pytest.mark.parametrize("name", OPERATOR_NAMES)
+def test_the_end_stays_the_end(operators, name, options):
+    _, make = operators[name]
+    with make().iterator(epoch=0, **options) as iterator:
+        elements = list(iterator)
+        stage = iterator._run._stage
+        assert elements and [len(stage.pull(n)) for n in (1, 5, 1)] == [0, 0, 0]
+
+
 def test_a_state_without_the_last_element_is_caught():
     """The kit itself must be able to fail."""
     import penstock as ps

@@ -68,13 +68,14 @@ class Chunk:
         """Cut after `count` elements."""
         if count >= len(self.elements):
             return self, None
-        head_idents = rest_idents = None
-        if self.idents is not None:
-            head_idents, rest_idents = self.idents[:count], self.idents[count:]
-        return (
-            Chunk(self.elements[:count], self.marks, head_idents),
-            Chunk(self.elements[count:], Shifted(self.marks, count), rest_idents),
-        )
+        return self.part(0, count), self.part(count, len(self.elements))
+
+    def part(self, start: int, stop: int) -> Chunk:
+        """Return the elements from start to stop as a chunk."""
+        if start == 0 and stop == len(self.elements):
+            return self
+        marks = self.marks if start == 0 else Shifted(self.marks, start)
+        return Chunk(self.elements[start:stop], marks, None if self.idents is None else self.idents[start:stop])
 
 
 @dataclass(frozen=True, slots=True)

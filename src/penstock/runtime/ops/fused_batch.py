@@ -202,23 +202,24 @@ class _Rows(Ordered):
         return _Task(chunk, segments)
 
     def _work(self, task: _Task) -> Outcome:
-        chunk = task.chunk
-        outcome = run_steps(self._steps, chunk)
-        rows, error = outcome.chunk.elements, outcome.error
-        done: list[_Segment] = []
+        """Batch by batch, not step by step over the whole chunk: a batch's rows are still in the processor's cache."""
+        chunk, done = task.chunk, []
+        error: BaseException | None = None
         for segment in task.segments:
-            if segment.stop > len(rows):
-                break  # it failed in here: what comes before is given, then the error
+            outcome = run_steps(self._steps, chunk.part(segment.start, segment.stop))
+            rows, error = outcome.chunk.elements, outcome.error
+            if error is not None:
+                break  # what comes before is given, then the error
             try:
                 if segment.batch is None:
-                    segment.whole = collate(rows[segment.start : segment.stop])
+                    segment.whole = collate(rows)
                 else:
-                    segment.batch.write(segment.row, rows[segment.start : segment.stop])
+                    segment.batch.write(segment.row, rows)
             except Exception as raised:
                 error = blame(raised, "batch", chunk.marks.origin(segment.start))
                 break
             done.append(segment)
-        task.nbytes = element_bytes(rows[0]) * len(rows) if len(rows) else 0
+            task.nbytes += element_bytes(rows[0]) * len(rows)
         task.segments = done
         return Outcome(Chunk([task], chunk.marks) if done else Chunk((), chunk.marks), error)
 

@@ -85,12 +85,13 @@ class BlockShuffle(Stage):
 
     def _pull(self, want: int) -> Chunk:
         while self._current is None or self._offset >= len(self._shuffled):
-            if self._current is not None:
-                self._offset = 0
+            restoring = self._current is None  # the offset is that of the state, for the first block
             if not self._turn_over():
                 end = self._ended
                 assert end is not None
                 return Chunk((), Fixed([self._filling.number, 0, end.marks.at(0)]))
+            if not restoring:
+                self._offset = 0
         elements = self._shuffled[self._offset : self._offset + want]
         marks = _BlockMarks(self._current, self._order, self._offset)
         idents = None if self._idents is None else self._idents[self._offset : self._offset + want]
