@@ -102,7 +102,8 @@ class CsvScanner:
                 rows = self._without_last(rows)
             for start in range(int(np.searchsorted(rows, self._next)), len(rows), ROWS_AT_ONCE):
                 some = rows[start : start + ROWS_AT_ONCE]
-                yield self._block(converter.rows(self._with_nulls(batch.slice(start, len(some)))), some)
+                cut = converter.rows(self._with_nulls(batch.slice(start, len(some))))
+                yield self._block(cut(0, len(some)), some)
         if self._bad:
             yield self._block([], NO_OFFSETS)
         if self._file.failure is not None:
