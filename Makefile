@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
@@ -43,5 +44,13 @@ bench: $(STAMP) $(PEERS_STAMP)  ## measure against the peers: make bench B=trivi
 	@test -f benchmarks/bench_$(B).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
 	$(BIN)/python benchmarks/bench_$(B).py $(ARGS)
 
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]"
+	touch $@
+
+docs: $(DOCS_STAMP)  ## build the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(VENV) $(PEERS) build dist
+	rm -rf $(VENV) $(PEERS) build dist site

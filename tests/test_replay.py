@@ -15,7 +15,7 @@ from penstock.graph.functions import UserFunction
 from penstock.runtime.quarantine import read_quarantine
 from penstock.runtime.replay import replay
 
-SCRIPT = '''
+SCRIPT = """
 import json
 import pathlib
 import penstock as ps
@@ -128,7 +128,7 @@ if __name__ == "__main__":
         with dataset.iterator(epoch=2, threads=2) as iterator:
             for _ in iterator:
                 pass
-'''
+"""
 
 LEAST = {"fused": 3, "second_input": 3, "tfrecord": 2, "jsonl": 3, "jsonl_map": 3, "images": 3}
 NAMES = (

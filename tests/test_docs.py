@@ -1,0 +1,62 @@
+"""The documentation tells the truth: examples run, every operator and reader is there, links lead somewhere."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.api import readers
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name_of)
+def test_examples_run(page, tmp_path, monkeypatch):
+    """The blocks of a page run one after the other, in an empty folder; of `pycon` blocks the output is compared."""
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start()].count("\n") + 1
+        if block[1] == "python":
+            exec(compile("\n" * line + block[2], str(page), "exec"), names)
+            continue
+        examples = doctest.DocTestParser().get_doctest(block[2], names, name_of(page), str(page), line)
+        said: list[str] = []
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        runner.run(examples, out=said.append, clear_globs=False)
+        names.update(examples.globs)
+        assert not runner.failures, "".join(said)
+
+
+def test_every_operator_has_an_example():
+    text = (ROOT / "docs" / "operators.md").read_text()
+    examples = "".join(block[2] for block in BLOCK.finditer(text))
+    not_operators = {"explain", "fingerprint", "iterator", "node"}
+    public = {name for name in vars(ps.Dataset) if not name.startswith("_")} - not_operators
+    assert [name for name in sorted(public | {"mix"}) if f".{name}(" not in examples] == []
+
+
+def test_every_reader_has_an_example():
+    text = (ROOT / "docs" / "sources.md").read_text()
+    examples = "".join(block[2] for block in BLOCK.finditer(text))
+    public = [name for name in vars(readers) if name in ps.__all__ and name.startswith(("read_", "from_", "range"))]
+    assert len(public) > 12
+    assert [name for name in public if f"ps.{name}(" not in examples] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"

@@ -1,0 +1,41 @@
+"""The examples run, each in a process of its own, and say what they promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SAYS = {
+    "pack_text.py": ["rows of 256 tokens, 99."],
+    "parquet_features.py": ["49664 rows of day 2"],
+    "resume_after_kill.py": ["killed by signal 9 after step 17", "1000 elements seen once each"],
+    "train_images.py": ["epoch 1: ", "% right"],
+}
+NEEDS = {"train_images.py": ("torch", "simplejpeg", "cv2")}
+
+
+def test_every_example_is_run():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example_runs(name, tmp_path):
+    missing = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [text for text in SAYS[name] if text not in ran.stdout] == []
