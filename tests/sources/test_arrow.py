@@ -214,7 +214,7 @@ def test_nulls_name_file_and_record_batch(tmp_path: Path) -> None:
 def test_remote_files_read_as_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     path = write(tmp_path / "a.arrow", TABLE, form)
     monkeypatch.setattr("penstock.sources.ranged.REQUEST_BYTES", 1000)
-    monkeypatch.setattr("penstock.sources.ranged.WINDOW_BYTES", 3000)
+    monkeypatch.setattr("penstock.sources.ranged.AHEAD_BYTES", 3000)
     for number in range(3):
         fsspec.filesystem("memory").pipe(f"/arrow-{form}/{number}.arrow", path.read_bytes())
     for options in ({}, {"columns": ("name",), "predicate": (col("x") < 25) | (col("x") > 80)}):

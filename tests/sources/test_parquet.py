@@ -469,6 +469,13 @@ def test_remote_files_read_as_local_ones(numbers: Path, monkeypatch: pytest.Monk
             assert np.concatenate([batch["x"] for batch in far]).tolist() == list(range(100)) * 7
 
 
+def test_more_remote_files_than_there_are_threads_are_listed(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.parquet", {"x": [1]}).read_bytes()
+    for number in range(100):
+        fsspec.filesystem("memory").pipe(f"/many/{number}.parquet", content)
+    assert len(read_all(source("memory://many"))) == 100
+
+
 def test_closing_a_reader_that_waits_for_storage_returns_at_once(
     numbers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

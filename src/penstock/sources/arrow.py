@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, PenstockError
 from penstock.graph.readers import ReadArrow
-from penstock.sources import io_threads
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
 from penstock.sources.ipc_messages import (
@@ -33,12 +32,12 @@ from penstock.sources.ipc_messages import (
     scan_messages,
 )
 from penstock.sources.listing import FileInfo, list_files
-from penstock.sources.projection import Projection, check_same_columns, group_ranges, project
+from penstock.sources.projection import Projection, check_same_columns, group_ranges, project, side_by_side
 from penstock.sources.ranged import RangedFile
-from penstock.sources.readahead import WAIT_S
 from penstock.sources.storage import is_remote
 
 EXTENSIONS = (".arrow", ".arrows", ".feather", ".ipc")
+ENDS_BYTES = 64 << 10  # of a remote file, to know what it is: magic, schema and footer lie there
 
 
 class ArrowSource:
@@ -51,7 +50,7 @@ class ArrowSource:
 
     def splits(self) -> Sequence[Split]:
         files = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)
-        found = io_threads.run_all([partial(self._summary, file) for file in files], deadline_s=WAIT_S)
+        found = side_by_side(self._summary, files)
         checked: list[tuple[FileInfo, pa.Schema, Projection]] = []
         for file, (schema, _) in zip(files, found):
             if checked and schema.equals(checked[0][1]):
@@ -141,7 +140,7 @@ class _ArrowFile:
         self._layout: _Layout | None = None
         if is_remote(piece.path):
             self._ranged = RangedFile(piece.path, piece.size, node.storage_options, aborted)
-            self._ranged.ask_ahead(0)
+            self._ranged.ask([(0, min(piece.size, ENDS_BYTES)), (max(0, piece.size - ENDS_BYTES), piece.size)])
             self._file = pa.PythonFile(self._ranged, mode="r")
         else:
             self._file = _memory_map(piece)
@@ -188,6 +187,8 @@ class _ArrowFile:
 
     def _sequence(self, options: Any) -> Iterator[_Part | CorruptRecordError]:
         """Go through a stream; what cannot be read ends it, as nothing tells where the next batch begins."""
+        if self._ranged is not None:
+            self._ranged.ask_ahead(0)
         self._file.seek(0)
         number = 0
         try:

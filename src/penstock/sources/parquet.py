@@ -12,14 +12,12 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, PenstockError
 from penstock.graph.readers import ReadParquet
-from penstock.sources import io_threads
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
 from penstock.sources.hive import integer_keys, partition_values
@@ -34,15 +32,16 @@ from penstock.sources.parquet_groups import (
     row_groups,
 )
 from penstock.sources.predicates import Bounds, may_be_true
-from penstock.sources.projection import Projection, check_same_columns, group_ranges, project
-from penstock.sources.ranged import RangedFile
-from penstock.sources.readahead import WAIT_S
+from penstock.sources.projection import Projection, check_same_columns, group_ranges, project, side_by_side
+from penstock.sources.ranged import AHEAD_BYTES, RangedFile
 from penstock.sources.storage import is_remote
 
 EXTENSIONS = (".parquet", ".parq", ".pq")
 FOOTER_BYTES = 64 << 10  # what pyarrow asks for first
 WHOLE_FILE_BYTES = 1 << 20  # a remote file below this comes in one request, footer and all
-FILES_AHEAD = 4  # remote files of a split whose footers are under way beside the one being read
+FILES_AHEAD = (
+    16  # remote files of a split whose footers (small ones: all of it) are under way beside the one being read
+)
 FOOTERS_KEPT = 16  # splits of one file come after each other, and a wide table's footer takes long to parse
 
 
@@ -58,7 +57,7 @@ class ParquetSource:
     def splits(self) -> Sequence[Split]:
         files = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)
         integers = integer_keys([file.path for file in files])
-        footers = io_threads.run_all([partial(self._summary, file) for file in files], deadline_s=WAIT_S)
+        footers = side_by_side(self._summary, files)
         self._check_schemas(files, [schema for schema, _ in footers], integers)
         ranges = [piece for file, (_, groups) in zip(files, footers) for piece in _ranges(file, groups)]
         return group_ranges(ranges, note=json.dumps(integers) if integers else "")
@@ -211,16 +210,17 @@ class _ParquetFile:
         return self._metadata
 
     def fetched(self, units: Sequence[list[RowGroup]], leaves: Sequence[int]) -> Iterator[list[RowGroup]]:
-        """Yield units to be read; of a remote file, those columns of the next one are on their way meanwhile."""
+        """Yield units to be read; of a remote file, the same columns of the next ones are on their way meanwhile."""
         if self._ranged is None or self._piece.size <= WHOLE_FILE_BYTES:
             yield from units
             return
-        asked: deque[list[int]] = deque()
-        for number, unit in enumerate(units):
-            for following in units[number + len(asked) : number + 2]:
-                asked.append(self._ranged.ask(byte_ranges(self._metadata, following, leaves)))
+        asked: deque[tuple[list[int], int]] = deque()
+        due = iter([byte_ranges(self._metadata, unit, leaves) for unit in units])
+        for unit in units:
+            while (len(asked) < 2 or sum(size for _, size in asked) < AHEAD_BYTES) and (ranges := next(due, None)):
+                asked.append((self._ranged.ask(ranges), sum(stop - start for start, stop in ranges)))
             yield unit
-            self._ranged.forget(asked.popleft())
+            self._ranged.forget(asked.popleft()[0])
 
     def batches(self, unit: Sequence[RowGroup], columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         numbers = [group.number for group in unit]

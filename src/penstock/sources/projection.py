@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -12,7 +13,12 @@ from penstock.core.errors import DataError
 from penstock.graph.readers import ColumnarSource
 from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Split
 from penstock.sources.columns import check_column
+from penstock.sources.listing import FileInfo
 from penstock.sources.predicates import check_predicate
+
+T = TypeVar("T")
+
+LISTING_THREADS = 32  # footers far away are waited for; those at hand are parsed without the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,15 @@ def check_same_columns(path: str, found: Projection, first_path: str, first: Pro
     for name in {*first.names, *first.read}:
         if found.types[name] != first.types[name]:
             raise DataError(path, f"column {name!r} is {found.types[name]}, but {first.types[name]} in {first_path}")
+
+
+def side_by_side(look_at: Callable[[FileInfo], T], files: Sequence[FileInfo]) -> list[T]:
+    """Look at many files on threads. Not on those of `io_threads`: these wait for requests, which run there."""
+    pool = ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="penstock-listing")
+    try:
+        return list(pool.map(look_at, files))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def group_ranges(ranges: Sequence[tuple[FileRange, float]], note: str = "") -> list[Split]:

@@ -15,10 +15,11 @@ from typing import Any
 
 from penstock.core.errors import StorageUnavailableError
 from penstock.sources import io_threads
-from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
+from penstock.sources.readahead import WAIT_S
 from penstock.sources.storage import Options, open_random
 
 HOLE_BYTES = 512 << 10  # transferring this much takes less time than one more request
+AHEAD_BYTES = 32 << 20  # asked for beyond what is read: 50 ms at 600 MB/s
 REQUEST_BYTES = 8 << 20  # larger parts are fetched in several requests side by side
 
 
@@ -48,9 +49,12 @@ class RangedFile(io.RawIOBase):
     def ask_ahead(self, position: int) -> None:
         """Start fetching a window from a position on, and free what lies before it: for reading on and on."""
         self.forget([start for start in self._starts if self._asked[start][0] <= position])
-        first = position - position % REQUEST_BYTES
-        stop = min(self._size, position + WINDOW_BYTES)
-        self.ask((start, min(start + REQUEST_BYTES, self._size)) for start in range(first, stop, REQUEST_BYTES))
+        begin = position
+        while (start := self._covering(begin)) is not None:
+            begin = self._asked[start][0]
+        missing = min(self._size, position + AHEAD_BYTES) - begin
+        if missing > 0:  # in whole requests, or every step would ask for a little
+            self.ask([(begin, min(self._size, begin - (-missing // REQUEST_BYTES) * REQUEST_BYTES))])
 
     def forget(self, asked: Iterable[int]) -> None:
         """Free what was fetched, and take back requests that have not begun."""
@@ -95,14 +99,18 @@ class RangedFile(io.RawIOBase):
 
     def _part(self, stop: int) -> bytes | memoryview:
         """Return at least one byte from the position on."""
-        place = bisect_right(self._starts, self._at)
-        if place:
-            start = self._starts[place - 1]
+        start = self._covering(self._at)
+        if start is not None:
             end, future = self._asked[start]
-            if self._at < end:
-                return memoryview(self._wait_for(future))[self._at - start : min(stop, end) - start]
-        following = self._starts[place] if place < len(self._starts) else stop
+            return memoryview(self._wait_for(future))[self._at - start : min(stop, end) - start]
+        following = next((start for start in self._starts if start > self._at), stop)
         return self._wait_for(self._submit(self._at, min(stop, following)))
+
+    def _covering(self, position: int) -> int | None:
+        """Return the start of a part that was asked for and holds a position."""
+        place = bisect_right(self._starts, position)
+        start = self._starts[place - 1] if place else None
+        return start if start is not None and position < self._asked[start][0] else None
 
     def _submit(self, start: int, stop: int) -> Future[bytes]:
         return io_threads.submit(partial(_fetch, self._path, self._size, self._options, start, stop))
