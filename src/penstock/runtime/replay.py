@@ -144,12 +144,12 @@ def _check_origin(chunk: Chunk, entry: Quarantined) -> None:
 def _call_again(calls: Calls, given: Chunk, function: UserFunction | None) -> Replayed:
     element = given.elements[0]
     takes_rng = calls.generators is not None if function is None else function.takes_rng
-    resolve = calls.resolve if function is None else function.resolve
     if takes_rng and (calls.generators is None or given.idents is None):
         raise ReplayError(f"the function given takes rng, which {calls.label} does not: there are no random numbers")
     try:
+        call = calls.function if function is None else function.resolve()
         if calls.generators is None or given.idents is None or not takes_rng:
-            return Replayed(result=resolve()(element))
-        return Replayed(result=resolve()(element, rng=calls.generators.at(given.idents[0])))
+            return Replayed(result=call(element))
+        return Replayed(result=call(element, rng=calls.generators.at(given.idents[0])))
     except Exception as error:
         return Replayed(error=blame(error, calls.label, given.marks.origin(0)))
