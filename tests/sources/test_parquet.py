@@ -599,6 +599,12 @@ def test_a_damaged_row_group_is_told_and_can_be_passed_over(tmp_path: Path, batc
     (split,) = made.splits()
     with pytest.raises(CorruptRecordError, match=r"a\.parquet: row group.* cannot be read"):
         list(records(made, split))
+    reader = made.open(split, Position())
+    for _ in range(2):  # asking again does not get past it
+        with pytest.raises(CorruptRecordError):
+            while reader.read(100).elements:
+                pass
+    reader.close()
     told: list[tuple[str, int]] = []
     made.on_bad = lambda error, index: told.append((str(error), index))
     found = list(positions(records(made, split)))

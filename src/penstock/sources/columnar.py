@@ -131,19 +131,23 @@ class _ChunkReader:
         self._converter: Converter | None = None
         self._schema: pa.Schema | None = None
         self._names: list[str] = []
+        self._failure: DataError | None = None
         self._chunks = Background(chunks, depth=CHUNKS_AHEAD, abort=lambda: _set(aborted), name="penstock-columns")
 
     def close(self) -> None:
         self._chunks.close()
 
     def _next_chunk(self) -> Chunk | None:
-        while (made := self._chunks.next()) is not None:
+        while self._failure is None and (made := self._chunks.next()) is not None:
             if isinstance(made, Chunk):
                 names = self._names = self._names or made.batch.schema.names  # files may have them in another order
                 return made if made.batch.schema.names == names else replace(made, batch=made.batch.select(names))
             if self._on_bad is None:
-                raise made.error
+                self._failure = made.error
+                break
             self._on_bad(made.error, self._index_of(made))
+        if self._failure is not None:
+            raise self._failure  # and again, whoever asks again: what comes after it must not pass for the next rows
         return None
 
     def _index_of(self, bad: BadChunk) -> int:

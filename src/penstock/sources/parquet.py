@@ -39,9 +39,7 @@ from penstock.sources.storage import is_remote
 EXTENSIONS = (".parquet", ".parq", ".pq")
 FOOTER_BYTES = 64 << 10  # what pyarrow asks for first
 WHOLE_FILE_BYTES = 1 << 20  # a remote file below this comes in one request, footer and all
-FILES_AHEAD = (
-    16  # remote files of a split whose footers (small ones: all of it) are under way beside the one being read
-)
+FILES_AHEAD = 16  # remote files of a split whose footers, or all if small, are under way beside the one being read
 FOOTERS_KEPT = 16  # splits of one file come after each other, and a wide table's footer takes long to parse
 
 
