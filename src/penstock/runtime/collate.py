@@ -26,7 +26,7 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
     kind = type(first)
     if isinstance(first, dict):
         try:
-            if any(map(len(first).__ne__, map(len, rows))):
+            if len(set(map(len, rows))) != 1:
                 raise different_structure(rows, path)
             return {key: collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first}
         except (KeyError, TypeError, IndexError):
@@ -46,7 +46,7 @@ def stack_leaves(rows: Sequence[Any], path: str) -> Array:
     kind = type(first)
     if kind is int:
         try:
-            return np.frombuffer(array("q", rows), np.int64)
+            return np.frombuffer(array("q", rows), np.int64)  # refuses what is not an int, unlike np.fromiter
         except (TypeError, OverflowError):
             return _numbers_or_objects(rows)
     if kind is float:

@@ -30,6 +30,7 @@ class Progress:
     """Counts the reader's side."""
 
     elements: int = 0
+    """Of the chunks before the present one."""
     read_s: float = 0.0
     idle_s: float = 0.0
     left_at: float | None = field(default=None)
@@ -48,7 +49,7 @@ class Run:
         self._sizer = ChunkSizer(CHUNK_LIMIT)
         self._progress = Progress()
         self._chunk = Chunk((), Fixed(None))
-        self._next = 0
+        self._next = self._size = 0
         self._error: BaseException | None = None
         self._ended = False
         self.closed = False
@@ -56,7 +57,7 @@ class Run:
         self._finalizer = weakref.finalize(self, _close, self._stage, self._pool)
 
     def open(self, pass_: int, state: State) -> None:
-        self._chunk, self._next = Chunk((), Fixed(state)), 0
+        self._chunk, self._next, self._size = Chunk((), Fixed(state)), 0, 0
         self._error, self._ended = None, False
         self._stage.open(pass_, state)
 
@@ -65,17 +66,19 @@ class Run:
 
     def __next__(self) -> Element:
         """Return the next element; a user function's error comes out as it was raised, without our frames."""
-        began = perf_counter()
+        at = self._next
+        if at < self._size:
+            self._next = at + 1
+            return self._chunk.elements[at]
         progress = self._progress
+        began = perf_counter()
         if progress.left_at is not None:
             progress.idle_s += began - progress.left_at
         failure: BaseException | None = None
         try:
-            if self._next < len(self._chunk.elements) or self._refill():
-                element = self._chunk.elements[self._next]
-                self._next += 1
-                progress.elements += 1
-                return element
+            if self._refill():
+                self._next = 1
+                return self._chunk.elements[0]
         except BaseException as error:
             failure = error
             self._error = error if isinstance(error, Exception) else InterruptedReadError()
@@ -96,7 +99,8 @@ class Run:
         chunk = self._stage.pull(self._sizer.chunk_size)
         if self.closed:
             return False  # by another thread meanwhile: the state stays that of the last element
-        self._chunk, self._next = chunk, 0
+        self._progress.elements += self._size
+        self._chunk, self._next, self._size = chunk, 0, len(chunk.elements)
         if chunk.elements:
             self._sizer.sized(len(chunk.elements), perf_counter() - began)
             return True
@@ -115,7 +119,7 @@ class Run:
         progress = self._progress
         return Statistics(
             stages=tuple(meter.snapshot() for meter in self.meters),
-            elements=progress.elements,
+            elements=progress.elements + self._next,
             read_s=progress.read_s,
             idle_s=progress.idle_s,
             buffered_bytes=int(sum(meter.buffered * meter.bytes_per_element for meter in self.meters)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from penstock.core.errors import InvalidPipelineError
@@ -23,20 +24,31 @@ class Step(Protocol):
     def run(self, chunk: Chunk) -> Outcome: ...
 
 
-@dataclass(slots=True)
 class Calls:
     """Calls a user function on each element of a chunk."""
 
-    label: str
-    resolve: Callable[[], Callable[..., Any]]
-    generators: ElementGenerators | None
-    quarantine: Quarantine | None
+    def __init__(
+        self,
+        label: str,
+        resolve: Callable[[], Callable[..., Any]],
+        generators: ElementGenerators | None,
+        quarantine: Quarantine | None,
+    ) -> None:
+        self.label = label
+        self.resolve = resolve
+        self.generators = generators
+        self.quarantine = quarantine
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """What to call; a user's class is constructed at its first use, not when the pipeline is built."""
+        return self.resolve()
 
     def results(self, chunk: Chunk) -> tuple[list[Any], Sequence[int] | None, BaseException | None]:
         """Return the results, which elements they belong to (None: all from the first on), and what stopped it."""
         if self.quarantine is not None:
             return self._results_or_skip(chunk, self.quarantine)
-        function = self.resolve()
+        function = self.function
         out: list[Any] = []
         try:
             if self.generators is None:
@@ -52,7 +64,7 @@ class Calls:
     def _results_or_skip(
         self, chunk: Chunk, quarantine: Quarantine
     ) -> tuple[list[Any], Sequence[int], BaseException | None]:
-        function = self.resolve()
+        function = self.function
         out: list[Any] = []
         kept: list[int] = []
         quarantine.entered(len(chunk.elements))
@@ -80,6 +92,8 @@ class MapStep:
 
     def run(self, chunk: Chunk) -> Outcome:
         out, kept, error = self.calls.results(chunk)
+        if kept is None and error is None:
+            return Outcome(Chunk(out, chunk.marks, chunk.idents))
         if kept is not None and len(kept) < len(chunk.elements):
             return Outcome(_select(chunk, out, kept, len(chunk.elements)), error)
         idents = chunk.idents

@@ -127,7 +127,7 @@ class GroupedMap(Ordered):
 
     def _work(self, task: Chunk) -> Outcome:
         (group,) = task.elements
-        calls, function, count = self._calls, self._calls.resolve(), len(group.elements)
+        calls, function, count = self._calls, self._calls.function, len(group.elements)
         origin = group.start[0].origin(group.start[1])
         try:
             if calls.generators is None:
