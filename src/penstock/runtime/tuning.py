@@ -14,7 +14,7 @@ from penstock.policies.parallelism import (
 )
 from penstock.runtime.stats import StageMeter
 
-CHUNK_TARGET_S = 1e-3  # a hand-off between threads costs 15 to 20 µs: 2 % of this
+CHUNK_TARGET_S = 2e-3  # a chunk costs some 50 µs by itself, hand-off included: 2 to 3 % of this
 CHUNK_LIMIT = 4096
 TRIAL_S = 0.02  # busy time after which a thread count is judged
 TRIAL_CALLS = 4

@@ -218,8 +218,10 @@ class _Rows(Ordered):
             except Exception as raised:
                 error = blame(raised, "batch", chunk.marks.origin(segment.start))
                 break
+            if not done:  # one row is weighed for all
+                task.nbytes = element_bytes(rows[0]) * len(chunk.elements)
             done.append(segment)
-            task.nbytes += element_bytes(rows[0]) * len(rows)
+            del rows, outcome  # two batches of rows at a time would wake the garbage collector again and again
         task.segments = done
         return Outcome(Chunk([task], chunk.marks) if done else Chunk((), chunk.marks), error)
 
