@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-IMAGES, CLASSES, HEIGHT, WIDTH = 480, 6, 240, 320
+IMAGES, CLASSES, HEIGHT, WIDTH = 640, 5, 240, 320
 DAMAGED = 60
 DOCUMENTS = 3000
 ROWS = 200_000
@@ -69,10 +69,10 @@ def make_data(folder: Path) -> DemoData:
 def _make_images(folder: Path, count: int, rng: np.random.Generator) -> None:
     """Write smooth random pictures: JPEG, or plain PPM where the extra `images` is missing."""
     suffix = "jpg" if has_images_extra() else "ppm"
-    ys, xs = np.mgrid[0:HEIGHT, 0:WIDTH]
+    ys, xs = np.arange(HEIGHT, dtype=np.float32)[:, None, None], np.arange(WIDTH, dtype=np.float32)[None, :, None]
     for number in range(count):
-        waves = rng.uniform(0.01, 0.1, (3, 2))
-        picture = np.stack([127 + 120 * np.sin(a * ys + b * xs + number) for a, b in waves], axis=-1).astype(np.uint8)
+        down, across = rng.uniform(0.01, 0.1, (2, 3)).astype(np.float32)  # one wave a colour
+        picture = (127 + 60 * (np.sin(down * ys + number) + np.cos(across * xs))).astype(np.uint8)
         path = folder / f"class{number % CLASSES}" / f"{number:04}.{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_encoded(picture))
