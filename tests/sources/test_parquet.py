@@ -72,14 +72,6 @@ def no_thread_is_left() -> Iterator[None]:
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock-columns"]
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and np.array_equal(left, right)
-    return bool(left == right)
-
-
 def test_rows_are_dicts_of_python_values(numbers: Path) -> None:
     rows = read_all(source(numbers))
     assert rows == [{"x": i, "half": i / 2, "name": f"n{i}"} for i in range(100)]

@@ -320,7 +320,14 @@ def _view(array: pa.Array, dtype: np.dtype[Any]) -> Array:
     if buffer is None or not len(array):
         return np.empty(len(array), dtype)
     values = np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
-    return values if values.flags.writeable else values.copy()  # memory-mapped, or somebody else's
+    return values if values.flags.writeable else _copied(values)  # memory-mapped, or somebody else's
+
+
+def _copied(values: Array) -> Array:
+    """Copy into memory of Arrow's pool: it is used again and again, where numpy's would be fresh pages each time."""
+    copy = np.frombuffer(pa.allocate_buffer(values.nbytes), values.dtype)
+    np.copyto(copy, values)
+    return copy
 
 
 def _times(array: pa.Array) -> Array:
