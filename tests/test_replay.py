@@ -355,3 +355,25 @@ def test_a_file_that_is_no_quarantine_is_refused(tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"kind": "other"}) + "\n")
     with pytest.raises(InvalidArgumentError, match="line 1: not a quarantine file"):
         read_quarantine(tmp_path / "other.jsonl")
+
+
+def test_two_skipping_operators_in_one_stage_have_a_budget_each(tmp_path):
+    import penstock as ps
+
+    def skip():
+        return ps.SkipErrors(budget=10, quarantine=str(tmp_path / "q.jsonl"))
+
+    def not_one(x):
+        if x % 10 == 1:
+            raise ValueError(x)
+        return x
+
+    def not_two(x):
+        if x % 10 == 2:
+            raise ValueError(x)
+        return x
+
+    with ps.range(100).map(not_one, on_error=skip()).map(not_two, on_error=skip()).iterator(threads=2) as iterator:
+        assert len(list(iterator)) == 80
+        assert iterator.state_dict()["skipped"] == 20
+        assert sum(stage.skipped for stage in iterator.statistics().stages) == 20

@@ -55,10 +55,7 @@ class Quarantine:
         self.path = Path(policy.quarantine or DEFAULT_FILE)
         self._meter = meter
         self._entered = 0
-
-    @property
-    def skipped(self) -> int:
-        return self._meter.skipped
+        self.skipped = 0  # the meter's own count is that of all operators fused into its stage
 
     def entered(self, count: int) -> None:
         """Count elements that a budget in fractions is a fraction of, before they are tried."""
@@ -71,7 +68,7 @@ class Quarantine:
 
     def record(self, error: Exception, origin: Origin | None, state: State) -> Exception | None:
         with self._lock:
-            self._meter.skipped += 1
+            self.skipped += 1
             self._write(error, origin, state)
             return self._over_budget(error)
 
@@ -116,6 +113,7 @@ class Quarantine:
             }
         )
         with _file_lock:
+            self._meter.skipped += 1
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
