@@ -148,10 +148,11 @@ def read_parquet(
     filter: Expression | None = None,
     batch: int | None = None,
     nulls: Any = "error",
+    on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """Rows of Parquet files as dicts; with `batch`, column batches of up to that many rows."""
-    return _columnar(readers.ReadParquet, paths, columns, filter, batch, nulls, storage_options)
+    return _columnar(readers.ReadParquet, paths, columns, filter, batch, nulls, on_error, storage_options)
 
 
 def read_arrow(
@@ -161,10 +162,11 @@ def read_arrow(
     filter: Expression | None = None,
     batch: int | None = None,
     nulls: Any = "error",
+    on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
     """Rows of Arrow IPC files as dicts; with `batch`, column batches of up to that many rows."""
-    return _columnar(readers.ReadArrow, paths, columns, filter, batch, nulls, storage_options)
+    return _columnar(readers.ReadArrow, paths, columns, filter, batch, nulls, on_error, storage_options)
 
 
 def _columnar(
@@ -174,10 +176,20 @@ def _columnar(
     predicate: Expression | None,
     batch: int | None,
     nulls: Any,
+    on_error: OnError,
     storage_options: StorageOptions,
 ) -> Dataset:
     chosen = None if columns is None else tuple(columns)
-    return _files(kind, paths, storage_options, columns=chosen, predicate=predicate, batch=batch, nulls=nulls)
+    return _files(
+        kind,
+        paths,
+        storage_options,
+        columns=chosen,
+        predicate=predicate,
+        batch=batch,
+        nulls=nulls,
+        on_error=skip_policy(on_error),
+    )
 
 
 def _records(

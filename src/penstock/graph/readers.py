@@ -156,6 +156,7 @@ class ColumnarSource(FileSource):
     predicate: Expression | None = None
     batch: int | None = None
     nulls: Nulls = "error"
+    on_error: SkipErrors | None = None
 
     def __post_init__(self) -> None:
         FileSource.__post_init__(self)
