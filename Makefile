@@ -16,7 +16,6 @@ help:  ## list the recipes
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check "torch==2.13.0" || true
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
 	touch $@
 
