@@ -164,7 +164,7 @@ def conditions(columns):
     def about(name):
         col = ps.col(name)
         by_kind = {
-            "int": st.builds(lambda k: col > k, st.integers(0, ROWS)),
+            "int": st.builds(lambda k: col > k, st.integers(0, ROWS)) | st.builds(lambda k: col < k, st.integers(0, 9)),
             "float": st.builds(lambda k: ~(col < k / 4), st.integers(0, 11)),
             "text": st.builds(lambda ks: col.isin(ks), st.lists(st.sampled_from(["ant", "bee", "3"]), min_size=1)),
             "bool": st.just(col),

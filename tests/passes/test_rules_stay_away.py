@@ -97,6 +97,7 @@ STAYS = {
         push_filters,
         parquet(nulls=np.float32(0)).filter(col("a") < 5),
     ),
+    "filter of rows of which bad ones are left out": (push_filters, parquet(on_error="skip").filter(col("a") > 1)),
     "filter on a column that is not read": (push_filters, parquet(columns=["b"]).filter(col("a") > 1)),
     "filter on a column that is not selected": (push_filters, parquet().select("b").filter(col("a") > 1)),
     "filter on a dropped column": (push_filters, parquet().drop("a").filter(col("a") > 1)),
@@ -125,6 +126,7 @@ STAYS = {
     "select of a column that is not read": (push_projections, parquet(columns=["b"]).select("a")),
     "select of a mask": (push_projections, parquet(nulls="mask").select("a", "a__mask")),
     "select of rows of which bad ones are left out": (push_projections, csv(on_error="skip").select("a")),
+    "select of rows of which bad groups are left out": (push_projections, parquet(on_error="skip").select("a")),
     "select through a name that may be taken": (push_projections, parquet().rename({"a": "x"}).select("x")),
     "select of a source that reads all": (push_projections, ps.read_jsonl("t.jsonl").select("a")),
     # fusion

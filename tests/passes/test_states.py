@@ -50,6 +50,7 @@ CASES = {
     "filter into the source below a split shuffle": lambda f: parquet(f).filter("d").shuffle(4).map(digest).map(noisy),
     "filter on a partition": lambda f: ps.read_parquet(f / "hive").filter(col("year") > 2023).select("b", "a"),
     "filter into arrow": lambda f: ps.read_arrow(f / "*.arrow", nulls=None).filter(col("c") == "bee").map(marked),
+    "filter where nulls are filled": lambda f: parquet(f, nulls=0).filter(col("n") < 3).map(marked),
     "filter that leaves nothing": lambda f: parquet(f).filter(col("a") > 1000).concatenate(ps.range(3)),
     "projection of rows": lambda f: (
         parquet(f).filter(col("d")).shuffle(4).take(17).repeat(2).select("c", "a").map(marked)

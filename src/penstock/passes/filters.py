@@ -65,7 +65,7 @@ def _below(node: Node, condition: Expression) -> Expression | None:
 def _can_filter(source: ColumnarSource, condition: Expression) -> bool:
     keeps_nulls = source.nulls is None or (isinstance(source.nulls, str) and source.nulls == "error")
     has_columns = source.columns is None or condition.columns() <= set(source.columns)
-    reads_all = getattr(source, "on_error", None) is None
+    reads_all = source.on_error is None
     return source.batch is None and keeps_nulls and has_columns and reads_all and _conditions(source) < MAX_CONDITIONS
 
 

@@ -32,7 +32,7 @@ def _can_project(source: ColumnarSource | ReadCsv, needed: Columns) -> bool:
         return False
     if source.columns is not None and not set(needed) <= set(source.columns):
         return False  # an operator above asks for a column that the user did not: that is its error to raise
-    if getattr(source, "on_error", None) is not None:
+    if source.on_error is not None:
         return False  # a record that is bad in a column nobody reads would no longer be left out
     masked = isinstance(source, ColumnarSource) and masks_nulls(source)
     return not (masked and any(column.endswith(MASK_SUFFIX) for column in needed))
