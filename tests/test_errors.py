@@ -26,7 +26,8 @@ def bad_file(tmp_path):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_failing_elements_are_left_out_and_written_down(bad_file, threads):
     ds = ps.range(100).map(picky, on_error=ps.SkipErrors(budget=10, quarantine=str(bad_file)), threads=threads)
-    with ds.batch(9).iterator() as iterator:
+    ds = ds.batch(9)
+    with ds.iterator(epoch=0) as iterator:
         kept = [x for batch in iterator for x in batch.tolist()]
         statistics = iterator.statistics()
         assert iterator.state_dict()["skipped"] == 10

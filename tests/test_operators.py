@@ -17,7 +17,10 @@ def values(batches):
 
 def test_batch_makes_arrays_of_numbers_and_object_arrays_of_the_rest():
     Point = namedtuple("Point", "x y")
-    rows = [{"i": i, "f": i / 2, "b": i > 1, "s": f"a{i}\0", "y": b"b\0", "n": None, "p": Point(i, (i, [i]))} for i in range(3)]
+    rows = [
+        {"i": i, "f": i / 2, "b": i > 1, "s": f"a{i}\0", "y": b"b\0", "n": None, "p": Point(i, (i, [i]))}
+        for i in range(3)
+    ]
     (batch,) = ps.from_items(rows).batch(3)
     assert (batch["i"].dtype, batch["f"].dtype, batch["b"].dtype) == (np.int64, np.float64, np.bool_)
     assert batch["s"].tolist() == ["a0\0", "a1\0", "a2\0"] and batch["s"].dtype == object
@@ -147,14 +150,18 @@ def test_buckets_hold_elements_of_like_length():
 
 def test_buckets_can_be_padded_to_their_boundary():
     ds = ps.range(50).map(lambda x: np.ones(x % 5 + 1))
-    widths = {batch.shape[1] for batch in ds.bucket_by_length(len, boundaries=[3, 8], batch_size=4, pad_to_boundary=True)}
+    widths = {
+        batch.shape[1] for batch in ds.bucket_by_length(len, boundaries=[3, 8], batch_size=4, pad_to_boundary=True)
+    }
     assert widths == {3, 8}
 
 
 def test_windows_are_given_short_when_too_much_is_pending():
     ds = ps.range(100).group_by_window(lambda x: x, size=2, max_pending=10)
     assert [len(window) for window in ds] == [1] * 100
-    assert sorted(x for window in ps.range(20).group_by_window(lambda x: x % 3, size=4) for x in window) == list(range(20))
+    assert sorted(x for window in ps.range(20).group_by_window(lambda x: x % 3, size=4) for x in window) == list(
+        range(20)
+    )
     sums = list(ps.range(9).group_by_window(lambda x: x % 3, size=3, reduce=sum))
     assert sums == [9, 12, 15]
 
@@ -250,3 +257,8 @@ def test_large_permutations_look_random():
 def test_small_permutations_are_uniform():
     seen = Counter(tuple(ps.range(4).shuffle(seed=s)) for s in range(2400))
     assert len(seen) == 24 and max(seen.values()) < 160
+
+
+def test_no_two_blocks_are_shuffled_alike():
+    blocks = np.array(list(ps.range(80).take(80).shuffle(20, seed=1))).reshape(4, 20) - np.arange(0, 80, 20)[:, None]
+    assert len({tuple(block) for block in blocks.tolist()}) == 4

@@ -89,7 +89,10 @@ def test_a_state_works_with_other_threads_and_without_passes():
         (lambda: ps.range(100).shuffle(7, seed=2).filter(bool).map(double).batch(4), "shuffle"),
         (lambda: ps.range(100).shuffle(7, seed=1).filter(lambda x: x > 3).map(double).batch(4), "filter"),
         (lambda: ps.range(100).shuffle(7, seed=1).map(double).batch(4), "filter"),
-        (lambda: ps.range(100).shuffle(7, seed=1).filter(bool).flat_map(lambda x: [x]).map(double).batch(4), "flat_map"),
+        (
+            lambda: ps.range(100).shuffle(7, seed=1).filter(bool).flat_map(lambda x: [x]).map(double).batch(4),
+            "flat_map",
+        ),
     ],
 )
 def test_another_pipeline_is_refused_and_the_difference_named(changed, said):

@@ -28,6 +28,8 @@ class CallCost:
     threads: int
     call_s: float
     cpu_s: float
+    waits: bool = False
+    """Whether the thread gave up its core of its own accord: on a busy machine a computing one is stretched too."""
 
     @property
     def stretch(self) -> float:
@@ -46,12 +48,14 @@ class RunOn:
 def first_threads(alone: CallCost, *, cores: int) -> RunOn:
     """Choose after the first calls in the reader's thread.
 
-    >>> first_threads(CallCost(threads=1, call_s=0.1, cpu_s=0.01), cores=2).threads
+    >>> first_threads(CallCost(threads=1, call_s=0.1, cpu_s=0.01, waits=True), cores=2).threads
     20
+    >>> first_threads(CallCost(threads=1, call_s=0.1, cpu_s=0.01), cores=2).threads
+    2
     >>> first_threads(CallCost(threads=1, call_s=0.001, cpu_s=0.001), cores=2).reason
     'try'
     """
-    if alone.stretch >= WAITING_STRETCH:
+    if alone.waits and alone.stretch >= WAITING_STRETCH:
         threads = min(math.ceil(cores * alone.stretch), MAX_WAITING_THREADS)
         return RunOn(threads=threads, holds_gil=False, reason="it waits")
     if cores == 1:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from time import perf_counter, sleep, thread_time
+from dataclasses import dataclass, replace
+from time import perf_counter, sleep
 from typing import Any
 
 from penstock.core.element import element_bytes
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
-from penstock.runtime.tuning import PrefetchTuner, Tuner
+from penstock.runtime.tuning import Call, PrefetchTuner, Stopwatch, Tuner
 
 WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: work may take as long as it takes
 SLOTS_PER_THREAD = 8
@@ -224,7 +224,7 @@ class Ordered(Stage):
             if threads and not self._may_run_ahead:
                 return False
             size = self._tuner.chunk_size if want is None else min(want, self._tuner.chunk_size)
-            began, began_cpu = perf_counter(), thread_time()
+            watch = Stopwatch()
             try:
                 chunk = self._gather(size)
                 task = self._admit(chunk) if chunk.elements else None
@@ -249,7 +249,7 @@ class Ordered(Stage):
         if not self.WORKS:
             outcome = Outcome(task)
         else:
-            began, began_cpu = perf_counter(), thread_time()
+            watch = Stopwatch()
             try:
                 outcome = self._work(task)
             except BaseException as error:
@@ -257,14 +257,14 @@ class Ordered(Stage):
                     self._slots.clear()
                     raise
                 outcome = Outcome(Chunk((), Fixed(None)), error)
-        call_s, cpu_s = perf_counter() - began, thread_time() - began_cpu
+        call = watch.stop()
         if threads and self._tuner.probing:
-            call_s += _wait_for_gil()
+            call = replace(call, elapsed_s=call.elapsed_s + _wait_for_gil())
         made = outcome.chunk.elements
         nbytes = self._bytes_of(made)
         with self._changed:
             if generation == self._generation:
-                self._measure(len(chunk.elements), call_s, cpu_s, threads)
+                self._measure(len(chunk.elements), call, threads)
                 slot.outcome, slot.nbytes = outcome, nbytes
                 self._buffered_bytes += nbytes
                 self._buffered_elements += len(made)
@@ -276,10 +276,10 @@ class Ordered(Stage):
     WORKS = True
     """False for a plain prefetch, whose work is pulling."""
 
-    def _measure(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None:
+    def _measure(self, elements: int, call: Call, threads: int) -> None:
         if self.WORKS:
-            self.meter.add_work(call_s, cpu_s, inline=threads == 0)
-        self._tuner.worked(elements, call_s, cpu_s, threads)
+            self.meter.add_work(call.elapsed_s, call.cpu_s, inline=threads == 0)
+        self._tuner.worked(elements, call, threads)
 
     def _deliver_last(self, generation: int, outcome: Outcome) -> bool:
         with self._changed:

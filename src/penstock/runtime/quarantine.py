@@ -91,7 +91,7 @@ class Quarantine:
         if self._graph_id is None:
             lines.append(self._pipeline_line())
             self._graph_id = lines[0]["pipeline"]
-        identity = repr((self._operator, self._number, self.pass_, state, origin)).encode()
+        identity = repr((self._graph_id, self._number, self.pass_, state)).encode()
         lines.append(
             {
                 "kind": "skipped",

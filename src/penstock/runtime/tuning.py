@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from dataclasses import dataclass
+from resource import RUSAGE_THREAD, getrusage
+from time import perf_counter, thread_time
 from typing import Protocol
 
 from penstock.policies.parallelism import (
@@ -21,6 +23,30 @@ TRIAL_CALLS = 4
 RETRY_S = 2.0  # a verdict under load may be wrong: it is tried again, each time after twice as long
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one piece of work took: elapsed, on a core, and how often the thread went to sleep by itself."""
+
+    elapsed_s: float
+    cpu_s: float
+    sleeps: int = 0
+
+
+class Stopwatch:
+    """Measures a piece of work on the present thread."""
+
+    __slots__ = ("_began", "_cpu", "_sleeps")
+
+    def __init__(self) -> None:
+        self._sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
+        self._cpu = thread_time()
+        self._began = perf_counter()
+
+    def stop(self) -> Call:
+        elapsed_s = perf_counter() - self._began
+        return Call(elapsed_s, thread_time() - self._cpu, getrusage(RUSAGE_THREAD).ru_nvcsw - self._sleeps)
+
+
 class Tuner(Protocol):
     """Decides threads and chunk size of one stage; called under the stage's lock."""
 
@@ -29,7 +55,7 @@ class Tuner(Protocol):
     probing: bool
     """Whether the stage should also measure how long a thread waits for the GIL after a call."""
 
-    def worked(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None: ...
+    def worked(self, elements: int, call: Call, threads: int) -> None: ...
 
 
 class ChunkSizer:
@@ -73,11 +99,11 @@ class WorkTuner(ChunkSizer):
         self._reset()
 
     def _reset(self) -> None:
-        self._calls = self._elements = 0
+        self._calls = self._elements = self._sleeps = 0
         self._call_s = self._cpu_s = 0.0
 
-    def worked(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None:
-        self.sized(elements, call_s)
+    def worked(self, elements: int, call: Call, threads: int) -> None:
+        self.sized(elements, call.elapsed_s)
         if self._settled:
             if self.threads == 0 and self._retry_at and perf_counter() > self._retry_at:
                 self._settled = False
@@ -89,12 +115,16 @@ class WorkTuner(ChunkSizer):
             return  # it began under another setting
         self._calls += 1
         self._elements += elements
-        self._call_s += call_s
-        self._cpu_s += cpu_s
+        self._call_s += call.elapsed_s
+        self._cpu_s += call.cpu_s
+        self._sleeps += call.sleeps
         if self._call_s < CHUNK_TARGET_S or (self._calls < 2 and self._call_s < TRIAL_S):
             return
         cost = CallCost(
-            threads=max(self.threads, 1), call_s=self._call_s / self._elements, cpu_s=self._cpu_s / self._elements
+            threads=max(self.threads, 1),
+            call_s=self._call_s / self._elements,
+            cpu_s=self._cpu_s / self._elements,
+            waits=self._sleeps >= self._calls,
         )
         if self.threads == 0:
             self._alone = cost
@@ -124,8 +154,8 @@ class FixedTuner(ChunkSizer):
         self.threads = threads
         meter.threads = threads
 
-    def worked(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None:
-        self.sized(elements, call_s)
+    def worked(self, elements: int, call: Call, threads: int) -> None:
+        self.sized(elements, call.elapsed_s)
 
 
 class PrefetchTuner(ChunkSizer):
@@ -145,9 +175,9 @@ class PrefetchTuner(ChunkSizer):
     def reader_left(self) -> None:
         self._left_at = perf_counter()
 
-    def worked(self, elements: int, call_s: float, cpu_s: float, threads: int) -> None:
-        self.sized(elements, call_s)
-        self._making_s += call_s
+    def worked(self, elements: int, call: Call, threads: int) -> None:
+        self.sized(elements, call.elapsed_s)
+        self._making_s += call.elapsed_s
         if self._making_s + self._away_s < TRIAL_S:
             return
         threaded = use_prefetch_thread(reader_away_s=self._away_s, making_s=self._making_s, threaded=self.threads > 0)

@@ -41,7 +41,7 @@ def limiting_stage(statistics: Statistics) -> StageStatistics | None:
 def remedy(stage: StageStatistics, statistics: Statistics) -> str:
     if stage.holds_gil:
         return (
-            f"{stage.name} holds the GIL, so threads do not help: run the pipeline in processes, ds.distribute(n), "
+            f"{stage.name} holds the GIL, so threads do not help: run the pipeline in several processes, "
             "or use a library that releases it."
         )
     if stage.cpu_s and stage.busy_s > 3 * stage.cpu_s:

@@ -203,7 +203,8 @@ class _Rows(Ordered):
 
     def _work(self, task: _Task) -> Outcome:
         """Batch by batch, not step by step over the whole chunk: a batch's rows are still in the processor's cache."""
-        chunk, done = task.chunk, []
+        chunk = task.chunk
+        done: list[_Segment] = []
         error: BaseException | None = None
         for segment in task.segments:
             outcome = run_steps(self._steps, chunk.part(segment.start, segment.stop))

@@ -1,0 +1,65 @@
+"""Cores and memory that this process may use, from whatever limits it."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock as ps
+from penstock.core.errors import InvalidArgumentError
+from penstock.runtime.budget import available_cores, cgroup_cores, cgroup_memory, default_budget
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_nested_groups_of_version_2_give_the_tightest_limit(tmp_path):
+    write(tmp_path / "self", "0::/slurm/job7\n")
+    write(tmp_path / "fs/slurm/job7/cpu.max", "max 100000\n")
+    write(tmp_path / "fs/slurm/cpu.max", "350000 100000\n")
+    write(tmp_path / "fs/slurm/job7/memory.max", "2000000000\n")
+    write(tmp_path / "fs/slurm/memory.max", "max\n")
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 3
+    assert cgroup_memory(tmp_path / "fs", tmp_path / "self") == 2_000_000_000
+
+
+def test_version_1_is_read_too(tmp_path):
+    write(tmp_path / "self", "4:memory:/docker/a\n1:cpu,cpuacct:/docker/a\n")
+    write(tmp_path / "fs/cpu,cpuacct/docker/a/cpu.cfs_quota_us", "50000\n")
+    write(tmp_path / "fs/cpu,cpuacct/docker/a/cpu.cfs_period_us", "100000\n")
+    write(tmp_path / "fs/memory/docker/a/memory.limit_in_bytes", "9223372036854771712\n")
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 1
+    assert cgroup_memory(tmp_path / "fs", tmp_path / "self") is None
+
+
+def test_no_group_is_no_limit(tmp_path):
+    assert cgroup_cores(tmp_path, tmp_path / "none") is None and cgroup_memory(tmp_path, tmp_path / "none") is None
+
+
+def test_arguments_come_before_the_environment_and_that_before_the_machine(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    assert available_cores() == 1
+    monkeypatch.setenv("PENSTOCK_THREADS", "3")
+    monkeypatch.setenv("PENSTOCK_MEMORY_BYTES", str(1 << 28))
+    assert (default_budget().threads, default_budget().memory_bytes) == (3, 1 << 28)
+    assert default_budget(2, 1 << 29).threads == 2
+    monkeypatch.setenv("PENSTOCK_THREADS", "many")
+    with pytest.raises(InvalidArgumentError, match="PENSTOCK_THREADS='many'"):
+        default_budget()
+
+
+def test_a_budget_too_small_is_refused():
+    with pytest.raises(InvalidArgumentError, match="at least 1 MiB"):
+        ps.range(3).iterator(memory_bytes=1000)
+
+
+def test_a_slow_reader_leaves_no_more_than_the_budget_buffered():
+    import numpy as np
+
+    ds = ps.range(10_000).map(lambda x: np.zeros(100_000, np.uint8), threads=2).prefetch()
+    with ds.iterator(memory_bytes=4 << 20, threads=2) as iterator:
+        for _ in range(20):
+            next(iterator)
+        most = max(iterator.statistics().buffered_bytes for _ in range(200))
+    assert most <= 5 << 20
