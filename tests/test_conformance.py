@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.runtime.ordered import Prefetching
 from penstock.testing.conformance import check_resumes_everywhere
 from tests.cases import OPERATOR_NAMES, SOURCE_NAMES, operator_cases, source_cases
 
@@ -54,6 +55,25 @@ def test_the_end_stays_the_end(operators, name, options):
         elements = list(iterator)
         stage = iterator._run._stage
         assert elements and [len(stage.pull(n)) for n in (1, 5, 1)] == [0, 0, 0]
+
+
+def stages_of(stage):
+    yield stage
+    for below in stage.inputs:
+        yield from stages_of(below)
+
+
+@OPTIONS
+@pytest.mark.parametrize("name", OPERATOR_NAMES)
+def test_a_stage_gives_no_more_than_it_is_asked_for(operators, name, options):
+    _, make = operators[name]
+    with make().iterator(epoch=0, seed=1, **options) as iterator:
+        top = next(s for s in stages_of(iterator._run._stage) if not isinstance(s, Prefetching))
+        given = 0
+        while count := len(top.pull(2)):
+            assert count <= 2
+            given += count
+        assert given == len(list(make().iterator(epoch=0, seed=1, **options)))
 
 
 def test_a_state_without_the_last_element_is_caught():

@@ -262,3 +262,17 @@ def test_small_permutations_are_uniform():
 def test_no_two_blocks_are_shuffled_alike():
     blocks = np.array(list(ps.range(80).take(80).shuffle(20, seed=1))).reshape(4, 20) - np.arange(0, 80, 20)[:, None]
     assert len({tuple(block) for block in blocks.tolist()}) == 4
+
+
+def test_batches_made_ahead_are_not_lost_behind_a_shuffle_or_take():
+    shuffled = ps.range(3000).map(lambda x: x, threads=2).batch(2).shuffle(5, seed=1)
+    assert sorted(x for batch in shuffled for x in batch.tolist()) == list(range(3000))
+    assert len(list(ps.range(300).batch(6).rebatch(1).take(7))) == 7
+
+
+def test_the_keys_of_a_batch_are_in_the_order_of_its_first_row():
+    def row(x):
+        image, label = ("image", np.zeros(5000, np.uint8)), ("label", x)
+        return dict([image, label] if x % 2 == 0 else [label, image])
+
+    assert {tuple(batch) for batch in ps.range(400).map(row, threads=4).batch(4)} == {("image", "label")}

@@ -127,3 +127,15 @@ def test_nothing_is_known_without_statistics() -> None:
 def test_what_does_not_compare_is_refused(expression: Expression, arrow: Any, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         check_predicate(expression, {"x": arrow})
+
+
+def test_a_struct_is_never_null_itself_pushed_down_or_not(tmp_path):
+    import pyarrow.parquet as pq
+
+    import penstock as ps
+
+    pq.write_table(
+        pa.table({"s": pa.array([{"x": 1}, None, {"x": None}], pa.struct([("x", pa.int64())]))}), tmp_path / "a.parquet"
+    )
+    ds = ps.read_parquet(tmp_path / "a.parquet", nulls=None).filter(ps.col("s").is_null())
+    assert list(ds.iterator(optimize=True)) == list(ds.iterator(optimize=False)) == []

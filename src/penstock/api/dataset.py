@@ -51,13 +51,14 @@ class Dataset:
         A class is constructed once per process and its instance called. With `batch_size` the function is called with
         a list of up to that many elements and returns a list of as many. `threads` fixes what is otherwise measured.
         """
+        chosen = _function("map", function)
         return self._with(
             ops.Map,
-            function=_function("map", function),
+            function=chosen,
             batch_size=batch_size,
             threads=threads,
             on_error=skip_policy(on_error),
-            salt=self._salt(),
+            salt=self._function_salt(chosen),
         )
 
     def filter(
@@ -69,19 +70,19 @@ class Dataset:
             chosen = col(predicate) == True  # noqa: E712
         else:
             chosen = predicate if isinstance(predicate, Expression) else _function("filter", predicate)
-        return self._with(
-            ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=self._salt()
-        )
+        salt = self._function_salt(chosen) if isinstance(chosen, UserFunction) else 0
+        return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=salt)
 
     def flat_map(self, function: Function) -> Dataset:
         """Replace each element by the elements of the iterable that `function` makes of it."""
-        return self._with(ops.FlatMap, function=_function("flat_map", function), salt=self._salt())
+        chosen = _function("flat_map", function)
+        return self._with(ops.FlatMap, function=chosen, salt=self._function_salt(chosen))
 
     def interleave(self, function: Function, *, cycle: int = 8, block: int = 1) -> Dataset:
         """Like `flat_map`, but the iterables of `cycle` inputs are read in turns of `block` elements."""
-        return self._with(
-            ops.Interleave, function=_function("interleave", function), cycle=cycle, block=block, salt=self._salt()
-        )
+        chosen = _function("interleave", function)
+        salt = self._function_salt(chosen)
+        return self._with(ops.Interleave, function=chosen, cycle=cycle, block=block, salt=salt)
 
     # Order and length
 
@@ -91,7 +92,9 @@ class Dataset:
         Where the source is indexable it is a permutation of everything. Otherwise splits are permuted and blocks of
         `size` elements shuffled.
         """
-        return self._with(ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=self._salt(is_shuffle))
+        return self._with(
+            ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=sum(map(is_shuffle, walk(self._node)))
+        )
 
     def repeat(self, count: int = ops.NEVER_ENDS) -> Dataset:
         """Pass over the data `count` times, or for ever."""
@@ -284,13 +287,12 @@ class Dataset:
     def _with(self, operator: type[ops.Unary], **parameters: Any) -> Dataset:
         return Dataset(operator(upstream=self._node, **parameters))
 
-    def _salt(self, like: Callable[[Node], bool] = takes_rng) -> int:
-        """Number the operators that draw random numbers, so that no two of a pipeline draw the same.
+    def _function_salt(self, function: UserFunction) -> int:
+        """Number the functions that draw random numbers, so that no two of a pipeline draw the same.
 
-        Shuffles and functions are counted apart, others not at all: adding a map changes no order, and moving a
-        shuffle no function's numbers.
+        Only those are counted: adding a map, or moving a shuffle, changes no other function's numbers.
         """
-        return sum(map(like, walk(self._node)))
+        return sum(map(takes_rng, walk(self._node))) if function.takes_rng else 0
 
 
 def mix(

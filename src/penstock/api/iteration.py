@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,12 +31,16 @@ class Plan:
 
     def __init__(self, node: Node) -> None:
         self.written = node
-        self.node = canonicalize(node)
         self.next_epoch = 0
         self._optimized: Node | None = None
         self._sources: dict[SourceNode, Source] = {}
         self._seed: int | None = None
         self._signature: PipelineSignature | None = None
+
+    @cached_property
+    def node(self) -> Node:
+        """What is run without passes, and what a state belongs to."""
+        return canonicalize(self.written)
 
     @property
     def optimized(self) -> Node:

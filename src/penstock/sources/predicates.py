@@ -104,7 +104,10 @@ def row_mask(expression: Expression, column_of: ColumnOf) -> Any:
         case IsIn():
             return _is_in(column_of(expression.column), expression)
         case IsNull():
-            return _decoded(column_of(expression.column)).is_null()
+            column = _decoded(column_of(expression.column))
+            if pa.types.is_struct(column.type):  # a row has a dict there, whose fields are null
+                return pa.array(np.zeros(len(column), bool))
+            return column.is_null()
         case _:
             raise TypeError(f"unknown expression {expression!r}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element, element_bytes, rebuild_like
+from penstock.core.element import Element, element_bytes, map_leaves, rebuild_like
 from penstock.runtime.blame import blame
 from penstock.runtime.collate import collate, different_arrays, different_structure, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
@@ -61,6 +61,7 @@ class BatchUnderWay:
         self._buffers = buffers
         self._lock = threading.Lock()
         self._sample: Element = None
+        self._first_row: Element = None
         self._arrays: list[Array | None] | None = None
         self._in_place = False
         self._rows: list[Any] = [None] * size
@@ -69,6 +70,8 @@ class BatchUnderWay:
         with self._lock:
             if self._arrays is None:
                 self._lay_out(rows[0])
+            if first == 0:
+                self._first_row = map_leaves(_no_leaf, rows[0])
         if not self._in_place:
             self._rows[first : first + len(rows)] = rows
             return
@@ -104,7 +107,13 @@ class BatchUnderWay:
                 columns.append(array if count == self._size else array[:count].copy())
             else:
                 columns.append(stack_leaves([row[i] for row in self._rows[:count]], self._paths[i]))
-        return _fill_like(self._sample, iter(columns))
+        # Whichever thread came first laid the buffers out; the order of keys is that of the first row.
+        by_path = dict(zip(self._paths, columns))
+        return _fill_like(self._first_row, iter([by_path[path] for path in _leaf_paths(self._first_row, "")]))
+
+
+def _no_leaf(_: Any) -> None:
+    return None
 
 
 def _leaves_like(sample: Element, element: Element, row: int, path: str) -> list[Any]:
@@ -258,11 +267,17 @@ class FusedBatching(Stage):
     def open(self, pass_: int, state: State) -> None:
         self._rows.open(pass_, state)
         self._partial: BatchUnderWay | None = None
+        self._rest: Chunk | None = None
         self._filled = 0
         self._start: tuple[Marks, int] | None = None
         self._ident: Idents | None = None
 
     def _pull(self, want: int) -> Chunk:
+        chunk = self._rest or self._next_batches(want)
+        head, self._rest = chunk.head_and_rest(want)  # a task of several batches was sized by their cost, not by want
+        return head
+
+    def _next_batches(self, want: int) -> Chunk:
         while True:
             tasks = self._rows.pull(want * self._size)
             if not tasks.elements:

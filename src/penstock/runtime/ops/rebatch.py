@@ -46,12 +46,18 @@ class Rebatching(Stage):
         self._drop, upstream_state = state or (0, None)
         self.upstream.open(pass_, upstream_state)
         self._parts: list[Element] = []
+        self._rest: Chunk | None = None
         self._have = 0
         self._ident: Idents | None = None
         self._point: tuple[int, tuple[Marks, int]] = (self._drop, (Fixed(upstream_state), 0))
         self._error: BaseException | None = None
 
     def _pull(self, want: int) -> Chunk:
+        chunk = self._rest or self._next_batches(want)
+        head, self._rest = chunk.head_and_rest(want)
+        return head
+
+    def _next_batches(self, want: int) -> Chunk:
         if self._error is not None:
             raise self._error
         points = [self._point]
