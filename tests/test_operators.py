@@ -236,22 +236,21 @@ def test_arguments_are_checked_when_given(make, message):
 
 
 def test_a_shuffle_is_a_permutation_whatever_its_size():
-    for n in (0, 1, 2, 17, 1000, 1_100_000):
+    for n in (0, 1, 2, 17, 1000, 65_536, 65_537, 200_000):
         assert sorted(ps.range(n).shuffle(seed=1)) == list(range(n))
     for size in (1, 7, 1000):
         assert sorted(ps.range(100).take(90).shuffle(size, seed=2)) == list(range(90))
 
 
-def test_large_permutations_look_random():
-    n = 1 << 21
+@pytest.mark.parametrize("n", [70_000, 1 << 17, 1 << 21])
+def test_large_permutations_look_random(n):
     order = np.array(list(ps.range(n).shuffle(seed=5)))
-    places = np.empty(n, int)
-    places[order] = np.arange(n)
-    assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 0.005
+    noise = 4 / n**0.5  # four standard deviations of what a uniform permutation shows
+    assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < noise
     gaps = np.abs(np.diff(order))
-    assert abs(gaps.mean() / n - 1 / 3) < 0.005, "neighbours are as far apart as in a uniform permutation"
+    assert abs(gaps.mean() / n - 1 / 3) < noise, "neighbours are as far apart as in a uniform permutation"
     eighths = np.histogram2d(np.arange(n), order, bins=8)[0]
-    assert abs(eighths / (n / 64) - 1).max() < 0.05
+    assert abs(eighths / (n / 64) - 1).max() < 5 * (64 / n) ** 0.5
 
 
 def test_small_permutations_are_uniform():

@@ -15,8 +15,8 @@ import numpy as np
 from penstock.runtime.contract import Idents
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-EXPLICIT_LIMIT = 1 << 20
-"""Up to this many indices a permutation is sorted out in memory (8 MB, exactly uniform); above, it is computed."""
+EXPLICIT_LIMIT = 1 << 16
+"""Up to this many indices a permutation is sorted out at once (5 ms, exactly uniform); above, block by block."""
 
 
 def derive_key(*parts: int | str) -> tuple[int, int]:
