@@ -108,7 +108,7 @@ def parquet(folder: Path) -> None:
 
 @_made_once
 def text(folder: Path) -> None:
-    """16,384 documents as JSON lines, lengths with a long tail, words by Zipf's law; and a BPE vocabulary."""
+    """8,192 documents as JSON lines, lengths with a long tail, words by Zipf's law; and a BPE vocabulary."""
     rng = np.random.default_rng(0)
     words = np.array(_words(30_000), object)
     lengths = np.minimum(rng.lognormal(5.2, 1.1, DOCUMENTS), 20_000).astype(int) + 1
