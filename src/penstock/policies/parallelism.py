@@ -5,8 +5,8 @@ ran. *Stretch*: call seconds over processor seconds. Alone, a function that comp
 for a disk or a network a larger one.
 
 The one idea: run the work on k threads at once and look at its stretch again. If it grew k-fold the calls took turns:
-the function holds the GIL (or there are no free cores, which comes to the same), and the reader's own thread is
-the best place for it. Processor seconds cancel the warm-up of first calls, which elapsed time would not.
+the function holds the GIL, and the reader's own thread is the best place for it. Processor seconds cancel the warm-up
+of first calls, which elapsed time would not.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class CallCost:
     cpu_s: float
     waits: bool = False
     """Whether the thread gave up its core of its own accord: on a busy machine a computing one is stretched too."""
+    preempted: bool = False
+    """Whether its core was taken from it: then a stretch says little about the function."""
 
     @property
     def stretch(self) -> float:
@@ -73,6 +75,8 @@ def judge_threads(alone: CallCost, together: CallCost, *, cores: int) -> RunOn:
     RunOn(threads=0, holds_gil=True, reason='calls take turns')
     """
     gain = together.threads * alone.stretch / together.stretch
+    if gain < WORTHWHILE_GAIN and together.preempted:
+        return RunOn(threads=together.threads, holds_gil=None, reason="the machine is busy")
     if gain < WORTHWHILE_GAIN:
         return RunOn(threads=0, holds_gil=True, reason="calls take turns")
     return RunOn(threads=together.threads, holds_gil=False, reason="calls run side by side")

@@ -25,26 +25,29 @@ RETRY_S = 2.0  # a verdict under load may be wrong: it is tried again, each time
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one piece of work took: elapsed, on a core, and how often the thread went to sleep by itself."""
+    """What one piece of work took, and how often the thread went to sleep by itself or lost its core."""
 
     elapsed_s: float
     cpu_s: float
-    sleeps: int = 0
+    sleeps: int
+    preemptions: int
 
 
 class Stopwatch:
     """Measures a piece of work on the present thread."""
 
-    __slots__ = ("_began", "_cpu", "_sleeps")
+    __slots__ = ("_began", "_cpu", "_usage")
 
     def __init__(self) -> None:
-        self._sleeps = getrusage(RUSAGE_THREAD).ru_nvcsw
+        self._usage = getrusage(RUSAGE_THREAD)
         self._cpu = thread_time()
         self._began = perf_counter()
 
     def stop(self) -> Call:
         elapsed_s = perf_counter() - self._began
-        return Call(elapsed_s, thread_time() - self._cpu, getrusage(RUSAGE_THREAD).ru_nvcsw - self._sleeps)
+        cpu_s, usage = thread_time() - self._cpu, getrusage(RUSAGE_THREAD)
+        sleeps, preemptions = usage.ru_nvcsw - self._usage.ru_nvcsw, usage.ru_nivcsw - self._usage.ru_nivcsw
+        return Call(elapsed_s, cpu_s, sleeps, preemptions)
 
 
 class Tuner(Protocol):
@@ -99,16 +102,16 @@ class WorkTuner(ChunkSizer):
         self._reset()
 
     def _reset(self) -> None:
-        self._calls = self._elements = self._sleeps = 0
+        self._calls = self._elements = self._sleeps = self._preemptions = 0
         self._call_s = self._cpu_s = 0.0
 
     def worked(self, elements: int, call: Call, threads: int) -> None:
         self.sized(elements, call.elapsed_s)
         if self._settled:
-            if self.threads == 0 and self._retry_at and perf_counter() > self._retry_at:
-                self._settled = False
+            if self._retry_at and perf_counter() > self._retry_at:
+                self._settled, self._alone = False, None
                 self._retry_at = 0.0
-                self._alone = None
+                self.threads = self._meter.threads = 0
                 self._reset()
             return
         if threads != self.threads:
@@ -118,6 +121,7 @@ class WorkTuner(ChunkSizer):
         self._call_s += call.elapsed_s
         self._cpu_s += call.cpu_s
         self._sleeps += call.sleeps
+        self._preemptions += call.preemptions
         if self._call_s < CHUNK_TARGET_S or (self._calls < 2 and self._call_s < TRIAL_S):
             return
         cost = CallCost(
@@ -125,6 +129,7 @@ class WorkTuner(ChunkSizer):
             call_s=self._call_s / self._elements,
             cpu_s=self._cpu_s / self._elements,
             waits=self._sleeps >= self._calls,
+            preempted=self._preemptions * 2 >= self._calls,
         )
         if self.threads == 0:
             self._alone = cost
@@ -135,7 +140,7 @@ class WorkTuner(ChunkSizer):
         else:
             decision = judge_threads(self._alone, cost, cores=self._cores)
             self._settled = True
-            if decision.threads == 0:
+            if decision.holds_gil is not False:
                 self._retry_at = perf_counter() + self._retry_after_s
                 self._retry_after_s *= 2
         self.threads = decision.threads
