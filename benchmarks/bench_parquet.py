@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import inputs
 from harness import Bench, main, ours, peer
 
@@ -12,7 +14,7 @@ NUMBERS = ["id", "user", "day", "clicks", "price", "score"]
 def run(bench: Bench) -> None:
     folder = str(inputs.parquet())
     for case, names in (("columns", None), ("columns, numbers only", NUMBERS)):
-        given = {"folder": folder, "batch": BATCH, "names": names}
+        given: dict[str, Any] = {"folder": folder, "batch": BATCH, "names": names}
         scanner = peer("pyarrow dataset scanner", "peers.pyarrow_scan:columns", **given)
         bench.compare(case, ours("ours.tables:columns", **given), [scanner], unit="rows/s", target=0.9)
     peers = [

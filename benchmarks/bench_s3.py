@@ -20,7 +20,7 @@ LATENCY_MS = 50
 @contextmanager
 def server(script: str, *arguments: str | Path) -> Iterator[int]:
     """Run a script of ours that prints its port, and end it afterwards."""
-    command = [sys.executable, HERE / script, *map(str, arguments)]
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
     with (DATA / "logs" / f"{script}.log").open("w") as log:  # moto writes a line for each request
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

@@ -12,7 +12,8 @@ from typing import Any
 import inputs
 import layout
 import numpy as np
-from harness import Bench, machine, main, our_versions, paired
+from harness import Bench, main
+from report import machine, our_versions, paired
 
 import penstock as ps
 

@@ -10,10 +10,9 @@ figure is in the line too. One peer is alive at a time: an idle Ray cluster is n
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
-import platform
-import random
 import select
 import signal
 import statistics
@@ -22,14 +21,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from report import ROOT, Result, figures, machine, median_and_low, our_versions, paired, show_table
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 DATA = ROOT / ".bench"
-RESAMPLES = 10_000
 ROUND_LIMIT_S = 300  # a round takes seconds; a side that is silent for this long hangs
 
 
@@ -64,45 +62,6 @@ class Options:
     pairs: int
     seconds: float
     quick: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A comparison, ready to print. The ratio is above 1 where ours is better, whatever the unit."""
-
-    bench: str
-    case: str
-    ours: float
-    peer: str
-    theirs: float
-    unit: str
-    ratio: float
-    low: float
-    target: float | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> str:
-        if self.target is None:
-            return ""
-        if self.ratio < self.target:
-            return "missed"
-        return "met" if self.low >= self.target else "met, low below"
-
-    def line(self) -> dict[str, Any]:
-        line = {
-            "bench": self.bench,
-            "case": self.case,
-            "ours": _figures(self.ours),
-            "peer": self.peer,
-            "theirs": _figures(self.theirs),
-            "unit": self.unit,
-            "ratio": round(self.ratio, 3),
-            "low": round(self.low, 3),
-        }
-        if self.target is not None:
-            line |= {"target": self.target, "met": self.ratio >= self.target}
-        return line | self.details
 
 
 class Child:
@@ -223,9 +182,9 @@ class Bench:
                 child.close()
         details = {
             "pairs": len(rounds),
-            "rounds": [[_figures(side["rate"]) for side in pair] for pair in rounds],
+            "rounds": [[figures(side["rate"]) for side in pair] for pair in rounds],
             "cpu_s_per_1000": [
-                _figures(statistics.median(1000 * p[i]["cpu_s"] / p[i]["elements"] for p in rounds)) for i in (0, 1)
+                figures(statistics.median(1000 * p[i]["cpu_s"] / p[i]["elements"] for p in rounds)) for i in (0, 1)
             ],
             "versions": our_versions() | children[0].versions | children[1].versions,
             "machine": machine(),
@@ -271,101 +230,17 @@ def _with(result: Result, target: float | None, details: dict[str, Any]) -> Resu
     return replace(result, target=target, details=result.details | details)
 
 
-def paired(
-    bench: str,
-    case: str,
-    peer: str,
-    unit: str,
-    pairs: Sequence[tuple[float, float]],
-    target: float | None = None,
-    **details: Any,
-) -> Result:
-    """Compare figures of which more is better, measured in pairs."""
-    ratio, low = median_and_low([a / b for a, b in pairs])
-    mine, theirs = (statistics.median(side) for side in zip(*pairs))
-    return Result(
-        bench=bench,
-        case=case,
-        ours=mine,
-        peer=peer,
-        theirs=theirs,
-        unit=unit,
-        ratio=ratio,
-        low=low,
-        target=target,
-        details=details,
-    )
-
-
-def median_and_low(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the median and the lower end of its 95 % bootstrap interval (seeded: the same figures, the same end)."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return statistics.median(ratios), medians[int(0.025 * RESAMPLES)]
-
-
-def _figures(value: float) -> float:
-    """Round to four significant figures: more is noise."""
-    return float(f"{value:.4g}")
-
-
-def _readable(value: float) -> str:
-    return f"{_figures(value):,.0f}" if value >= 1000 else f"{_figures(value):g}"
-
-
-def machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-    }
-
-
-def our_versions() -> dict[str, str]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    versions = {name: metadata.version(name) for name in ("penstock", "numpy")}
-    return versions | ({"commit": commit.stdout.strip()} if commit.returncode == 0 else {})
-
-
 def say(message: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {message}", file=sys.stderr, flush=True)
 
 
-def show_table(results: Sequence[Result]) -> None:
-    """Print what was measured, for people, on stderr: stdout has the JSON lines alone."""
-    header = ("case", "peer", "ours", "theirs", "unit", "ratio", "low", "target", "")
-    rows = [
-        (
-            result.case,
-            result.peer,
-            _readable(result.ours),
-            _readable(result.theirs),
-            result.unit,
-            f"{result.ratio:.2f}",
-            f"{result.low:.2f}",
-            "" if result.target is None else f"{result.target:g}",
-            result.verdict,
-        )
-        for result in results
-    ]
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    for row in (header, *rows):
-        cells = [
-            cell.rjust(w) if 2 <= i <= 7 and i != 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))
-        ]
-        print("  ".join(cells).rstrip(), file=sys.stderr)
-    missed = [result for result in results if result.verdict == "missed"]
-    aimed = [result for result in results if result.target is not None]
-    print(f"{len(aimed) - len(missed)} of {len(aimed)} targets met", file=sys.stderr)
+def wait_for_turn(lock: TextIO) -> None:
+    """Wait until no other benchmark runs in this checkout: two at once measure each other."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("another benchmark is running; waiting for its end")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def main(name: str, run: Callable[[Bench], None]) -> None:
@@ -380,9 +255,12 @@ def main(name: str, run: Callable[[Bench], None]) -> None:
         seconds=given.seconds or (0.3 if given.quick else 2.0),
         quick=given.quick,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # through the `finally`s: sides end too
     bench = Bench(name, options)
     try:
-        run(bench)
+        with (DATA / "lock").open("w") as lock:
+            wait_for_turn(lock)
+            run(bench)
     except BenchError as error:
         say(f"bench {name} failed: {error}")
         sys.exit(1)

@@ -39,8 +39,8 @@ def augment_with_opencv(jpeg: bytes, rng: np.random.Generator) -> np.ndarray[Any
     """Decode, crop, resize, flip: what a user writes who knows opencv and nothing of the loader."""
     import cv2
 
-    image = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR_RGB)
-    y, x, h, w = crop_box(*image.shape[:2], rng)
+    image: Any = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR_RGB)
+    y, x, h, w = crop_box(image.shape[0], image.shape[1], rng)
     image = cv2.resize(image[y : y + h, x : x + w], (SIDE_PX, SIDE_PX))
     return cv2.flip(image, 1) if rng.random() < 0.5 else image
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class WordTokenizer:
         return np.array(tokens, np.int32)
 
 
-TOKENIZERS = {"bpe": BytePairTokenizer, "words": WordTokenizer}
+TOKENIZERS: dict[str, Callable[[str], Callable[[str], Array]]] = {"bpe": BytePairTokenizer, "words": WordTokenizer}
 
 
 def documents(files: Iterable[str]) -> Iterator[str]:

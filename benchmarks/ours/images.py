@@ -14,7 +14,7 @@ import tasks
 from side import Workload
 
 PACKAGES = ("penstock", "numpy", "opencv-python-headless", "simplejpeg")
-FEATURES = {"image": "bytes", "label": "int"}
+FEATURES: dict[str, Any] = {"image": "bytes", "label": "int"}
 
 
 def opencv_on_files(folder: str) -> Workload:
