@@ -42,7 +42,8 @@ def augment_with_opencv(jpeg: bytes, rng: np.random.Generator) -> np.ndarray[Any
     image: Any = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR_RGB)
     y, x, h, w = crop_box(image.shape[0], image.shape[1], rng)
     image = cv2.resize(image[y : y + h, x : x + w], (SIDE_PX, SIDE_PX))
-    return cv2.flip(image, 1) if rng.random() < 0.5 else image
+    result: np.ndarray[Any, Any] = cv2.flip(image, 1) if rng.random() < 0.5 else image
+    return result
 
 
 class ReadAndAugment:
