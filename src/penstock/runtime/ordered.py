@@ -270,7 +270,8 @@ class Ordered(Stage):
                 self._buffered_elements += len(made)
                 if len(made):
                     self.meter.bytes_per_element = nbytes / len(made)
-                self._changed.notify_all()
+                if self._slots and self._slots[0] is slot:  # the reader waits for no other
+                    self._changed.notify_all()
         return outcome.error is None
 
     WORKS = True

@@ -190,6 +190,8 @@ class _Rows(Ordered):
         self.upstream.open(pass_, state)
 
     def _gather(self, want: int) -> Chunk:
+        # Nobody waits for a row by itself: fewer and longer tasks, as long as a batch is still many of them.
+        want = max(want, min(4 * want, self._size // 8))
         left = self._size - self._row
         whole = (want - left) // self._size if want > left else 0
         return self.upstream.pull(min(want, left + whole * self._size))
