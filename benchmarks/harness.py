@@ -92,7 +92,7 @@ class Child:
         line = self.process.stdout.readline() if ready else ""
         if not line:
             self.close()
-            why = "failed" if ready else f"gave no answer in {ROUND_LIMIT_S} s"
+            why = f"ended with {self.process.returncode}" if ready else f"gave no answer in {ROUND_LIMIT_S} s"
             tail = "\n    ".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise BenchError(f"{self.side.name} ({self.side.where}) {why}; the end of {self.log}:\n    {tail}")
         answer: dict[str, Any] = json.loads(line)
