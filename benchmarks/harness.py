@@ -109,13 +109,16 @@ class Child:
 
     def calibrate(self, seconds: float) -> int:
         """Return how many elements a round of so many seconds takes; this is the warm-up too."""
-        elements = self.first
+        least = elements = self.first
         for _ in range(6):
             answer = self.round(elements)
-            if answer["seconds"] >= 0.5 * seconds and "too_short" not in answer:
+            if "too_short" in answer:  # mostly start-up, which is taken off: the rest would be noise
+                least = elements = 2 * elements
+            elif answer["seconds"] >= 0.5 * seconds:
                 break
-            elements = max(elements + 1, int(answer["rate"] * seconds * 1.25), 4 * elements * ("too_short" in answer))
-        return max(self.first, int(self.round(elements)["rate"] * seconds * 1.25))
+            else:
+                elements = max(elements + 1, int(answer["rate"] * seconds * 1.25))
+        return max(least, int(self.round(elements)["rate"] * seconds * 1.25))
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
