@@ -17,6 +17,7 @@ from dataclasses import dataclass
 WORTHWHILE_GAIN = 1.3  # below it, threads cost more in hand-offs and contention than they bring
 WAITING_STRETCH = 3.0  # a function that waits two thirds of its time can use more threads than cores
 MAX_WAITING_THREADS = 64
+SHORT_CALL_S = 3e-6  # releasing the GIL and getting it back takes about as long: nothing to gain, and a trial costs
 WORTH_DOUBLING = 0.75  # a chunk twice as long should save a quarter per element
 LONGEST_CHUNK_S = 0.02
 
@@ -56,10 +57,14 @@ def first_threads(alone: CallCost, *, cores: int) -> RunOn:
     2
     >>> first_threads(CallCost(threads=1, call_s=0.001, cpu_s=0.001), cores=2).reason
     'try'
+    >>> first_threads(CallCost(threads=1, call_s=2e-7, cpu_s=2e-7), cores=2).threads
+    0
     """
     if alone.waits and alone.stretch >= WAITING_STRETCH:
         threads = min(math.ceil(cores * alone.stretch), MAX_WAITING_THREADS)
         return RunOn(threads=threads, holds_gil=False, reason="it waits")
+    if alone.call_s < SHORT_CALL_S:
+        return RunOn(threads=0, holds_gil=None, reason="too short to share")
     if cores == 1:
         return RunOn(threads=0, holds_gil=None, reason="one core")
     return RunOn(threads=cores, holds_gil=None, reason="try")

@@ -24,7 +24,7 @@ Fetch: TypeAlias = Callable[[int, int], Any]
 """Return bytes start to stop, as anything with a buffer; blocks, retries, and has its own deadline."""
 
 BLOCK_BYTES = 8 << 20  # the latency is small beside the transfer; a shard of the usual size is one request
-WINDOW_BYTES = 16 << 20  # for each open file: the files opened ahead are what fills a fast link
+WINDOW_BYTES = 32 << 20  # for each open file; a shard of the usual size is in flight as a whole before it is read
 WAIT_S = 180.0  # beyond the bound of all retries of one request: reached only when something is stuck
 
 
