@@ -16,7 +16,7 @@ from penstock.graph.traverse import walk
 from penstock.passes import optimize
 from penstock.passes.no_ops import is_identity, remove_no_ops
 from penstock.passes.one_to_one import is_movable
-from penstock.runtime.lower import _moves as lowering_moves
+from penstock.runtime.lower import _shuffles_reached as shuffles_reached
 from tests.passes.golden import Identity, children, col, csv, f, g, keep, noisy, parquet, skip
 
 
@@ -124,7 +124,9 @@ def test_shuffles_merge_below_an_operator_that_is_read_elsewhere():
     ids=repr,
 )
 def test_passes_and_lowering_agree_what_a_shuffle_may_cross(dataset):
-    assert is_movable(dataset.node) is lowering_moves(dataset.node)
+    below = ops.Shuffle(upstream=dataset.node.upstream, size=2)
+    above = ops.Shuffle(upstream=dataset.node.with_inputs(below), size=3)
+    assert shuffles_reached(above) == ([below] if is_movable(dataset.node) else [])
 
 
 @pytest.mark.parametrize(

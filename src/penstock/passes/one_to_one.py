@@ -12,7 +12,7 @@ def is_movable(node: Node) -> TypeGuard[ops.Unary]:
     """Return whether each output of this operator comes from one input alone and stands in its place.
 
     Not with `on_error`, which leaves elements out, nor with `batch_size`, where an element's neighbours go along. The
-    lowering judges by the same rule which shuffles are one; `tests/passes` compares the two.
+    lowering asks here too which shuffles are one.
     """
     return (
         isinstance(node, ops.Unary)

@@ -130,6 +130,20 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """The marks of an operator that counts along its input: the state is `[elements given, input's state]`."""
+
+    given: int
+    marks: Marks
+
+    def at(self, k: int) -> State:
+        return [self.given + k, self.marks.at(k)]
+
+    def origin(self, k: int) -> Origin | None:
+        return self.marks.origin(k)
+
+
+@dataclass(frozen=True, slots=True)
 class Fixed:
     """The marks of an empty chunk: one state."""
 

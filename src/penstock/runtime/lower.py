@@ -25,6 +25,7 @@ from penstock.graph.parameters import short_label as label_of
 from penstock.graph.randomized import draws, takes_rng
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
+from penstock.passes.one_to_one import is_movable
 from penstock.runtime.budget import Budget
 from penstock.runtime.collate import collate, padding_collator, ragged_leaves
 from penstock.runtime.contract import Idents, Stage
@@ -350,15 +351,11 @@ def _shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
     """Return the shuffles below this one that it makes redundant: only one-to-one operators lie between."""
     found: list[ops.Shuffle] = []
     below: Node = node.upstream
-    while isinstance(below, ops.Shuffle) or (isinstance(below, ops.Unary) and _moves(below)):
+    while isinstance(below, ops.Shuffle) or is_movable(below):
         if isinstance(below, ops.Shuffle):
             found.append(below)
         below = below.upstream
     return found
-
-
-def _moves(node: Node) -> bool:
-    return node.ONE_TO_ONE and getattr(node, "on_error", None) is None and getattr(node, "batch_size", None) is None
 
 
 def _draws_below(node: Node) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -73,8 +72,3 @@ class Batching(Stage):
         if not rows or self._drop_last:
             return Chunk((), Points(end, ()))
         return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
-
-
-def group_rows(rows: Sequence[Any]) -> list[Any]:
-    """Collate to a plain list: what windows without a reduce function give."""
-    return list(rows)

@@ -6,7 +6,7 @@ children of the present turn have been given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.runtime.blame import blame
-from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Fixed, Idents, Stage, State
 from penstock.runtime.ops.children import MakeChildren
-from penstock.runtime.ops.pending import Moment, OpenedAt, PendingInput, Waiting
+from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
@@ -40,18 +40,6 @@ class _Turn:
         anchor, distances, taken = self.pending.state()
         oldest = min((ordinal for ordinal, _ in self.given), default=0)
         return [anchor, distances, taken, [[ordinal - oldest, given] for ordinal, given in self.given], self.in_turn]
-
-
-@dataclass(frozen=True, slots=True)
-class _TurnMarks:
-    moments: Sequence[Moment]
-    origins: Sequence[Origin | None]
-
-    def at(self, k: int) -> State:
-        return self.moments[k].state()
-
-    def origin(self, k: int) -> Origin | None:
-        return self.origins[k]
 
 
 class Interleaving(Stage):
@@ -126,7 +114,7 @@ class Interleaving(Stage):
             self._error = error
         if not out:
             return Chunk((), Fixed(self._now.state()))
-        return Chunk(out, _TurnMarks(moments, origins), np.concatenate(idents) if idents else None)
+        return Chunk(out, MomentMarks(moments, origins), np.concatenate(idents) if idents else None)
 
     def _refill(self, *, may_ask: bool) -> bool:
         """Bring the ring to its size; False if there is nothing to read, or nothing without asking the input."""

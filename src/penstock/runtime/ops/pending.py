@@ -6,7 +6,7 @@ the input before the oldest one, passes over what was given, which costs one-to-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,20 @@ class Moment(Protocol):
     """A frozen point in an operator's life, of which the state can be asked later."""
 
     def state(self) -> State: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MomentMarks:
+    """`moments[k]` is the moment after k outputs, `origins[k]` where output k came from."""
+
+    moments: Sequence[Moment]
+    origins: Sequence[Origin | None]
+
+    def at(self, k: int) -> State:
+        return self.moments[k].state()
+
+    def origin(self, k: int) -> Origin | None:
+        return self.origins[k]
 
 
 @dataclass(frozen=True, slots=True)

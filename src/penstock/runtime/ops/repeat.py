@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 
 from penstock.graph.ops import NEVER_ENDS, MemorySlot
-from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
 
 PASSES_FOR_EVER = 1 << 32  # so that two epochs of an endless repeat do not share pass numbers
@@ -79,18 +79,6 @@ _epoch_ends: weakref.WeakKeyDictionary[MemorySlot, dict[int, State]] = weakref.W
 """Where epochs of `with_epoch` ended in this process, so that the next one need not skip from the beginning."""
 
 
-@dataclass(frozen=True, slots=True)
-class _EpochMarks:
-    given: int
-    marks: Marks
-
-    def at(self, k: int) -> State:
-        return [self.given + k, self.marks.at(k)]
-
-    def origin(self, k: int) -> Origin | None:
-        return self.marks.origin(k)
-
-
 class Epochs(Stage):
     """Cuts an endless repetition of the input into epochs of equal length; epoch e begins where e - 1 ended."""
 
@@ -118,7 +106,7 @@ class Epochs(Stage):
         if self._given >= self._count:
             return Chunk((), Fixed([self._given, self._end]))
         chunk = self._repeated.pull(min(want, self._count - self._given))
-        marks = _EpochMarks(self._given, chunk.marks)
+        marks = Counted(self._given, chunk.marks)
         self._given += len(chunk.elements)
         if self._given == self._count:
             self._end_at(chunk.marks.at(len(chunk.elements)))

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.ops import NEVER_ENDS
-from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Shifted, Stage, State
+from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Shifted, Stage, State
 from penstock.runtime.stats import StageMeter
-
-
-@dataclass(frozen=True, slots=True)
-class _CountedMarks:
-    """The state is `[elements given, input's state]`."""
-
-    given: int
-    marks: Marks
-
-    def at(self, k: int) -> State:
-        return [self.given + k, self.marks.at(k)]
-
-    def origin(self, k: int) -> Origin | None:
-        return self.marks.origin(k)
 
 
 class _Counting(Stage):
@@ -36,7 +20,7 @@ class _Counting(Stage):
         self.upstream.open(pass_, upstream_state)
 
     def _counted(self, chunk: Chunk) -> Chunk:
-        marks = _CountedMarks(self._given, chunk.marks)
+        marks = Counted(self._given, chunk.marks)
         self._given += len(chunk.elements)
         return Chunk(chunk.elements, marks, chunk.idents)
 
@@ -61,7 +45,7 @@ class Taking(_Counting):
     def _pull(self, want: int) -> Chunk:
         left = want if self._count == NEVER_ENDS else self._count - self._given
         if left <= 0:
-            return Chunk((), _CountedMarks(self._given, self._end or Fixed(None)))
+            return Chunk((), Counted(self._given, self._end or Fixed(None)))
         chunk = self.upstream.pull(min(want, left))
         self._end = Shifted(chunk.marks, len(chunk.elements))
         return self._counted(chunk)

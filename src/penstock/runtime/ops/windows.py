@@ -14,7 +14,7 @@ import numpy as np
 from penstock.core.element import Element
 from penstock.runtime.blame import blame
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Stage, State
-from penstock.runtime.ops.pending import Moment, OpenedAt, PendingInput, Waiting
+from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
 from penstock.runtime.stats import StageMeter
 
 INPUTS_PER_OUTPUT = 16  # how much is asked of the input at a time for each window wanted
@@ -32,18 +32,6 @@ class WindowRules:
     max_pending: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowMarks:
-    moments: Sequence[Moment]
-    origins: Sequence[Origin | None]
-
-    def at(self, k: int) -> State:
-        return self.moments[k].state()
-
-    def origin(self, k: int) -> Origin | None:
-        return self.origins[k]
-
-
 @dataclass(slots=True)
 class _Given:
     """The windows of one chunk. `moments` has one entry more: the moment before the first."""
@@ -55,7 +43,7 @@ class _Given:
 
     def chunk(self) -> Chunk:
         idents = np.concatenate(self.idents) if self.idents else None
-        return Chunk(self.elements, _WindowMarks(self.moments, self.origins), idents)
+        return Chunk(self.elements, MomentMarks(self.moments, self.origins), idents)
 
 
 class Windows(Stage):
