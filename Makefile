@@ -8,6 +8,9 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
+# Services start processes: without byte code on disk each of them would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench docs clean
 

@@ -1,0 +1,655 @@
+"""What processes say to each other: control messages, and the headers of data frames.
+
+Rules of evolution: new fields have defaults, old ones never change their type; a message of an unknown tag is refused.
+Version N serves N - 1. Requests are imperative and idempotent: sent twice, they do and answer the same.
+
+The state that rides with the data is a `Cut`. Everything in it is plain (ints, strings, lists), so that it goes through
+msgpack here and through JSON in a trainer's checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, Fingerprint, JobName, RunnerId, StreamId, WorkerId
+
+PROTOCOL = 2
+OLDEST_PROTOCOL = 1
+
+Sharding: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "hint", "custom"]
+Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
+Order: TypeAlias = Literal["relaxed", "deterministic"]
+Uneven: TypeAlias = Literal["drop", "pad", "allow"]
+Target: TypeAlias = Literal["local", "remote", "any"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what travels."""
+
+
+# Positions
+
+
+class Named(msgspec.Struct, frozen=True, array_like=True):
+    """Splits of one pass of one source, as ordinals of the pass's order."""
+
+    source: int
+    pass_: int
+    ordinals: tuple[int, ...]
+
+
+class Ranges(msgspec.Struct, frozen=True, array_like=True):
+    """Splits of one pass of one source, as half-open ranges of ordinals."""
+
+    source: int
+    pass_: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """Where a stream stands after some rounds. Opened here, on any worker, it goes on with what followed.
+
+    `engine` is the runtime's state (None: the beginning). `since` rounds made after it are to be made and discarded.
+    `named` are the splits reading on from `engine` still needs, of those the stream has opened; `share` is into how
+    many parts the job's shuffle was cut when the stream first opened. `regroup` is there only while rounds of another
+    width, from before a change of the number of consumers, are given: see `Regroup`.
+    """
+
+    engine: Any = None
+    since: int = 0
+    named: tuple[Named, ...] = ()
+    share: int = 1
+    regroup: Regroup | None = None
+
+
+class Regroup(msgspec.Struct, frozen=True, array_like=True):
+    """Outputs after `engine` came in rounds of `width`; of consumer c's, the first `given[c]` rounds were received.
+
+    What is left of those rounds, in order, makes the first rounds of the new width.
+    """
+
+    width: int
+    given: tuple[int, ...]
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True):
+    """Where a stream's splits come from.
+
+    granted: the dispatcher, one after the other. dealt: `number`, `number + of`, `number + 2 of`, ... of every pass.
+    listed: `listed[source]`, the same in every pass. tail: what `leftovers` still hold, and nothing else.
+    """
+
+    kind: Literal["granted", "dealt", "listed", "tail"]
+    number: int = 0
+    of: int = 1
+    listed: tuple[tuple[int, ...], ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    keep: tuple[int, int] | None = None
+    """(w, n): of the elements at the shard marker only number w of each n are this stream's."""
+
+
+class Leftover(msgspec.Struct, frozen=True, array_like=True):
+    """What an ended stream could not give as whole rounds: everything after `cut`."""
+
+    number: int
+    cut: Cut
+    feed: Feed
+
+
+# Jobs
+
+
+class JobSpec(Message):
+    """What all consumers of a job must agree on."""
+
+    fingerprint: Fingerprint
+    graph: BlobHash
+    splits: BlobHash
+    split_counts: tuple[int, ...]
+    """Of each source, in the order of `graph.traverse.walk`."""
+    seed: int
+    sharding: Sharding = "dynamic"
+    guarantee: Guarantee = "exactly_once"
+    order: Order = "relaxed"
+    consumers: int = 1
+    uneven: Uneven = "drop"
+    streams: int = 0
+    """How many, where that is the job's to say (deterministic order, splits assigned up front); 0: as workers join."""
+    feeds: tuple[Feed, ...] = ()
+    """One a stream, where splits are assigned up front."""
+    shuffle_parts: int = 0
+    """Into how many parts streams cut the shuffle; 0: as many as there are streams when each opens."""
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    requires: tuple[str, ...] = ()
+    target: Target = "any"
+    host: str = ""
+    """The creator's host, for `target`."""
+    owner: str = ""
+    weight: float = 1.0
+    max_workers: int = 0
+    max_bytes: int = 0
+    collect_after_s: float = 600.0
+    versions: tuple[tuple[str, str], ...] = ()
+    """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""
+
+
+class StreamResume(msgspec.Struct, frozen=True, array_like=True):
+    """A stream as a checkpoint holds it. `marks[c]` is the next round of consumer c of the old number of consumers."""
+
+    number: int
+    cut: Cut
+    round: int
+    marks: tuple[int, ...]
+    feed: Feed | None = None
+    ended: bool = False
+
+
+class Resume(Message):
+    """A merged checkpoint: enough to go on without the journal and on another service."""
+
+    epoch: int
+    consumers: int
+    streams: tuple[StreamResume, ...]
+    done: tuple[Ranges, ...] = ()
+    digest: str = ""
+    """Of the merged state: consumers that load the same checkpoint send the same."""
+
+
+class OpenEpoch(Message, tag="open_epoch"):
+    """A consumer wants to read an epoch of a job. `attempt` is used if it is the one that starts it.
+
+    With `rejoin` it goes on in that attempt, at its own marks; with `resume` a new attempt starts from the checkpoint;
+    with neither the epoch starts, or is joined if it has just started.
+    """
+
+    job: JobName
+    client: ClientId
+    consumer: int
+    replica: int
+    epoch: int
+    spec: JobSpec
+    attempt: AttemptId
+    host: str
+    rejoin: AttemptId | None = None
+    resume: Resume | None = None
+
+
+class EpochOpened(Message, tag="epoch_opened"):
+    spec: JobSpec
+    view: JobView
+
+
+class NotYet(Message, tag="not_yet"):
+    """Ask again: something is being waited for, by name."""
+
+    waiting_for: str
+    missing_blobs: tuple[BlobHash, ...] = ()
+
+
+class StreamView(Message):
+    """A stream as a client needs it. `runner` is None while no process runs it. Compare `binding`: higher is newer."""
+
+    stream: StreamId
+    number: int
+    binding: int
+    feed: Feed
+    share: int
+    start: Cut = Cut()
+    """Where it begins, for a client that holds no state of it."""
+    first_round: int = 0
+    marks: tuple[int, ...] = ()
+    owner: int | None = None
+    """The one consumer it is for (`uneven="allow"`); None: all."""
+    runner: RunnerId | None = None
+    address: str = ""
+    worker: WorkerId | None = None
+    ended: bool = False
+    lost: bool = False
+    """Given up for good (`at_most_once`)."""
+
+
+class JobView(Message):
+    """A consumer's picture of its epoch. `version` grows with every change."""
+
+    job: JobName
+    attempt: AttemptId
+    epoch: int
+    version: int
+    streams: tuple[StreamView, ...]
+    finished: bool = False
+    failure: str = ""
+    """Why the job cannot go on, for people; empty: it can."""
+    waiting_for: str = ""
+    """What keeps it from going on right now (no worker, paused); empty: nothing."""
+    dropped: tuple[str, ...] = ()
+    """Elements that killed three processes and are left out, by name."""
+
+
+# From clients
+
+
+class PutBlob(Message, tag="put_blob"):
+    """A piece of a blob; `offset` and `size` let pieces arrive in any order, and twice."""
+
+    hash: BlobHash
+    offset: int
+    size: int
+    piece: bytes
+
+
+class Beat(Message, tag="beat"):
+    """A consumer is alive. The answer is the view if it is newer than `version`."""
+
+    job: JobName
+    client: ClientId
+    consumer: int
+    attempt: AttemptId
+    version: int
+    batches: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
+    run_s: float = 0.0
+    buffered: int = 0
+
+
+class Rebind(Message, tag="rebind"):
+    """A stream cannot be read where it is bound. Ignored unless `binding` is still the present one."""
+
+    job: JobName
+    attempt: AttemptId
+    stream: StreamId
+    binding: int
+    reason: str
+    states: tuple[tuple[int, int], ...] = ()
+
+
+class EndStream(Message, tag="end_stream"):
+    """A consumer has received all rounds of a stream. `leftover` is what did not make a whole round, if anything."""
+
+    job: JobName
+    attempt: AttemptId
+    stream: StreamId
+    consumer: int
+    rounds: int
+    leftover: Cut | None = None
+
+
+class CloseClient(Message, tag="close_client"):
+    """A loader lets go of its epoch. `finished`: it has read all of it."""
+
+    job: JobName
+    client: ClientId
+    consumer: int
+    attempt: AttemptId
+    finished: bool = False
+
+
+class ListJobs(Message, tag="list_jobs"):
+    pass
+
+
+class SteerJob(Message, tag="steer_job"):
+    job: JobName
+    action: Literal["cancel", "pause", "resume"]
+
+
+class ListWorkers(Message, tag="list_workers"):
+    pass
+
+
+class DrainWorker(Message, tag="drain_worker"):
+    worker: WorkerId
+
+
+class PutPipeline(Message, tag="put_pipeline"):
+    """Register a pipeline under an id, to be read without its code."""
+
+    id: str
+    spec: JobSpec
+
+
+class GetPipeline(Message, tag="get_pipeline"):
+    id: str
+
+
+# From agents and runners
+
+
+class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):
+    runner: RunnerId
+    worker: WorkerId
+    job: JobName
+    address: str
+    streams: int = 0
+
+
+class WorkerPlace(msgspec.Struct, frozen=True, array_like=True):
+    worker: WorkerId
+    tags: tuple[str, ...] = ()
+
+
+class RegisterAgent(Message, tag="register_agent"):
+    """An agent and all it has: sent at the start, after a dispatcher's restart, and when told `NotKnown`."""
+
+    agent: AgentId
+    host: str
+    workers: tuple[WorkerPlace, ...]
+    runners: tuple[RunnerPlace, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    pid: int = 0
+
+
+class AgentBeat(Message, tag="agent_beat"):
+    """The agent and these runners are alive."""
+
+    agent: AgentId
+    runners: tuple[RunnerId, ...]
+    statistics: dict[str, Any] = {}
+
+
+class RunnerReady(Message, tag="runner_ready"):
+    agent: AgentId
+    place: RunnerPlace
+
+
+class RunnerGone(Message, tag="runner_gone"):
+    """A runner's process ended. `in_flight` are the elements it was working on: (stream, source, split, index, count)."""
+
+    agent: AgentId
+    runner: RunnerId
+    worker: WorkerId
+    job: JobName
+    reason: str
+    in_flight: tuple[tuple[str, int, int, int, int], ...] = ()
+
+
+class AgentLeaving(Message, tag="agent_leaving"):
+    """These workers take no new streams and will end; their streams are to be bound elsewhere."""
+
+    agent: AgentId
+    workers: tuple[WorkerId, ...]
+    gone: bool = False
+
+
+class GrantSplits(Message, tag="grant_splits"):
+    """Which splits follow `after` in this stream's list for a pass of a source (None: from its beginning)?"""
+
+    job: JobName
+    attempt: AttemptId
+    stream: StreamId
+    binding: int
+    source: int
+    pass_: int
+    after: int | None
+    seconds_per_split: float = 0.0
+    """How long the last ones took: short ones are granted several at a time."""
+
+
+class GetBlob(Message, tag="get_blob"):
+    hash: BlobHash
+    offset: int = 0
+
+
+class GetSpec(Message, tag="get_spec"):
+    job: JobName
+
+
+# Answers
+
+
+class Done(Message, tag="done"):
+    pass
+
+
+class View(Message, tag="view"):
+    view: JobView
+
+
+class Granted(Message, tag="granted"):
+    """The next ordinals, at least one; none: the pass has no more for this stream."""
+
+    ordinals: tuple[int, ...]
+
+
+class BlobPiece(Message, tag="blob_piece"):
+    size: int
+    piece: bytes
+
+
+class Spec(Message, tag="spec"):
+    spec: JobSpec
+    dropped: tuple[tuple[int, int, int], ...] = ()
+    """(source, split, index) of elements to leave out."""
+    suspects: tuple[tuple[int, int, int, int], ...] = ()
+    """(source, split, index, count): elements in flight when a process died; to be worked on one by one."""
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    owner: str
+    epoch: int
+    consumers: int
+    clients: int
+    workers: int
+    streams: int
+    splits_left: int
+    status: str
+
+
+class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    tags: tuple[str, ...]
+    jobs: tuple[str, ...]
+    streams: int
+    status: str
+
+
+class Jobs(Message, tag="jobs"):
+    jobs: tuple[JobLine, ...]
+
+
+class Workers(Message, tag="workers"):
+    workers: tuple[WorkerLine, ...]
+
+
+class NotKnown(Message, tag="not_known"):
+    """The dispatcher does not know who asks (it restarted): register, or open, again."""
+
+    what: str
+
+
+class Refused(Message, tag="refused"):
+    """No, and asking again will not help. `kind` is the error class the caller raises."""
+
+    reason: str
+    kind: str = "refused"
+
+
+class TryAgain(Message, tag="try_again"):
+    """Not now (the journal cannot be written, a tail was lost): ask again."""
+
+    reason: str
+
+
+# From the dispatcher, unasked
+
+
+class StartRunner(Message, tag="start_runner"):
+    worker: WorkerId
+    job: JobName
+    runner: RunnerId
+
+
+class StopRunner(Message, tag="stop_runner"):
+    runner: RunnerId
+    reason: str
+
+
+class ViewChanged(Message, tag="view_changed"):
+    view: JobView
+
+
+Request: TypeAlias = (
+    OpenEpoch
+    | PutBlob
+    | Beat
+    | Rebind
+    | EndStream
+    | CloseClient
+    | ListJobs
+    | SteerJob
+    | ListWorkers
+    | DrainWorker
+    | PutPipeline
+    | GetPipeline
+    | RegisterAgent
+    | AgentBeat
+    | RunnerReady
+    | RunnerGone
+    | AgentLeaving
+    | GrantSplits
+    | GetBlob
+    | GetSpec
+)
+Answer: TypeAlias = (
+    Done | View | EpochOpened | NotYet | Granted | BlobPiece | Spec | Jobs | Workers | NotKnown | Refused | TryAgain
+)
+Push: TypeAlias = StartRunner | StopRunner | ViewChanged
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """A request on its way: `number` pairs it with its answer, `seen` is the highest journal position known."""
+
+    protocol: int
+    number: int
+    seen: int
+    body: Request
+
+
+class Tell(msgspec.Struct, frozen=True, array_like=True):
+    """An answer (`number` > 0) or a push (`number` = 0), with the journal's position."""
+
+    protocol: int
+    number: int
+    position: int
+    body: Answer | Push
+
+
+# The data plane: headers. Payloads are frames of their own.
+
+
+class OpenStream(Message, tag="open"):
+    """A consumer reads a stream from `round` on; `cut` is the state before some round at or before it.
+
+    `credit` is how many bytes may be sent in all within this opening.
+    """
+
+    stream: StreamId
+    binding: int
+    opening: int
+    consumer: int
+    round: int
+    cut: Cut
+    cut_round: int
+    feed: Feed
+    share: int
+    attempt: AttemptId
+    epoch: int
+    runner: RunnerId
+    credit: int
+
+
+class Credit(Message, tag="credit"):
+    """An absolute position: sent again, lost or doubled, it means the same."""
+
+    stream: StreamId
+    opening: int
+    credit: int
+    returned: tuple[int, ...] = ()
+    """Slab ranges that are free again."""
+
+
+class CloseStream(Message, tag="close"):
+    stream: StreamId
+    opening: int
+
+
+class Rounds(Message, tag="rounds"):
+    """`count` rounds from `seq` on, each this consumer's one output; `cut` is the state after the last.
+
+    `done` are splits that restoring at `cut` no longer needs. The elements are in `layout` and the buffers after it,
+    or, if `slab` is given, in that memory.
+    """
+
+    stream: StreamId
+    binding: int
+    opening: int
+    seq: int
+    count: int
+    cut: Cut
+    nbytes: int
+    layout: bytes
+    done: tuple[Named, ...] = ()
+    slab: SlabPlaces | None = None
+    compression: str = ""
+
+
+class SlabPlaces(msgspec.Struct, frozen=True, array_like=True):
+    """Buffers that lie in the sender's arena: `lease` is given back when the reader is through with them."""
+
+    lease: int
+    places: tuple[tuple[int, int], ...]
+    """(offset, size) of each buffer, in order."""
+
+
+class StreamEnded(Message, tag="ended"):
+    """The stream has `seq` rounds. `leftover`: there is more after `cut` than whole rounds could take."""
+
+    stream: StreamId
+    binding: int
+    opening: int
+    seq: int
+    cut: Cut
+    done: tuple[Named, ...] = ()
+    leftover: bool = False
+
+
+class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A user function's exception as plain text: rebuilt by name, never unpickled."""
+
+    module: str
+    qualname: str
+    args: tuple[Any, ...]
+    message: str
+    traceback: str
+    notes: tuple[str, ...] = ()
+
+
+class StreamFailed(Message, tag="failed"):
+    stream: StreamId
+    binding: int
+    opening: int
+    seq: int
+    failure: RemoteFailure
+
+
+class StreamRefused(Message, tag="refused"):
+    """It cannot be read here (an older binding, another runner): ask the dispatcher where it is."""
+
+    stream: StreamId
+    opening: int
+    reason: str
+
+
+class Output(Message, tag="output"):
+    """What the user's code printed or logged."""
+
+    worker: WorkerId
+    text: str
+
+
+ToRunner: TypeAlias = OpenStream | Credit | CloseStream
+FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | Output
