@@ -1,6 +1,7 @@
 """What a checkpoint costs: its size, the time to take it, and the time from loading it to the next batch.
 
-Each restored batch is compared with the one the uninterrupted run gave: a fast wrong answer is an error.
+Each restored batch is compared with the one the uninterrupted run gave: a fast wrong answer is an error. The cases of
+the service are in `service_resume.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import inputs
 import layout
 import numpy as np
+import service_resume
 from harness import Bench, BenchError, main
 
 import penstock as ps
@@ -94,6 +96,11 @@ def restore_times(dataset: ps.Dataset, state: str, expected: Any, runs: int) -> 
 
 
 def run(bench: Bench) -> None:
+    run_engine(bench)
+    service_resume.run(bench)
+
+
+def run_engine(bench: Bench) -> None:
     folder = inputs.lines()
     runs = 3 if bench.options.quick else 10
     for source, dataset in pipelines(folder).items():

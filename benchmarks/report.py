@@ -83,6 +83,37 @@ def paired(
     )
 
 
+def paired_costs(
+    bench: str,
+    case: str,
+    peer: str,
+    unit: str,
+    pairs: Sequence[tuple[float, float]],
+    target: float | None = None,
+    **details: Any,
+) -> Result:
+    """Compare figures of which less is better: the ratio is theirs over ours, so that above 1 is better here too."""
+    ratio, low = median_and_low([b / a for a, b in pairs])
+    mine, theirs = (statistics.median(side) for side in zip(*pairs))
+    return Result(
+        bench=bench,
+        case=case,
+        ours=mine,
+        peer=peer,
+        theirs=theirs,
+        unit=unit,
+        ratio=ratio,
+        low=low,
+        target=target,
+        details={
+            "rounds": [[figures(a), figures(b)] for a, b in pairs],
+            **details,
+            "versions": our_versions(),
+            "machine": machine(),
+        },
+    )
+
+
 def median_and_low(ratios: Sequence[float]) -> tuple[float, float]:
     """Return the median and the lower end of its 95 % bootstrap interval (seeded: the same figures, the same end)."""
     rng = random.Random(0)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 import penstock as ps
 from penstock.graph import ops, readers
+from penstock.sources.saved_files import Manifest, encode_manifest, part_of, publish_manifest, write_part
 from penstock.sources.tfrecord import TFRecordWriter
 
 Make = Callable[[], ps.Dataset]
@@ -142,6 +143,7 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "cache": (ops.Cache, lambda: ps.range(20).map(noisy).cache().map(noisy).repeat(2)),
         "cache_files": (ops.Cache, lambda: ps.range(20).map(image).cache(folder / "cache").map(_with_noise).repeat(2)),
         "prefetch": (ops.Prefetch, lambda: ps.range(40).map(double).prefetch(5)),
+        "shard": (ops.Shard, lambda: ps.range(40).map(double).shard().shuffle(seed=3).map(noisy)),
         "with_length": (ops.WithLength, lambda: ps.range(40).filter(is_even).with_length(20)),
         "with_epoch": (ops.WithEpoch, lambda: ps.range(12).shuffle(seed=5).with_epoch(30)),
         "fused": (
@@ -199,6 +201,11 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         for i in range(4):
             (folder / "images" / f"class{n}" / f"{i}.jpg").write_bytes(bytes([n, i]) * 10)
 
+    saved = folder / "saved"
+    saved.mkdir(exist_ok=True)
+    parts = [part_of(write_part(str(saved), list(map(record, range(i, i + 5))))) for i in range(0, 20, 5)]
+    publish_manifest(str(saved), encode_manifest(Manifest(parts=parts, complete=True)))
+
     def huggingface() -> ps.Dataset:
         import datasets
 
@@ -221,6 +228,7 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "read_parquet": (readers.ReadParquet, lambda: ps.read_parquet(folder / "*.parquet")),
         "read_parquet_batches": (readers.ReadParquet, lambda: ps.read_parquet(folder / "*.parquet", batch=3)),
         "read_arrow": (readers.ReadArrow, lambda: ps.read_arrow(folder / "*.arrow")),
+        "read_saved": (readers.ReadSaved, lambda: ps.read_saved(saved)),
     }
     shuffled = {
         f"{name}_shuffled": (kind, lambda make=make: make().shuffle(6, seed=4).enumerate().map(noisy))
@@ -251,5 +259,6 @@ SOURCE_NAMES = tuple(
         "read_parquet",
         "read_parquet_batches",
         "read_arrow",
+        "read_saved",
     )
 )

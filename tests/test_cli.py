@@ -85,7 +85,7 @@ print("heavy:", sorted(heavy & set(sys.modules)))
     assert "replay" in ran.stdout and "heavy: []" in ran.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["serve"], ["explain"], ["explain", "a:b", "--seconds", "-1"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["explain"], ["explain", "a:b", "--seconds", "-1"]])
 def test_a_wrong_command_line_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main.main(arguments)

@@ -274,6 +274,17 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         take(2)
         """,
     ),
+    "shard": (
+        ps.range(9).map(f).shard().map(g).map(noisy).shuffle(3),
+        """
+        range(0, 9)
+        map(f)
+        shard()
+        shuffle(size=3)
+        fused: map(g) + map(noisy, rng)
+        prefetch()
+        """,
+    ),
     "with_length": (
         ps.range(9).map(f).with_length(9),
         """

@@ -24,7 +24,7 @@ from penstock.graph import readers
 from penstock.graph.expressions import col
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.readers import SourceNode
-from penstock.sources import csv_files, text, tfrecord
+from penstock.sources import csv_files, saved_files, text, tfrecord
 from penstock.sources.base import IndexableSource, Position, Source, Split
 from penstock.sources.registry import IMPLEMENTATIONS, open_source, source_digest
 from penstock.sources.tfrecord import TFRecordWriter
@@ -130,6 +130,16 @@ def write_arrow(folder: Path) -> str:
     return str(folder)
 
 
+def write_saved(folder: Path) -> str:
+    parts = []
+    for number in range(4):
+        rows = [{"i": i, "tokens": np.arange(i % 4), "name": f"row {i}"} for i in range(number * 9, number * 9 + 9)]
+        parts.append(saved_files.part_of(saved_files.write_part(str(folder), rows)))
+    manifest = saved_files.Manifest(parts=parts, complete=True)
+    saved_files.publish_manifest(str(folder), saved_files.encode_manifest(manifest))
+    return str(folder)
+
+
 def in_memory(write: Callable[[Path], str]) -> Callable[[Path], str]:
     """Put what `write` writes on fsspec's file system in memory, which counts as remote."""
 
@@ -198,6 +208,8 @@ CASES = {
     "arrow batches": Case(files(readers.ReadArrow, write_arrow, batch=4), 13),
     "arrow predicate": Case(files(readers.ReadArrow, write_arrow, predicate=KEPT), 7),
     "arrow remote": Case(files(readers.ReadArrow, in_memory(write_arrow)), 50),
+    "saved": Case(files(readers.ReadSaved, write_saved), 36),
+    "saved remote": Case(files(readers.ReadSaved, in_memory(write_saved)), 36),
 }
 
 
@@ -210,6 +222,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(text, "SLACK_BYTES", 8)
     monkeypatch.setattr(csv_files, "BLOCK_BYTES", 100)
     monkeypatch.setattr(csv_files, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(saved_files, "RUN_ELEMENTS", 4)
     store = fsspec.filesystem("memory")
     store.store.clear()
     yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from penstock.api.iteration import DatasetIterator, Plan
 from penstock.core.element import Element
@@ -20,7 +20,13 @@ from penstock.graph.node import Node
 from penstock.graph.randomized import is_shuffle, takes_rng
 from penstock.graph.traverse import walk
 
+if TYPE_CHECKING:
+    from penstock.api.loader import Loader
+    from penstock.api.saving import SavedDataset
+    from penstock.api.services import LocalService
+
 Function = Callable[..., Any]
+_Face = TypeVar("_Face", bound="Dataset")
 OnError = Literal["raise", "skip"] | ops.SkipErrors
 
 
@@ -45,7 +51,7 @@ class Dataset:
         batch_size: int | None = None,
         threads: int | None = None,
         on_error: OnError = "raise",
-    ) -> Dataset:
+    ) -> Self:
         """Apply `function` to each element; one that takes `rng` gets its own generator per element.
 
         A class is constructed once per process and its instance called. With `batch_size` the function is called with
@@ -63,7 +69,7 @@ class Dataset:
 
     def filter(
         self, predicate: Function | Expression | str, *, threads: int | None = None, on_error: OnError = "raise"
-    ) -> Dataset:
+    ) -> Self:
         """Keep the elements for which a function, a column expression (`ps.col("x") > 3`) or a column is true."""
         chosen: UserFunction | Expression
         if isinstance(predicate, str):
@@ -73,12 +79,12 @@ class Dataset:
         salt = self._function_salt(chosen) if isinstance(chosen, UserFunction) else 0
         return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=salt)
 
-    def flat_map(self, function: Function) -> Dataset:
+    def flat_map(self, function: Function) -> Self:
         """Replace each element by the elements of the iterable that `function` makes of it."""
         chosen = _function("flat_map", function)
         return self._with(ops.FlatMap, function=chosen, salt=self._function_salt(chosen))
 
-    def interleave(self, function: Function, *, cycle: int = 8, block: int = 1) -> Dataset:
+    def interleave(self, function: Function, *, cycle: int = 8, block: int = 1) -> Self:
         """Like `flat_map`, but the iterables of `cycle` inputs are read in turns of `block` elements."""
         chosen = _function("interleave", function)
         salt = self._function_salt(chosen)
@@ -86,7 +92,7 @@ class Dataset:
 
     # Order and length
 
-    def shuffle(self, size: int | None = None, *, seed: int | None = None, reshuffle: bool = True) -> Dataset:
+    def shuffle(self, size: int | None = None, *, seed: int | None = None, reshuffle: bool = True) -> Self:
         """Give the elements in a random order, another one in each epoch unless `reshuffle` is False.
 
         Where the source is indexable it is a permutation of everything. Otherwise splits are permuted and blocks of
@@ -96,41 +102,42 @@ class Dataset:
             ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=sum(map(is_shuffle, walk(self._node)))
         )
 
-    def repeat(self, count: int = ops.NEVER_ENDS) -> Dataset:
+    def repeat(self, count: int = ops.NEVER_ENDS) -> Self:
         """Pass over the data `count` times, or for ever."""
         return self._with(ops.Repeat, count=count)
 
-    def take(self, count: int) -> Dataset:
+    def take(self, count: int) -> Self:
         """Keep the first `count` elements (-1: all)."""
         return self._with(ops.Take, count=count)
 
-    def skip(self, count: int) -> Dataset:
+    def skip(self, count: int) -> Self:
         """Leave out the first `count` elements."""
         return self._with(ops.Skip, count=count)
 
-    def enumerate(self, start: int = 0) -> Dataset:
+    def enumerate(self, start: int = 0) -> Self:
         """Pair each element with its number."""
         return self._with(ops.Enumerate, start=start)
 
-    def zip(self, *others: Dataset) -> Dataset:
+    def zip(self, *others: Dataset) -> Self:
         """Pair elements of several datasets, up to the shortest."""
-        return Dataset(ops.Zip(upstreams=_nodes("zip", self, *others)))
+        return _leading(self, *others)._over(ops.Zip(upstreams=_nodes("zip", self, *others)))
 
-    def concatenate(self, *others: Dataset) -> Dataset:
+    def concatenate(self, *others: Dataset) -> Self:
         """Give all elements of this dataset, then those of the others."""
-        return Dataset(ops.Concatenate(upstreams=_nodes("concatenate", self, *others)))
+        upstreams = _nodes("concatenate", self, *others)
+        return _leading(self, *others)._over(ops.Concatenate(upstreams=upstreams))
 
-    def with_length(self, count: int) -> Dataset:
+    def with_length(self, count: int) -> Self:
         """Declare how many elements there are, for `len()`; it is checked at the end of a pass."""
         return self._with(ops.WithLength, count=count)
 
-    def with_epoch(self, count: int) -> Dataset:
+    def with_epoch(self, count: int) -> Self:
         """Make epochs of `count` elements, each beginning where the last one ended."""
         return self._with(ops.WithEpoch, count=count)
 
     # Batches
 
-    def batch(self, size: int, *, drop_last: bool = False) -> Dataset:
+    def batch(self, size: int, *, drop_last: bool = False) -> Self:
         """Join `size` elements of equal structure and shapes into arrays with a leading axis."""
         return self._with(ops.Batch, size=size, drop_last=drop_last)
 
@@ -142,21 +149,21 @@ class Dataset:
         value: Any = 0,
         length: int | None = None,
         multiple_of: int | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Like `batch`, with arrays padded to the longest, to `length`, or to a multiple."""
         return self._with(
             ops.PaddedBatch, size=size, drop_last=drop_last, value=value, length=length, multiple_of=multiple_of
         )
 
-    def ragged_batch(self, size: int, *, drop_last: bool = False) -> Dataset:
+    def ragged_batch(self, size: int, *, drop_last: bool = False) -> Self:
         """Like `batch`, with one-dimensional arrays of unequal lengths as `Ragged`."""
         return self._with(ops.RaggedBatch, size=size, drop_last=drop_last)
 
-    def unbatch(self) -> Dataset:
+    def unbatch(self) -> Self:
         """Give the rows of each batch."""
         return self._with(ops.Unbatch)
 
-    def rebatch(self, size: int, *, drop_last: bool = False) -> Dataset:
+    def rebatch(self, size: int, *, drop_last: bool = False) -> Self:
         """Cut and join batches to another size, by columns."""
         return self._with(ops.Rebatch, size=size, drop_last=drop_last)
 
@@ -169,7 +176,7 @@ class Dataset:
         drop_last: bool = False,
         value: Any = 0,
         pad_to_boundary: bool = False,
-    ) -> Dataset:
+    ) -> Self:
         """Make padded batches of elements of like length: bucket i holds lengths up to `boundaries[i]`."""
         buckets = len(boundaries) + 1
         sizes = (batch_size,) * buckets if isinstance(batch_size, int) else tuple(batch_size)
@@ -191,7 +198,7 @@ class Dataset:
         reduce: Function | None = None,
         drop_last: bool = False,
         max_pending: int = 65_536,
-    ) -> Dataset:
+    ) -> Self:
         """Gather `size` elements of equal key and give the list, or what `reduce` makes of it."""
         return self._with(
             ops.GroupByWindow,
@@ -210,33 +217,37 @@ class Dataset:
         long: ops.PackLong = "split",
         lookahead: int = 1024,
         value: int = 0,
-    ) -> Dataset:
+    ) -> Self:
         """Lay sequences side by side into rows of `length`: `{tokens, segment_ids, positions}`, segments from 1 on."""
         return self._with(ops.Pack, length=length, key=key, long=long, lookahead=lookahead, value=value)
 
     # Columns
 
-    def select(self, *columns: str) -> Dataset:
+    def select(self, *columns: str) -> Self:
         """Keep these keys of dict elements; columnar sources then read nothing else."""
         return self._with(ops.Select, columns=columns)
 
-    def drop(self, *columns: str) -> Dataset:
+    def drop(self, *columns: str) -> Self:
         """Leave out these keys of dict elements."""
         return self._with(ops.Drop, columns=columns)
 
-    def rename(self, names: Mapping[str, str]) -> Dataset:
+    def rename(self, names: Mapping[str, str]) -> Self:
         """Rename keys of dict elements, `{old: new}`."""
         return self._with(ops.Rename, names=tuple(names.items()))
 
     # Where and when it is made
 
-    def cache(self, path: str | PathLike[str] | None = None, *, max_bytes: int | None = None) -> Dataset:
+    def cache(self, path: str | PathLike[str] | None = None, *, max_bytes: int | None = None) -> Self:
         """Compute what is above once, and read it back in later epochs: from memory, or from files below `path`."""
         return self._with(ops.Cache, path=None if path is None else fspath(path), max_bytes=max_bytes)
 
-    def prefetch(self, size: int | None = None) -> Dataset:
+    def prefetch(self, size: int | None = None) -> Self:
         """Make up to `size` elements ahead on a thread. One is put at the end anyway, where it helps."""
         return self._with(ops.Prefetch, size=size)
+
+    def shard(self) -> Self:
+        """Mark where a job with `sharding="hint"` gives each worker its part of the elements; alone it does nothing."""
+        return self._with(ops.Shard)
 
     # Reading
 
@@ -259,6 +270,90 @@ class Dataset:
         """
         return DatasetIterator(
             self._plan, epoch=epoch, seed=seed, threads=threads, memory_bytes=memory_bytes, optimize=optimize
+        )
+
+    def distribute(
+        self,
+        to: int | str | PathLike[str] | LocalService | None = None,
+        *,
+        job: str | None = None,
+        consumers: int = 1,
+        consumer: int | None = None,
+        replica: int = 0,
+        sharding: str | Callable[[Sequence[Any], int], Sequence[Sequence[int]]] = "dynamic",
+        guarantee: str | None = None,
+        order: str = "relaxed",
+        uneven: str = "drop",
+        coordinated: bool = False,
+        streams: int | None = None,
+        target: str = "any",
+        requires: str | Sequence[str] = (),
+        owner: str | None = None,
+        weight: float = 1.0,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        compression: str = "none",
+        collect_after: float = 600.0,
+        timeout: float | None = None,
+        memory_bytes: int | None = None,
+    ) -> Loader:
+        """Read this dataset through a service, and return the loader to iterate over.
+
+        `to` is a service's address or file, a `LocalService`, a number of worker processes of the loader's own, or
+        None: what $PENSTOCK_SERVICE names, else threads in this process. Several processes share the data of one `job`
+        as its `consumers`, each saying which `consumer` it is; `uneven` says what becomes of a last incomplete round.
+        With `coordinated` all consumers get, in each step, batches of one bucket, padded alike. `timeout` makes waiting
+        for a batch an error; `memory_bytes` limits what is received ahead. A job that nobody holds is forgotten after
+        `collect_after` seconds.
+        """
+        # Imported here: a loader is a dataset, and most datasets never leave the process.
+        from penstock.api.distribute import make_loader
+        from penstock.client.options import check_options
+
+        options = check_options(
+            job=job,
+            consumers=consumers,
+            consumer=consumer,
+            replica=replica,
+            sharding=sharding,
+            guarantee=guarantee,
+            order=order,
+            uneven=uneven,
+            coordinated=coordinated,
+            streams=streams,
+            target=target,
+            requires=requires,
+            owner=owner,
+            weight=weight,
+            max_workers=max_workers,
+            max_bytes=max_bytes,
+            compression=compression,
+            collect_after=collect_after,
+            timeout=timeout,
+            memory_bytes=memory_bytes,
+        )
+        return make_loader(self, to, options)
+
+    def save(
+        self,
+        to: int | str | PathLike[str] | LocalService | None,
+        path: str | PathLike[str],
+        *,
+        rows_per_file: int = 1024,
+        job: str | None = None,
+        timeout: float | None = None,
+        progress: bool = True,
+    ) -> SavedDataset:
+        """Have a service write one epoch of this dataset into a folder, each element once; `read_saved` reads it.
+
+        `to` is as in `distribute`; its workers and this process must share the folder. Called again after it was
+        killed, it goes on. Files hold `rows_per_file` elements; where those are batches, each is a file of its own.
+        `timeout` makes waiting for the next file an error; `progress` shows on a terminal how far it is.
+        """
+        from penstock.api.saving import save_dataset
+
+        return save_dataset(
+            self, to, fspath(path), rows_per_file=rows_per_file, job=job, timeout_s=timeout, progress=progress
         )
 
     def __len__(self) -> int:
@@ -284,8 +379,11 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({' → '.join(node.name for node in walk(self._node))})"
 
-    def _with(self, operator: type[ops.Unary], **parameters: Any) -> Dataset:
-        return Dataset(operator(upstream=self._node, **parameters))
+    def _with(self, operator: type[ops.Unary], **parameters: Any) -> Self:
+        return self._over(operator(upstream=self._node, **parameters))
+
+    def _over(self, node: Node) -> Self:
+        return type(self)(node)
 
     def _function_salt(self, function: UserFunction) -> int:
         """Number the functions that draw random numbers, so that no two of a pipeline draw the same.
@@ -307,7 +405,8 @@ def mix(
     if isinstance(unit, str) and unit != "elements":
         raise choice("unit", unit, ("elements", "a function of an element"))
     size = None if isinstance(unit, str) else _function("mix", unit)
-    return Dataset(ops.Mix(upstreams=_nodes("mix", *datasets), weights=chosen, unit=size, stop=stop))
+    node = ops.Mix(upstreams=_nodes("mix", *datasets), weights=chosen, unit=size, stop=stop)
+    return _leading(*datasets)._over(node)
 
 
 def skip_policy(on_error: OnError) -> ops.SkipErrors | None:
@@ -322,6 +421,13 @@ def _function(operator: str, function: object) -> UserFunction:
     if not callable(function):
         raise InvalidArgumentError(f"{operator} takes a function, not {type(function).__name__}")
     return UserFunction.of(function)
+
+
+def _leading(first: _Face, *others: Any) -> _Face:
+    """Return the one whose kind what is made of all of them has: with a loader among them it is one."""
+    found: Any = (each for each in (first, *others) if isinstance(each, Dataset) and type(each) is not Dataset)
+    leading: _Face = next(found, first)
+    return leading
 
 
 def _nodes(operator: str, *datasets: object) -> tuple[Node, ...]:

@@ -192,6 +192,14 @@ def _columnar(
     )
 
 
+def read_saved(paths: Paths, *, wait: float = 60.0, storage_options: StorageOptions = None) -> Dataset:
+    """The elements that `Dataset.save` wrote into a folder, also while it is writing.
+
+    Then it waits for more, and raises `WaitTimeoutError` if nothing is added for `wait` seconds.
+    """
+    return _files(readers.ReadSaved, paths, storage_options, wait_s=wait)
+
+
 def _records(
     kind: type[readers.RecordFile],
     paths: Paths,

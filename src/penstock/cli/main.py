@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from penstock.cli.service_arguments import add_service_commands
 from penstock.core.errors import PenstockError
 
 
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
 
     commands.add_parser("doctor", help="print versions, extras, cores and memory as Penstock sees them")
+    add_service_commands(commands)
     return parser
 
 
@@ -111,4 +113,51 @@ def _doctor(options: argparse.Namespace) -> int:
     return print_report()
 
 
-_COMMANDS = {"demo": _demo, "replay": _replay, "explain": _explain, "doctor": _doctor}
+def _serve(options: argparse.Namespace) -> int:
+    from penstock.cli.serve import run_serve
+
+    return run_serve(options)
+
+
+def _dispatcher(options: argparse.Namespace) -> int:
+    from penstock.cli.dispatcher import run_dispatcher
+
+    return run_dispatcher(options)
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from penstock.cli.worker import run_worker
+
+    return run_worker(options)
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    from penstock.cli.jobs import run_jobs
+
+    return run_jobs(options.service, options.action, options.job)
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from penstock.cli.jobs import run_drain
+
+    return run_drain(options.service, options.worker)
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from penstock.cli.keys import write_keys
+
+    return write_keys(options.folder)
+
+
+_COMMANDS = {
+    "demo": _demo,
+    "replay": _replay,
+    "explain": _explain,
+    "doctor": _doctor,
+    "serve": _serve,
+    "dispatcher": _dispatcher,
+    "worker": _worker,
+    "jobs": _jobs,
+    "drain": _drain,
+    "keys": _keys,
+}

@@ -100,6 +100,164 @@ class ReplayError(PenstockError):
     """A skipped element cannot be run again: its pipeline was not stored, or the data is not what it was."""
 
 
+class JournalError(PenstockError):
+    """The dispatcher's journal cannot be used."""
+
+
+class JournalCorruptError(JournalError):
+    """A journal that was damaged after it was written: nothing is guessed from it."""
+
+    def __init__(self, path: str, position: int | None, what: str, remedy: str = "") -> None:
+        self.path, self.position, self.what = path, position, what
+        where = path if position is None else f"{path} at position {position}"
+        remedy = remedy or "restore it from a copy, or move it away: running jobs then go on from their clients' states"
+        super().__init__(f"{where}: {what}; {remedy}")
+
+
+class JournalLockedError(JournalError):
+    """Another dispatcher uses this journal."""
+
+    def __init__(self, path: str, holder: str) -> None:
+        self.path, self.holder = path, holder
+        super().__init__(f"{path} is in use by {holder}; stop that dispatcher, or give this one its own journal")
+
+
+class JournalWriteError(JournalError):
+    """A write did not reach the disk: nothing that depended on it has been said to anybody."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path} cannot be written ({reason}); requests that need it are refused until it can")
+
+
+class ServiceFileMissingError(InvalidArgumentError, FileNotFoundError):
+    """A file that names a service, or holds its keys, is not there (yet)."""
+
+    def __init__(self, path: str, what: str) -> None:
+        self.path = path
+        super().__init__(f"{path!r} does not exist; it should be {what}")
+
+
+class CannotListenError(PenstockError, OSError):
+    """An address cannot be bound."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address, self.reason = address, reason
+        super().__init__(f"cannot listen at {address}: {reason}; choose another --port or --bind")
+
+
+class DispatcherUnavailableError(PenstockError, TimeoutError):
+    """The dispatcher did not answer in time."""
+
+    def __init__(self, address: str, what: str, waited_s: float, state: str = "") -> None:
+        self.address, self.what, self.waited_s = address, what, waited_s
+        super().__init__(
+            f"no answer from the dispatcher at {address} to {what} within {waited_s:.1f} s"
+            + (f" ({state})" if state else "")
+            + "; check that it runs and can be reached from here"
+        )
+
+
+class AuthenticationError(PenstockError, PermissionError):
+    """The other side refused our token or keys, or speaks with another kind of them."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address, self.reason = address, reason
+        super().__init__(f"{address} refused us: {reason}; use the token or keys of the service's own file")
+
+
+class RefusedError(PenstockError):
+    """The dispatcher says no, and asking again will not help."""
+
+
+class ProtocolError(PenstockError):
+    """A message that is not one, or of a version this release does not speak."""
+
+
+class RemoteError(PenstockError):
+    """A user function failed in a worker with an exception whose class is not known here."""
+
+    def __init__(self, type_name: str, message: str) -> None:
+        self.type_name, self.message = type_name, message
+        super().__init__(f"{type_name}: {message}" if message else type_name)
+
+
+class WaitTimeoutError(PenstockError, TimeoutError):
+    """Nothing came within the `timeout` of a loader."""
+
+    def __init__(self, what: str, why: str, waited_s: float) -> None:
+        self.what, self.why, self.waited_s = what, why, waited_s
+        super().__init__(f"waited {waited_s:.1f} s for {what}: {why}")
+
+
+class JobFailedError(PenstockError):
+    """A job cannot go on."""
+
+    def __init__(self, job: str, reason: str) -> None:
+        self.job, self.reason = job, reason
+        super().__init__(f"job {job!r} cannot go on: {reason}")
+
+
+class ForkedLoaderError(PenstockError):
+    """A loader is used in a process that was forked after it had connected."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this loader was connected before the process was forked, and its sockets belong to the parent; "
+            "call distribute() in the child"
+        )
+
+
+class NurseryGoneError(PenstockError):
+    """The process that starts the others of a service has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that starts workers has ended, and all of them with it; make a new service")
+
+
+class ServiceNotReadyError(PenstockError):
+    """A service's processes did not start, or not in time."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the service did not start: {reason}; what its processes wrote to stderr says more")
+
+
+class ServiceClosedError(PenstockError):
+    """A service that was closed is used."""
+
+    def __init__(self) -> None:
+        super().__init__("this service is closed; make a new one")
+
+
+class CacheIgnoredWarning(UserWarning):
+    """A cache was left out of what workers run: elements come out the same, but are computed in every epoch."""
+
+
+class JobMismatchError(PenstockError, ValueError):
+    """A job of this name exists and is another one; the message names each difference."""
+
+
+class PipelineMismatchError(PenstockError, ValueError):
+    """A pipeline of this id is registered with another structure."""
+
+
+class SaveMismatchError(PenstockError, ValueError):
+    """A folder that something else was saved to, or that workers do not share with the caller."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"cannot save to {path}: {reason}; give an empty folder that all workers share")
+
+
+class SupersededError(PenstockError):
+    """Another reader has taken this one's place: a consumer has one reader, the newest."""
+
+
+class JobCancelledError(PenstockError):
+    """Somebody cancelled the job."""
+
+
 def choice(argument: str, value: object, allowed: Iterable[object]) -> InvalidArgumentError:
     """Return the error for a value outside a closed set.
 

@@ -26,3 +26,11 @@ def stream_id(attempt: AttemptId, number: int) -> StreamId:
     'a1b2.3'
     """
     return StreamId(f"{attempt}.{number}")
+
+
+def stream_number(stream: StreamId) -> int:
+    """
+    >>> stream_number(StreamId("a1b2.3"))
+    3
+    """
+    return int(stream.rpartition(".")[2])

@@ -38,7 +38,7 @@ def _length(node: Node, inputs: list[Length]) -> Length:
     match node:
         case ops.Map(on_error=None) | ops.Select() | ops.Drop() | ops.Rename() | ops.Shuffle():
             return count
-        case ops.Cache() | ops.Prefetch() | ops.Enumerate():
+        case ops.Cache() | ops.Prefetch() | ops.Enumerate() | ops.Shard():
             return count
         case ops.Batch() | ops.PaddedBatch() | ops.RaggedBatch():
             return count // node.size if node.drop_last else -(-count // node.size)

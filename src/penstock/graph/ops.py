@@ -358,6 +358,11 @@ class Prefetch(Unary):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard(Unary):
+    """Marks where a job with `sharding="hint"` gives each worker its part of the elements. Alone, it does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WithLength(Unary):
     """Declares how many elements there are, for `len()`; more or fewer is an error at the end of the pass."""
 

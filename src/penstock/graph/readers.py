@@ -173,3 +173,17 @@ class ReadParquet(ColumnarSource):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadArrow(ColumnarSource):
     """Arrow IPC files (or streams); splits are record batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadSaved(FileSource):
+    """Folders that `Dataset.save` has written, or is writing."""
+
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"storage_options", "wait_s"})
+    wait_s: float = 60.0
+    """For the next part of what is still being written. Splits carry it to where they are read."""
+
+    def __post_init__(self) -> None:
+        FileSource.__post_init__(self)
+        if not self.wait_s >= 0:
+            raise InvalidArgumentError(f"wait={self.wait_s!r} must be a number of seconds, at least 0")

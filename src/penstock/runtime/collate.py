@@ -6,8 +6,11 @@ arrays (numpy's own string types drop trailing zeros). Rows of a batch must have
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +21,8 @@ from penstock.core.errors import BatchShapeError
 
 Array = np.ndarray[Any, Any]
 LeafCollator = Callable[[Sequence[Any], str], Any]
+Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
+"""Gives memory for an array."""
 
 
 def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None = None) -> Element:
@@ -40,7 +45,7 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
     return (leaf or stack_leaves)(rows, path)
 
 
-def stack_leaves(rows: Sequence[Any], path: str) -> Array:
+def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Array:
     """Return one array with a leading axis, for leaves of equal shape and type."""
     first = rows[0]
     kind = type(first)
@@ -55,7 +60,7 @@ def stack_leaves(rows: Sequence[Any], path: str) -> Array:
         except TypeError:
             return _numbers_or_objects(rows)
     if kind is np.ndarray:
-        return _stack_arrays(rows, path)
+        return _stack_arrays(rows, path, empty)
     if isinstance(first, (str, bytes)) or first is None:
         return _objects(rows)
     if isinstance(first, (bool, np.generic)):
@@ -63,18 +68,18 @@ def stack_leaves(rows: Sequence[Any], path: str) -> Array:
     if isinstance(first, Ragged):
         raise BatchShapeError(f"leaf {path or 'of the element'} is a Ragged; batch column batches with rebatch()")
     if hasattr(first, "__array__"):  # torch tensors and other array types
-        return _stack_arrays([np.asarray(row) for row in rows], path)
+        return _stack_arrays([np.asarray(row) for row in rows], path, empty)
     return _objects(rows)
 
 
-def _stack_arrays(rows: Sequence[Array], path: str) -> Array:
+def _stack_arrays(rows: Sequence[Array], path: str, empty: Empty) -> Array:
     shape, dtype = rows[0].shape, rows[0].dtype
     for i, row in enumerate(rows):
         if type(row) is not np.ndarray or row.shape != shape or row.dtype != dtype:
             raise different_arrays(rows[0], row, i, path)
     if not shape or 0 in shape or dtype.hasobject:
         return np.stack(rows)
-    out = np.empty((len(rows), *shape), dtype)
+    out = empty((len(rows), *shape), dtype)
     np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]))
     return out
 
@@ -124,29 +129,72 @@ def _outline(value: Element) -> str:
     return type(value).__name__
 
 
-def padding_collator(value: Any, length: int | None, multiple_of: int | None) -> LeafCollator:
-    """Return a leaf collator that pads arrays along every axis."""
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What becomes of one leaf where rows are made into several batches: its part in each of them."""
 
-    def pad(rows: Sequence[Any], path: str) -> Array:
+    parts: Sequence[Any]
+
+
+class Padder:
+    """A leaf collator that pads arrays along every axis; `values` and `padding` count what it has filled in.
+
+    With `cuts`, the rows make several batches that end there, all padded alike: leaves become `Members`.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        length: int | None = None,
+        multiple_of: int | None = None,
+        empty: Empty = np.empty,
+        cuts: Sequence[int] | None = None,
+    ) -> None:
+        self._value = value
+        self._length = length
+        self._multiple_of = multiple_of
+        self._empty = empty
+        self._cuts = cuts
+        self.values = 0
+        self.padding = 0
+
+    def __call__(self, rows: Sequence[Any], path: str) -> Array | Members:
         if not isinstance(rows[0], np.ndarray) or not rows[0].ndim:
-            return stack_leaves(rows, path)
+            return self._cut(rows, lambda part: stack_leaves(part, path, self._empty))
         first = rows[0]
         for i, row in enumerate(rows):
             if not isinstance(row, np.ndarray) or row.ndim != first.ndim or row.dtype != first.dtype:
                 raise different_arrays(first, row, i, path)
-        shape = np.max([row.shape for row in rows], axis=0)
-        if length is not None:
-            if shape[0] > length:
-                raise BatchShapeError(f"leaf {path or 'of the element'} has a row of {shape[0]}, over length={length}")
-            shape[0] = length
-        elif multiple_of is not None:
-            shape[0] = -(-shape[0] // multiple_of) * multiple_of
-        out = np.full((len(rows), *shape), value, first.dtype)
+        shapes = np.array([row.shape for row in rows])
+        shape = self._padded(shapes.max(axis=0), path)
+        values = int(shapes.prod(axis=1).sum())
+        self.values += values
+        self.padding += len(rows) * math.prod(shape) - values
+        return self._cut(rows, lambda part: self._filled(part, shape))
+
+    def _cut(self, rows: Sequence[Any], join: Callable[[Sequence[Any]], Array]) -> Array | Members:
+        if self._cuts is None:
+            return join(rows)
+        return Members([join(rows[start:stop]) for start, stop in pairwise((0, *self._cuts))])
+
+    def _padded(self, longest: Array, path: str) -> tuple[int, ...]:
+        first, *others = map(int, longest)
+        if self._length is not None:
+            if first > self._length:
+                raise BatchShapeError(
+                    f"leaf {path or 'of the element'} has a row of {first}, over length={self._length}"
+                )
+            first = self._length
+        elif self._multiple_of is not None:
+            first = -(-first // self._multiple_of) * self._multiple_of
+        return first, *others
+
+    def _filled(self, rows: Sequence[Array], shape: tuple[int, ...]) -> Array:
+        out = self._empty((len(rows), *shape), rows[0].dtype)
+        out[...] = self._value
         for i, row in enumerate(rows):
             out[i][tuple(slice(length) for length in row.shape)] = row
         return out
-
-    return pad
 
 
 def ragged_leaves(rows: Sequence[Any], path: str) -> Any:
@@ -160,7 +208,7 @@ def ragged_leaves(rows: Sequence[Any], path: str) -> Any:
     return Ragged.of(rows, first.dtype)
 
 
-def join_batches(parts: Sequence[Element]) -> Element:
+def join_batches(parts: Sequence[Element], empty: Empty = np.empty) -> Element:
     """Return one batch of the rows of several, column by column. Never a view of a part's memory."""
 
     def join(leaves: Sequence[Any], path: str) -> Any:
@@ -174,6 +222,7 @@ def join_batches(parts: Sequence[Element]) -> Element:
         for i, part in enumerate(leaves):
             if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
                 raise different_arrays(first, part, i, path)
-        return np.concatenate(leaves)
+        rows = sum(len(part) for part in leaves)
+        return np.concatenate(leaves, out=empty((rows, *first.shape[1:]), first.dtype))
 
     return collate(parts, "", join)

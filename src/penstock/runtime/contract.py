@@ -39,6 +39,8 @@ class Origin:
     index: int
     path: str = ""
     offset: int | None = None
+    source: int = 0
+    """Number of the source in its graph."""
 
     def __str__(self) -> str:
         where = f"element {self.index} of split {self.split}"

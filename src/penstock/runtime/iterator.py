@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Self
@@ -19,6 +19,7 @@ from penstock.runtime.contract import Chunk, Fixed, Stage, State
 from penstock.runtime.lower import Lowering
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter, Statistics
+from penstock.runtime.streams import StreamPart, StreamStopped
 from penstock.runtime.tuning import CHUNK_LIMIT, ChunkSizer
 from penstock.sources.base import Source
 
@@ -37,14 +38,33 @@ class Progress:
 
 
 class Run:
-    """The stages of one graph with the threads they use: opened at any pass and state, pulled, closed."""
+    """The stages of one graph with the threads they use: opened at any pass and state, pulled, closed.
+
+    It is read element by element (`next`) or chunk by chunk (`pull`), not both. With a `part` it is a stream of a job.
+    """
 
     def __init__(
-        self, graph: Node, *, seed: int, epoch: int, budget: Budget, source_of: Callable[[SourceNode], Source]
+        self,
+        graph: Node,
+        *,
+        seed: int,
+        epoch: int,
+        budget: Budget,
+        source_of: Callable[[SourceNode], Source],
+        part: StreamPart | None = None,
+        stages: Mapping[SourceNode, Callable[[StageMeter], Stage]] | None = None,
     ) -> None:
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
-        self._lowering = Lowering(seed=seed, epoch=epoch, budget=budget, pool=self._pool, source_of=source_of)
+        self._lowering = Lowering(
+            seed=seed,
+            epoch=epoch,
+            budget=budget,
+            pool=self._pool,
+            source_of=source_of,
+            part=part,
+            stages=stages or {},
+        )
         self._stage: Stage = self._lowering.lower(graph)
         self._sizer = ChunkSizer(CHUNK_LIMIT)
         self._progress = Progress()
@@ -80,15 +100,44 @@ class Run:
                 self._next = 1
                 return self._chunk.elements[0]
         except BaseException as error:
-            failure = error
-            self._error = error if isinstance(error, Exception) else InterruptedReadError()
-            self.close()
+            failure = self._failed(error)
         finally:
             progress.left_at = perf_counter()
             progress.read_s += progress.left_at - began
         if failure is None:
             raise StopIteration
-        raise failure.with_traceback(users_part(failure.__traceback__))
+        raise failure
+
+    def pull(self, want: int) -> Chunk:
+        """Return the next 1 to `want` elements with their marks; an empty chunk is the end, and stays the end.
+
+        A user function's error comes out as from `next`. Closed by another thread meanwhile, it is `StreamStopped`.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            return self._chunk
+        if self.closed:
+            raise StreamStopped
+        failure: BaseException | None = None
+        try:
+            chunk = self._stage.pull(want)
+        except BaseException as error:
+            failure = self._failed(error)
+        if failure is not None:
+            raise failure
+        if self.closed:
+            raise StreamStopped
+        self._progress.elements += len(chunk.elements)
+        if not chunk.elements:
+            self._chunk, self._ended = chunk, True
+        return chunk
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Close, remember the error for whoever asks again, and return it as its reader shall see it."""
+        self._error = error if isinstance(error, Exception) else InterruptedReadError()
+        self.close()
+        return error.with_traceback(users_part(error.__traceback__))
 
     def _refill(self) -> bool:
         if self._error is not None:
@@ -110,6 +159,12 @@ class Run:
     @property
     def ended(self) -> bool:
         return self._ended
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether, at the end, something was kept back that opening at the last state gives."""
+        regrouping = self._lowering.regrouping
+        return regrouping is not None and regrouping.has_rest
 
     def state(self) -> State:
         """Return the state just after the last element that was returned."""

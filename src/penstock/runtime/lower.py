@@ -4,13 +4,15 @@ What an operator means is decided here and in `ops/`, never by a pass: with or w
 elements. A shuffle is where that takes thought. It asks for an order of what is below it, so the shuffles it reaches
 through one-to-one operators are one with it (the largest size counts), and where it reaches a source the source reads
 in that order itself: any source by permuting its splits, an indexable one by a full permutation, without a buffer.
+
+With a `StreamPart` the same graph becomes a stream of a job: sources read what a feed names, and the operator that
+makes the groups keeps its rest, or is fed the rests of other streams.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.element import Element, batch_rows
@@ -24,11 +26,12 @@ from penstock.graph.node import Node
 from penstock.graph.parameters import short_label as label_of
 from penstock.graph.randomized import draws, takes_rng
 from penstock.graph.readers import SourceNode
+from penstock.graph.regrouping import Regrouping
 from penstock.graph.traverse import walk
 from penstock.passes.one_to_one import is_movable
 from penstock.runtime.budget import Budget
-from penstock.runtime.collate import collate, padding_collator, ragged_leaves
-from penstock.runtime.contract import Idents, Stage
+from penstock.runtime.contract import Idents, Stage, State
+from penstock.runtime.groups import InRounds, batch_collator, round_rules, window_rules
 from penstock.runtime.ops import steps as step_kinds
 from penstock.runtime.ops.batch import Batching
 from penstock.runtime.ops.cache import Caching, Store, memory_store
@@ -41,21 +44,24 @@ from penstock.runtime.ops.mix import Mixing
 from penstock.runtime.ops.pack import Packing
 from penstock.runtime.ops.rebatch import Rebatching
 from penstock.runtime.ops.repeat import Epochs, Repeating
+from penstock.runtime.ops.rounds import Dealing
 from penstock.runtime.ops.shuffle import BlockShuffle
 from penstock.runtime.ops.slicing import Enumerating, LengthDeclared, Skipping, Taking
-from penstock.runtime.ops.source import IndexedSource, RandomOrder, SplitSource
+from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, SplitSource
 from penstock.runtime.ops.transform import GroupedMap, Transform
-from penstock.runtime.ops.windows import WindowRules, Windows
+from penstock.runtime.ops.windows import Torn, Windows
 from penstock.runtime.ordered import Buffering, Prefetching
+from penstock.runtime.placement import Placement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import ElementGenerators, derive_key
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streams import Left, StreamPart
 from penstock.runtime.tuning import FixedTuner, PrefetchTuner, Tuner, WorkTuner
 from penstock.sources.base import IndexableSource, Source
 from penstock.sources.registry import source_digest
 
-ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch)
+ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch, ops.Shard)
 """Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
 ORDER_PASSING = (*ORDER_KEEPING, ops.FlatMap, ops.Interleave, ops.Unbatch)
 """A shuffle above these permutes the splits below them; children of one parent still need a shuffle of their own."""
@@ -72,6 +78,11 @@ class Lowering:
     budget: Budget
     pool: ThreadPool | None
     source_of: Callable[[SourceNode], Source]
+    part: StreamPart | None = None
+    stages: Mapping[SourceNode, Callable[[StageMeter], Stage]] = field(default_factory=dict)
+    """Stages that stand for sources: they are read as they are, whatever a shuffle above asks for."""
+    regrouping: Batching | FusedBatching | Rebatching | Windows | None = None
+    """The stage whose rest is kept."""
     meters: list[StageMeter] = field(default_factory=list)
     quarantines: list[Quarantine] = field(default_factory=list)
     quarantine_kind: type[Quarantine] = Quarantine
@@ -79,14 +90,16 @@ class Lowering:
     _buffers: int = 1
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
+    _placement: Placement = field(init=False)
 
     def lower(self, root: Node) -> Stage:
         self._root = root
         nodes = list(walk(root))
+        self._placement = Placement(self.part, root)
         self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
         self._buffers = max(1, sum(isinstance(node, THREADED) for node in nodes))
         self._wants_idents = {below for node in nodes if takes_rng(node) for below in walk(node)}
-        return self._build(root, None)
+        return self._placement.left(None, self._build(root, None), self._advance)
 
     def _build(self, node: Node, order: RandomOrder | None) -> Stage:
         """Build a chain of one-input operators from the bottom up, without recursion: chains can be long."""
@@ -116,19 +129,44 @@ class Lowering:
             case ops.Zip():
                 return Zipping(meter, upstreams)
             case ops.Concatenate():
-                return Concatenating(meter, upstreams)
+                return Concatenating(meter, upstreams, keep_ends=not self._placement.alone)
             case ops.Mix():
                 unit = None if node.unit is None else node.unit.resolve()
-                return Mixing(meter, upstreams, label=meter.label, weights=node.weights, unit=unit, stop=node.stop)
+                return Mixing(
+                    meter,
+                    upstreams,
+                    label=meter.label,
+                    weights=node.weights,
+                    given_weights=self._placement.mix_weights,
+                    unit=unit,
+                    stop=node.stop,
+                    empty_ends=self._empty_ends(node),
+                )
         raise InvalidPipelineError(f"{node.name}: there is no way to run it")
 
     def _build_source(self, node: SourceNode, order: RandomOrder | None) -> Stage:
-        source, meter = self.source_of(node), self._meter(node)
-        number, with_idents = self._source_numbers[node], node in self._wants_idents
+        meter = self._meter(node)
+        if node in self.stages:
+            return self.stages[node](meter)
+        source, number, placement = self.source_of(node), self._source_numbers[node], self._placement
+        splits = source.splits()
         policy = getattr(node, "on_error", None)
-        bad = self._quarantine(node, policy, meter) if policy is not None else None
-        kind = IndexedSource if isinstance(source, IndexableSource) else SplitSource
-        return kind(meter, source, number=number, with_idents=with_idents, order=order, quarantine=bad)  # type: ignore[arg-type]
+        reading = Reading(
+            number=number,
+            splits=splits,
+            ordinals=placement.ordinals(number, len(splits)),
+            with_idents=node in self._wants_idents,
+            order=order,
+            quarantine=self._quarantine(node, policy, meter) if policy is not None else None,
+            dropped=placement.dropped(number),
+            flight=placement.flight(),
+        )
+        stage: Stage
+        if isinstance(source, IndexableSource):
+            stage = IndexedSource(meter, source, reading)
+        else:
+            stage = SplitSource(meter, source, reading)
+        return self._sharded(node, stage)
 
     def _build_unary(self, node: ops.Unary, upstream: Stage) -> Stage:
         meter = self._meter(node)
@@ -136,55 +174,27 @@ class Lowering:
             case ops.Map(batch_size=int(size)):
                 tuner, room = self._tuner(node.threads, meter), self._room()
                 return GroupedMap(
-                    meter, upstream, self.pool, tuner, room, size=size, calls=self._calls(node, node.function, meter)
+                    meter,
+                    upstream,
+                    self.pool,
+                    tuner,
+                    room,
+                    size=size,
+                    calls=self._calls(node, node.function, meter),
+                    flight=self._placement.flight(),
                 )
             case ops.Map() | ops.Filter() | ops.Select() | ops.Drop() | ops.Rename():
                 return self._transform(meter, upstream, [node])
             case ops.Fused():
                 return self._transform(meter, upstream, node.steps)
-            case ops.FusedBatch():
-                meter.label = f"batch({node.size})"
-                rows_meter = self._rows_meter(node, meter)
-                tuner = self._tuner(_threads_of(node.steps), rows_meter)
-                steps = [self._step(step, rows_meter) for step in node.steps]
-                return FusedBatching(
-                    meter,
-                    upstream,
-                    self.pool,
-                    tuner,
-                    self._room(),
-                    steps=steps,
-                    size=node.size,
-                    drop_last=node.drop_last,
-                    rows_meter=rows_meter,
-                )
             case ops.FlatMap() | ops.Unbatch() | ops.Interleave():
                 return self._children(node, meter, upstream)
             case ops.Shuffle():
                 return self._shuffle(node, meter, upstream)
-            case ops.Batch():
-                return Batching(meter, upstream, size=node.size, drop_last=node.drop_last, collate=collate)
-            case ops.PaddedBatch():
-                pad = padding_collator(node.value, node.length, node.multiple_of)
-                return Batching(
-                    meter,
-                    upstream,
-                    size=node.size,
-                    drop_last=node.drop_last,
-                    collate=lambda rows: collate(rows, "", pad),
-                )
-            case ops.RaggedBatch():
-                return Batching(
-                    meter,
-                    upstream,
-                    size=node.size,
-                    drop_last=node.drop_last,
-                    collate=lambda rows: collate(rows, "", ragged_leaves),
-                )
-            case ops.Rebatch():
-                return Rebatching(meter, upstream, size=node.size, drop_last=node.drop_last)
+            case ops.Batch() | ops.PaddedBatch() | ops.RaggedBatch() | ops.Rebatch() | ops.FusedBatch():
+                return self._regroup(node, meter, upstream)
             case ops.Repeat():
-                return Repeating(meter, upstream, node.count)
+                return Repeating(meter, upstream, node.count, empty_ends=self._empty_ends(node))
             case ops.Take():
                 return Taking(meter, upstream, node.count)
             case ops.Skip():
@@ -192,7 +202,7 @@ class Lowering:
             case ops.Enumerate():
                 return Enumerating(meter, upstream, node.start)
             case ops.BucketByLength() | ops.GroupByWindow():
-                return Windows(meter, upstream, _window_rules(node))
+                return self._regroup(node, meter, upstream)
             case ops.Pack():
                 return Packing(
                     meter,
@@ -213,7 +223,10 @@ class Lowering:
             case ops.WithLength():
                 return LengthDeclared(meter, upstream, node.count)
             case ops.WithEpoch():
-                return Epochs(meter, upstream, node.count, node.slot)
+                return Epochs(meter, upstream, node.count, node.slot, empty_ends=self._empty_ends(node))
+            case ops.Shard():
+                self.meters.remove(meter)
+                return self._sharded(node, upstream)
         raise InvalidPipelineError(f"{node.name}: there is no way to run it")
 
     # Transforms
@@ -230,6 +243,7 @@ class Lowering:
             self._room(),
             steps=[self._step(node, meter) for node in nodes],
             one_to_one=one_to_one,
+            flight=None if own else self._placement.flight(),
         )
 
     def _step(self, node: Node, meter: StageMeter) -> step_kinds.Step:
@@ -263,7 +277,14 @@ class Lowering:
             return FlatMapping(meter, upstream, label=meter.label, children=_rows_of, with_idents=with_idents)
         children = _children_of(node.function.resolve, self._generators(node, node.function))
         if isinstance(node, ops.FlatMap):
-            return FlatMapping(meter, upstream, label=meter.label, children=children, with_idents=with_idents)
+            return FlatMapping(
+                meter,
+                upstream,
+                label=meter.label,
+                children=children,
+                with_idents=with_idents,
+                flight=self._placement.flight(),
+            )
         return Interleaving(
             meter,
             upstream,
@@ -273,6 +294,96 @@ class Lowering:
             block=node.block,
             with_idents=with_idents,
         )
+
+    # Groups
+
+    def _regroup(self, node: Regrouping, meter: StageMeter, upstream: Stage) -> Stage:
+        placement = self._placement
+        upstream, keep_rest = placement.left(node, upstream, self._advance), placement.keeps_rest(node)
+        members = placement.members(node)
+        if members:
+            assert isinstance(node, InRounds)
+            return self._in_rounds(node, members, meter, upstream, keep_rest=keep_rest)
+        stage: Batching | FusedBatching | Rebatching | Windows
+        match node:
+            case ops.FusedBatch():
+                meter.label = f"batch({node.size})"
+                rows_meter = self._rows_meter(node, meter)
+                stage = FusedBatching(
+                    meter,
+                    upstream,
+                    self.pool,
+                    self._tuner(_threads_of(node.steps), rows_meter),
+                    self._room(),
+                    steps=[self._step(step, rows_meter) for step in node.steps],
+                    size=node.size,
+                    drop_last=node.drop_last,
+                    rows_meter=rows_meter,
+                    collate=batch_collator(node, placement.empty, meter),
+                    keep_rest=keep_rest,
+                    allocate=placement.allocate,
+                    flight=placement.flight(),
+                )
+            case ops.Rebatch(size=size, drop_last=drop_last):
+                stage = Rebatching(
+                    meter, upstream, size=size, drop_last=drop_last, keep_rest=keep_rest, empty=placement.empty
+                )
+            case ops.BucketByLength() | ops.GroupByWindow():
+                stage = Windows(meter, upstream, window_rules(node, placement.empty, meter), keep_rest=keep_rest)
+            case ops.Batch() | ops.PaddedBatch() | ops.RaggedBatch():
+                join = batch_collator(node, placement.empty, meter)
+                stage = Batching(
+                    meter, upstream, size=node.size, drop_last=node.drop_last, collate=join, keep_rest=keep_rest
+                )
+        if keep_rest:
+            self.regrouping = stage
+        return stage
+
+    def _in_rounds(self, node: InRounds, members: int, meter: StageMeter, upstream: Stage, *, keep_rest: bool) -> Stage:
+        assert self.part is not None
+        empty, torn = self._placement.empty, self.part.torn
+        made = StageMeter(f"rounds of {members}")
+        self.meters.insert(self.meters.index(meter), made)
+        rounds = Windows(
+            made,
+            upstream,
+            round_rules(node, members, empty, meter),
+            keep_rest=keep_rest,
+            torn=None if torn is None else Torn(round_rules(node, torn.consumers, empty, meter), torn.given),
+        )
+        if keep_rest:
+            self.regrouping = rounds
+        return Dealing(meter, rounds, members=members)
+
+    def _advance(self, pass_: int, left: Left) -> State:
+        """Return the state of a leftover's own stream after the outputs to discard."""
+        assert self.part is not None and self._root is not None
+        parts = left.shuffle_parts or self.part.shuffle_parts
+        part = replace(self.part, leftovers=(), rest="keep", shuffle_parts=parts, keep=left.keep, torn=left.torn)
+        stage = replace(self, pool=None, part=part, meters=[], quarantines=[], regrouping=None).lower(self._root)
+        state, due = left.state, left.outputs
+        try:
+            stage.open(pass_, state)
+            if left.torn is not None and not due:
+                return stage.pull(1).marks.at(0)
+            while due and (chunk := stage.pull(due)).elements:
+                due -= len(chunk.elements)
+                state = chunk.marks.at(len(chunk.elements))
+        finally:
+            stage.stop()
+            stage.close()
+        return state
+
+    def _sharded(self, node: Node, upstream: Stage) -> Stage:
+        if not self._placement.shards_at(node):
+            return upstream
+        self.meters.append(StageMeter("shard"))
+        return self._placement.sharding(self.meters[-1], upstream)
+
+    def _empty_ends(self, node: Node) -> bool:
+        """Say whether a pass that gives nothing here means that no pass will."""
+        below = [source for source in walk(node) if isinstance(source, SourceNode) and source not in self.stages]
+        return self._placement.alone or not any(self.source_of(source).splits() for source in below)
 
     # Shuffles
 
@@ -290,13 +401,16 @@ class Lowering:
                 "shuffle() without a size permutes everything, which needs an indexable source below it (range, "
                 "from_items, from_torch, read_images, read_files, read_numpy); give it a size: shuffle(10_000)"
             )
-        return BlockShuffle(meter, upstream, size=max(size for size in sizes if size), order=self._order_of(node))
+        size = max(size for size in sizes if size)
+        return BlockShuffle(meter, upstream, size=size, order=self._order_of(node), share=self._placement.share)
 
     def _permuted_by_source(self, node: ops.Shuffle) -> bool:
         below: Node = node.upstream
         while isinstance(below, (ops.Shuffle, *ORDER_KEEPING)):
             below = below.upstream
-        return isinstance(below, SourceNode) and isinstance(self.source_of(below), IndexableSource)
+        if not isinstance(below, SourceNode) or below in self.stages:
+            return False
+        return isinstance(self.source_of(below), IndexableSource)
 
     # What stages share
 
@@ -379,29 +493,3 @@ def _children_of(resolve: Callable[[], Callable[..., Any]], generators: ElementG
         return resolve()(element, rng=generators.fresh(ident))  # type: ignore[no-any-return]
 
     return children
-
-
-def _window_rules(node: ops.BucketByLength | ops.GroupByWindow) -> WindowRules:
-    label = label_of(node)
-    if isinstance(node, ops.GroupByWindow):
-        size, reduce = node.size, None if node.reduce is None else node.reduce.resolve()
-        return WindowRules(
-            label=label,
-            key=node.key.resolve(),
-            size=lambda _: size,
-            drop_last=node.drop_last,
-            max_pending=node.max_pending,
-            finish=lambda _, rows: list(rows) if reduce is None else reduce(list(rows)),
-        )
-    length, boundaries, sizes, value = node.length.resolve(), node.boundaries, node.batch_sizes, node.value
-
-    def pad_length(bucket: int) -> int | None:
-        return boundaries[bucket] if node.pad_to_boundary and bucket < len(boundaries) else None
-
-    return WindowRules(
-        label=label,
-        key=lambda element: bisect_left(boundaries, length(element)),
-        size=lambda bucket: sizes[bucket],
-        finish=lambda bucket, rows: collate(rows, "", padding_collator(value, pad_length(bucket), None)),
-        drop_last=node.drop_last,
-    )

@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.core.element import element_bytes
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
+from penstock.runtime.flight import Flight
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.tuning import Call, PrefetchTuner, Stopwatch, Tuner
@@ -54,13 +55,20 @@ class Ordered(Stage):
     """Subclasses define `_work`, and may define `_gather` and `_admit`."""
 
     def __init__(
-        self, meter: StageMeter, upstream: Stage, pool: ThreadPool | None, tuner: Tuner, room: Buffering
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        pool: ThreadPool | None,
+        tuner: Tuner,
+        room: Buffering,
+        flight: Flight | None = None,
     ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._pool = pool
         self._tuner = tuner
         self._room = room
+        self._flight = flight
         self._feed = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._generation = 0
@@ -81,7 +89,7 @@ class Ordered(Stage):
 
     def _gather(self, want: int) -> Chunk:
         """Take the next input; called by one thread at a time, in order."""
-        return self.upstream.pull(want)
+        return self.upstream.pull(want) if self._flight is None else self._flight.take(self.upstream, want)
 
     def _admit(self, chunk: Chunk) -> Any:
         """Turn an input into a task; called by one thread at a time, in order."""
@@ -107,6 +115,8 @@ class Ordered(Stage):
             with self._changed:
                 self._reset()
                 self._rest = None
+                if self._flight is not None:
+                    self._flight.reset()
             self._open_upstream(pass_, state)
 
     def _pull(self, want: int) -> Chunk:

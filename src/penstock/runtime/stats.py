@@ -16,6 +16,22 @@ class _Nested(threading.local):
 _nested = _Nested()
 
 
+@dataclass(slots=True)
+class PaddingCount:
+    """Batches of one bucket, and what they were filled with."""
+
+    batches: int = 0
+    rows: int = 0
+    values: int = 0
+    padding: int = 0
+
+    def add(self, *, batches: int, rows: int, values: int, padding: int) -> None:
+        self.batches += batches
+        self.rows += rows
+        self.values += values
+        self.padding += padding
+
+
 class StageMeter:
     """Own time of a stage: the time of its pulls without the time of its inputs' pulls.
 
@@ -32,6 +48,7 @@ class StageMeter:
         "elements",
         "holds_gil",
         "label",
+        "padding",
         "skipped",
         "threads",
         "wait_s",
@@ -51,6 +68,11 @@ class StageMeter:
         self.threads = 0
         self.buffered = 0
         self.holds_gil: bool | None = None
+        self.padding: dict[int | None, PaddingCount] = {}
+
+    def count_padding(self, up_to: int | None, **counts: int) -> None:
+        """Count batches of the bucket of lengths up to `up_to`; None: there is no limit."""
+        self.padding.setdefault(up_to, PaddingCount()).add(**counts)
 
     def begin(self) -> tuple[float, float]:
         outer, _nested.seconds = _nested.seconds, 0.0
@@ -89,7 +111,35 @@ class StageMeter:
             threads=self.threads,
             buffered=self.buffered,
             holds_gil=self.holds_gil,
+            padding=self._padding(),
         )
+
+    def _padding(self) -> tuple[PaddingStatistics, ...]:
+        counts = list(self.padding.items())  # at once: another thread may be adding to it
+        return tuple(
+            PaddingStatistics(
+                up_to=up_to, batches=count.batches, rows=count.rows, values=count.values, padding=count.padding
+            )
+            for up_to, count in sorted(counts, key=lambda item: (item[0] is None, item[0]))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingStatistics:
+    """Padded batches of one bucket of lengths."""
+
+    up_to: int | None
+    """Its boundary; None: there is no limit."""
+    batches: int
+    rows: int
+    values: int
+    """In arrays that are padded, without the padding."""
+    padding: int
+    """Values that only fill up."""
+
+    @property
+    def padding_fraction(self) -> float:
+        return self.padding / (self.values + self.padding) if self.padding else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +159,8 @@ class StageStatistics:
     buffered: int
     holds_gil: bool | None
     """Whether its function was found to keep other threads from running; None: not known."""
+    padding: tuple[PaddingStatistics, ...] = ()
+    """Of a stage that pads, by bucket."""
 
     @property
     def seconds_per_element(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.runtime.stats import StageStatistics, Statistics
+from collections.abc import Sequence
+
+from penstock.runtime.stats import PaddingStatistics, StageStatistics, Statistics
 
 INPUT_BOUND = 0.05  # a reader that waits less than this is not held up
 MANY_THREADS = 8
@@ -53,7 +55,7 @@ def remedy(stage: StageStatistics, statistics: Statistics) -> str:
 
 
 def analyze_table(statistics: Statistics) -> str:
-    """Return the stages as an aligned table."""
+    """Return the stages as an aligned table, and what was padded as another."""
     rows = [("stage", "elements", "busy s", "µs each", "threads", "buffered", "GIL", "skipped")]
     for stage in statistics.stages:
         gil = {True: "held", False: "released", None: "-"}[stage.holds_gil]
@@ -69,6 +71,27 @@ def analyze_table(statistics: Statistics) -> str:
                 str(stage.skipped),
             )
         )
+    buckets = [
+        (f"{stage.name}{_bucket(stage, bucket)}", f"{bucket.batches:,}", f"{bucket.rows:,}", _percent(bucket))
+        for stage in statistics.stages
+        for bucket in stage.padding
+    ]
+    if not buckets:
+        return _aligned(rows)
+    return f"{_aligned(rows)}\n\n{_aligned([('padded', 'batches', 'rows', 'padding'), *buckets])}"
+
+
+def _bucket(stage: StageStatistics, bucket: PaddingStatistics) -> str:
+    if bucket.up_to is not None:
+        return f", up to {bucket.up_to}"
+    return ", longer" if len(stage.padding) > 1 else ""
+
+
+def _percent(bucket: PaddingStatistics) -> str:
+    return f"{100 * bucket.padding_fraction:.1f} %"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

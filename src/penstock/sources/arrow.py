@@ -31,7 +31,7 @@ from penstock.sources.ipc_messages import (
     parse_header,
     scan_messages,
 )
-from penstock.sources.listing import FileInfo, list_files
+from penstock.sources.listing import FileInfo, FileSplits, list_files
 from penstock.sources.projection import Projection, check_same_columns, group_ranges, project, side_by_side
 from penstock.sources.ranged import RangedFile
 from penstock.sources.storage import is_remote
@@ -40,7 +40,7 @@ EXTENSIONS = (".arrow", ".arrows", ".feather", ".ipc")
 ENDS_BYTES = 64 << 10  # of a remote file, to know what it is: magic, schema and footer lie there
 
 
-class ArrowSource:
+class ArrowSource(FileSplits):
     def __init__(self, node: ReadArrow) -> None:
         self._node = node
         self.remote = any(map(is_remote, node.paths))
@@ -48,7 +48,7 @@ class ArrowSource:
         if node.columns is not None and len(set(node.columns)) != len(node.columns):
             raise InvalidArgumentError(f"columns={node.columns!r} names a column twice")
 
-    def splits(self) -> Sequence[Split]:
+    def list_splits(self) -> Sequence[Split]:
         files = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)
         found = side_by_side(self._summary, files)
         checked: list[tuple[FileInfo, pa.Schema, Projection]] = []

@@ -21,7 +21,7 @@ from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentE
 from penstock.graph.readers import ReadCsv
 from penstock.sources.base import FileRange, Position, Reader, Split
 from penstock.sources.columns import Converter
-from penstock.sources.listing import group_small_files, list_files
+from penstock.sources.listing import FileSplits, group_small_files, list_files
 from penstock.sources.record_files import NO_OFFSETS, Block, BlockFile, Offsets, OnBad, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
@@ -33,7 +33,7 @@ SHOWN = 80  # characters of a bad row in its error
 PLAIN_TYPES = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
 
 
-class CsvSource:
+class CsvSource(FileSplits):
     """Splits are files (small ones share a split); elements are dicts of Python values."""
 
     def __init__(self, node: ReadCsv) -> None:
@@ -46,7 +46,7 @@ class CsvSource:
     def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
         return locate_record(split, before, after)[0], None  # a hint counts rows
 
-    def splits(self) -> Sequence[Split]:
+    def list_splits(self) -> Sequence[Split]:
         return group_small_files(list_files(self._node.paths, self._node.storage_options))
 
     def open(self, split: Split, at: Position) -> Reader:

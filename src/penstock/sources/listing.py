@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from penstock.core.errors import NoFilesError
 from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Split
@@ -38,6 +41,64 @@ class FileInfo(NamedTuple):
     size: int
     etag: str
     relative: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayHeader:
+    """What the header of a numpy file says."""
+
+    dtype: np.dtype[Any]
+    offset: int
+    shape: tuple[int, ...]
+    fortran_order: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileListing:
+    """Files field by field: millions of them must not be millions of objects."""
+
+    paths: list[str]
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    root_lengths: np.ndarray[Any, np.dtype[np.int64]]
+    """How much of each path lies above the reader's root."""
+    etags: list[str] | None
+    headers: Sequence[ArrayHeader] | None = None
+    """Of each file, where the source has read them to count its elements."""
+
+    @staticmethod
+    def of(files: Iterable[FileInfo]) -> FileListing:
+        listed = list(files)
+        return FileListing(
+            paths=[file.path for file in listed],
+            sizes=np.array([file.size for file in listed], np.int64),
+            root_lengths=np.array([len(file.path) - len(file.relative) for file in listed], np.int64),
+            etags=[file.etag for file in listed] if any(file.etag for file in listed) else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def relative(self, index: int) -> str:
+        return self.paths[index][self.root_lengths[index] :]
+
+    def info(self, index: int) -> FileInfo:
+        etag = self.etags[index] if self.etags is not None else ""
+        return FileInfo(self.paths[index], int(self.sizes[index]), etag, self.relative(index))
+
+
+class FileSplits:
+    """Base of the sources whose splits name files: say how they are listed, unless that was done elsewhere."""
+
+    _given: Sequence[Split] | None = None
+
+    def list_splits(self) -> Sequence[Split]:
+        raise NotImplementedError
+
+    def splits(self) -> Sequence[Split]:
+        return self.list_splits() if self._given is None else self._given
+
+    def use_splits(self, splits: Sequence[Split]) -> None:
+        self._given = splits
 
 
 def list_files(

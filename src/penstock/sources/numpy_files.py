@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, BinaryIO, TypeAlias
 
@@ -22,7 +22,7 @@ from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentE
 from penstock.graph.readers import ReadNumpy
 from penstock.sources import io_threads
 from penstock.sources.base import Position, Reader, Records, Split
-from penstock.sources.listing import FileInfo, list_files
+from penstock.sources.listing import ArrayHeader, FileInfo, FileListing, list_files
 from penstock.sources.memory import IndexReader, index_splits
 from penstock.sources.readahead import WAIT_S
 from penstock.sources.storage import Options, is_remote, open_file, open_random
@@ -89,10 +89,22 @@ class NumpySource:
     def _files(self) -> list[FileInfo]:
         return list_files(self._node.paths, self._options, extensions=(".npy",) if self._raw_dtype is None else None)
 
+    def file_listing(self) -> FileListing:
+        return replace(FileListing.of(self._files), headers=self._headers)
+
+    def use_file_listing(self, listing: FileListing) -> None:
+        assert listing.headers is not None
+        self._files = [listing.info(index) for index in range(len(listing))]
+        self._headers = listing.headers
+
+    @cached_property
+    def _headers(self) -> Sequence[ArrayHeader]:
+        describe = [partial(self._describe, file) for file in self._files]
+        return io_threads.run_all(describe, deadline_s=WAIT_S) if self.remote else [call() for call in describe]
+
     @cached_property
     def _tables(self) -> list[Table]:
-        describe = [partial(self._describe, file) for file in self._files]
-        tables = io_threads.run_all(describe, deadline_s=WAIT_S) if self.remote else [call() for call in describe]
+        tables = [self._table(file, header) for file, header in zip(self._files, self._headers)]
         for table in tables:
             if (table.dtype, table.shape) != (tables[0].dtype, tables[0].shape):
                 raise DataError(
@@ -148,7 +160,7 @@ class NumpySource:
             return _native(mapped[places[0] : places[-1] + 1], copy=True)
         return _native(mapped[places])
 
-    def _describe(self, file: FileInfo) -> Table:
+    def _describe(self, file: FileInfo) -> ArrayHeader:
         if not file.path.lower().endswith(".npy"):
             if self._raw_dtype is None or file.path.lower().endswith(".npz"):
                 raise InvalidArgumentError(f"{file.path}: {ALLOWED}")
@@ -156,21 +168,21 @@ class NumpySource:
             if rest:
                 what = f"{file.size} bytes are no whole number of {self._raw_dtype} values"
                 raise TruncatedFileError(file.path, what, offset=file.size - rest)
-            return self._table(file, self._raw_dtype, 0, (count,), fortran_order=False)
+            return ArrayHeader(self._raw_dtype, 0, (count,), False)
         with open_random(file.path, file.size, self._options) as opened:
             head = opened.read(min(HEADER_BYTES, file.size))
-        dtype, offset, shape, fortran_order = _parse_header(file.path, head)
+        header = _parse_header(file.path, head)
+        dtype, shape = header.dtype, header.shape
         if self._raw_dtype is not None and self._raw_dtype != dtype:
             raise DataError(file.path, f"holds {dtype}, not dtype={str(self._raw_dtype)!r}")
-        needed = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        needed = header.offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if file.size < needed:
             what = f"the header tells of {needed} bytes ({dtype} {shape}), the file has {file.size}"
             raise TruncatedFileError(file.path, what, offset=file.size)
-        return self._table(file, dtype, offset, shape, fortran_order=fortran_order)
+        return header
 
-    def _table(
-        self, file: FileInfo, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], *, fortran_order: bool
-    ) -> Table:
+    def _table(self, file: FileInfo, header: ArrayHeader) -> Table:
+        dtype, offset, shape, fortran_order = header.dtype, header.offset, header.shape, header.fortran_order
         window = self._node.window
         if not shape:
             raise DataError(file.path, "a single value, not an array of rows")
@@ -197,8 +209,7 @@ def _dtype_of(name: str | None) -> np.dtype[Any] | None:
         raise InvalidArgumentError(f"dtype={name!r}: {error}") from None
 
 
-def _parse_header(path: str, head: bytes) -> tuple[np.dtype[Any], int, tuple[int, ...], bool]:
-    """Return dtype, offset of the values, shape and order of a `.npy` file."""
+def _parse_header(path: str, head: bytes) -> ArrayHeader:
     stream = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
@@ -208,7 +219,7 @@ def _parse_header(path: str, head: bytes) -> tuple[np.dtype[Any], int, tuple[int
         raise CorruptRecordError(path, f"not a .npy file, or its header is broken: {error}", offset=0) from None
     if dtype.hasobject:
         raise DataError(path, "holds Python objects, which are never unpickled", remedy="save it with a plain dtype")
-    return dtype, stream.tell(), shape, fortran_order
+    return ArrayHeader(dtype, stream.tell(), shape, fortran_order)
 
 
 def _map_elements(table: Table) -> Array:

@@ -21,7 +21,7 @@ from penstock.graph.readers import ReadParquet
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
 from penstock.sources.hive import integer_keys, partition_values
-from penstock.sources.listing import FileInfo, list_files
+from penstock.sources.listing import FileInfo, FileSplits, list_files
 from penstock.sources.parquet_groups import (
     RowGroup,
     byte_ranges,
@@ -43,7 +43,7 @@ FILES_AHEAD = 16  # remote files of a split whose footers, or all if small, are 
 FOOTERS_KEPT = 16  # splits of one file come after each other, and a wide table's footer takes long to parse
 
 
-class ParquetSource:
+class ParquetSource(FileSplits):
     def __init__(self, node: ReadParquet) -> None:
         self._node = node
         self.remote = any(map(is_remote, node.paths))
@@ -52,7 +52,7 @@ class ParquetSource:
         if node.columns is not None and len(set(node.columns)) != len(node.columns):
             raise InvalidArgumentError(f"columns={node.columns!r} names a column twice")
 
-    def splits(self) -> Sequence[Split]:
+    def list_splits(self) -> Sequence[Split]:
         files = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)
         integers = integer_keys([file.path for file in files])
         footers = side_by_side(self._summary, files)

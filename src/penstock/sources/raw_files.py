@@ -14,14 +14,12 @@ from concurrent.futures import CancelledError, Future
 from functools import cached_property, partial
 from typing import ClassVar, Self
 
-import numpy as np
-
 from penstock.core.element import Element
 from penstock.core.errors import DataError, NoFilesError, StorageUnavailableError
 from penstock.graph.readers import FileSource, ReadFiles
 from penstock.sources import io_threads
 from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, Position, Records, Split
-from penstock.sources.listing import FileInfo, list_files
+from penstock.sources.listing import FileInfo, FileListing, list_files
 from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
 from penstock.sources.storage import Options, is_remote, open_random
 
@@ -31,26 +29,19 @@ AHEAD_BYTES = 16 << 20  # asked for ahead of what was read, by each open split
 
 
 class FileTable:
-    """The listing of a source, packed: a folder of millions of images must not cost a gigabyte."""
+    """The listing of a source, and how its files are read."""
 
-    def __init__(self, files: Iterable[FileInfo], storage_options: Options) -> None:
-        listed = list(files)
+    def __init__(self, listing: FileListing, storage_options: Options) -> None:
+        self.listing = listing
+        self.paths, self.sizes = listing.paths, listing.sizes
         self._options = storage_options
-        self.paths = [file.path for file in listed]
         self._all_local = not any(map(is_remote, self.paths))
-        self.sizes = np.array([file.size for file in listed], np.int64)
-        self._root_lengths = np.array([len(file.path) - len(file.relative) for file in listed], np.int32)
-        self._etags = [file.etag for file in listed] if any(file.etag for file in listed) else None
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def relative(self, index: int) -> str:
-        return self.paths[index][self._root_lengths[index] :]
-
-    def info(self, index: int) -> FileInfo:
-        etag = self._etags[index] if self._etags is not None else ""
-        return FileInfo(self.paths[index], int(self.sizes[index]), etag, self.relative(index))
+        return self.listing.relative(index)
 
     def read(self, index: int) -> bytes:
         path, size = self.paths[index], int(self.sizes[index])
@@ -96,7 +87,13 @@ class FilePerElementSource:
     @cached_property
     def table(self) -> FileTable:
         options = self.node.storage_options
-        return FileTable(list_files(self.node.paths, options, extensions=self.EXTENSIONS), options)
+        return FileTable(FileListing.of(list_files(self.node.paths, options, extensions=self.EXTENSIONS)), options)
+
+    def file_listing(self) -> FileListing:
+        return self.table.listing
+
+    def use_file_listing(self, listing: FileListing) -> None:
+        self.table = FileTable(listing, self.node.storage_options)
 
     @cached_property
     def _splits(self) -> tuple[Split, ...]:
@@ -112,7 +109,7 @@ class FilePerElementSource:
 
     def files(self) -> Sequence[FileInfo]:
         """Return the listing: it is part of the source's identity, and the splits do not repeat it."""
-        return [self.table.info(index) for index in range(len(self.table))]
+        return [self.table.listing.info(index) for index in range(len(self.table))]
 
     def __len__(self) -> int:
         return len(self.table)

@@ -30,6 +30,7 @@ IMPLEMENTATIONS: dict[type[SourceNode], str] = {
     readers.ReadNumpy: "numpy_files.NumpySource",
     readers.ReadParquet: "parquet.ParquetSource",
     readers.ReadArrow: "arrow.ArrowSource",
+    readers.ReadSaved: "saved.SavedSource",
 }
 
 

@@ -19,7 +19,7 @@ from penstock.core.errors import CorruptRecordError, DataError
 from penstock.graph.readers import ReadJsonl, ReadText, RecordFile
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.compression import compression_of
-from penstock.sources.listing import FileInfo, group_small_files, list_files
+from penstock.sources.listing import FileInfo, FileSplits, group_small_files, list_files
 from penstock.sources.record_files import Block, BlockFile, Offsets, OnBad, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
@@ -37,7 +37,7 @@ class ParseLines(Protocol):
         ...
 
 
-class LineSource:
+class LineSource(FileSplits):
     """Splits are byte ranges of big files, compressed files as a whole, and groups of small files."""
 
     def __init__(self, node: RecordFile, parse: ParseLines) -> None:
@@ -48,7 +48,7 @@ class LineSource:
     def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
         return locate_record(split, before, after)
 
-    def splits(self) -> Sequence[Split]:
+    def list_splits(self) -> Sequence[Split]:
         splits: list[Split] = []
         whole: list[FileInfo] = []
         for file in list_files(self._node.paths, self._node.storage_options):

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
 from penstock.graph.readers import ReadTFRecord
 from penstock.sources.base import FileRange, Position, Reader, Split
-from penstock.sources.listing import group_small_files, list_files
+from penstock.sources.listing import FileSplits, group_small_files, list_files
 from penstock.sources.record_files import Block, BlockFile, OnBad, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
@@ -43,7 +43,7 @@ def masked_crc(content: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class TFRecordSource:
+class TFRecordSource(FileSplits):
     """Splits are files (small ones share a split); elements are the records' bytes."""
 
     def __init__(self, node: ReadTFRecord) -> None:
@@ -54,7 +54,7 @@ class TFRecordSource:
     def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
         return locate_record(split, before, after)
 
-    def splits(self) -> Sequence[Split]:
+    def list_splits(self) -> Sequence[Split]:
         return group_small_files(list_files(self._node.paths, self._node.storage_options))
 
     def open(self, split: Split, at: Position) -> Reader:

@@ -17,7 +17,7 @@ from penstock.core.errors import CorruptRecordError, DataError
 from penstock.graph.readers import ReadWebdataset
 from penstock.sources.base import FileRange, Position, Records, Split
 from penstock.sources.compression import compression_of, open_decompressed
-from penstock.sources.listing import list_files
+from penstock.sources.listing import FileSplits, list_files
 from penstock.sources.storage import is_remote, open_file
 from penstock.sources.tar import TarStream
 
@@ -26,7 +26,7 @@ EXTENSIONS = (".tar", ".tgz", ".tar.gz", ".tar.gzip", ".tar.zst", ".tar.zstd", "
 _HIDDEN_FOLDER = re.compile(r"(?:^|/)\.(?!\.?/)")
 
 
-class WebdatasetSource:
+class WebdatasetSource(FileSplits):
     def __init__(self, node: ReadWebdataset) -> None:
         self.node = node
         self.remote = any(map(is_remote, node.paths))
@@ -37,7 +37,7 @@ class WebdatasetSource:
         files = list_files(self.node.paths, self.node.storage_options, extensions=EXTENSIONS)
         return tuple(Split(files=(FileRange(file.path, file.size, file.etag),)) for file in files)
 
-    def splits(self) -> Sequence[Split]:
+    def list_splits(self) -> Sequence[Split]:
         return self._splits
 
     def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:

@@ -101,7 +101,7 @@ class Leftover(msgspec.Struct, frozen=True, array_like=True):
 # Jobs
 
 
-class JobSpec(Message):
+class JobSpec(Message, frozen=True):
     """What all consumers of a job must agree on."""
 
     fingerprint: Fingerprint
@@ -116,9 +116,12 @@ class JobSpec(Message):
     consumers: int = 1
     uneven: Uneven = "drop"
     streams: int = 0
-    """How many, where that is the job's to say (deterministic order, splits assigned up front); 0: as workers join."""
+    """How many, where that is the job's to say (deterministic order, splits assigned up front, coordinated reads); 0:
+    as workers join, or, for coordinated reads, as many as the workers there are when the job is made suggest."""
     feeds: tuple[Feed, ...] = ()
     """One a stream, where splits are assigned up front."""
+    coordinated: bool = False
+    """Each round is one group (the batches of one bucket), and consumers take rounds from the streams in turn."""
     shuffle_parts: int = 0
     """Into how many parts streams cut the shuffle; 0: as many as there are streams when each opens."""
     compression: Literal["none", "lz4", "zstd"] = "none"
@@ -146,7 +149,7 @@ class StreamResume(msgspec.Struct, frozen=True, array_like=True):
     ended: bool = False
 
 
-class Resume(Message):
+class Resume(Message, frozen=True):
     """A merged checkpoint: enough to go on without the journal and on another service."""
 
     epoch: int
@@ -157,7 +160,7 @@ class Resume(Message):
     """Of the merged state: consumers that load the same checkpoint send the same."""
 
 
-class OpenEpoch(Message, tag="open_epoch"):
+class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     """A consumer wants to read an epoch of a job. `attempt` is used if it is the one that starts it.
 
     With `rejoin` it goes on in that attempt, at its own marks; with `resume` a new attempt starts from the checkpoint;
@@ -176,19 +179,21 @@ class OpenEpoch(Message, tag="open_epoch"):
     resume: Resume | None = None
 
 
-class EpochOpened(Message, tag="epoch_opened"):
+class EpochOpened(Message, frozen=True, tag="epoch_opened"):
     spec: JobSpec
     view: JobView
+    done: tuple[Ranges, ...] = ()
+    """What was done at the checkpoint the attempt began at: a consumer that begins where it says holds this too."""
 
 
-class NotYet(Message, tag="not_yet"):
+class NotYet(Message, frozen=True, tag="not_yet"):
     """Ask again: something is being waited for, by name."""
 
     waiting_for: str
     missing_blobs: tuple[BlobHash, ...] = ()
 
 
-class StreamView(Message):
+class StreamView(Message, frozen=True):
     """A stream as a client needs it. `runner` is None while no process runs it. Compare `binding`: higher is newer."""
 
     stream: StreamId
@@ -210,7 +215,7 @@ class StreamView(Message):
     """Given up for good (`at_most_once`)."""
 
 
-class JobView(Message):
+class JobView(Message, frozen=True):
     """A consumer's picture of its epoch. `version` grows with every change."""
 
     job: JobName
@@ -230,7 +235,7 @@ class JobView(Message):
 # From clients
 
 
-class PutBlob(Message, tag="put_blob"):
+class PutBlob(Message, frozen=True, tag="put_blob"):
     """A piece of a blob; `offset` and `size` let pieces arrive in any order, and twice."""
 
     hash: BlobHash
@@ -239,7 +244,7 @@ class PutBlob(Message, tag="put_blob"):
     piece: bytes
 
 
-class Beat(Message, tag="beat"):
+class Beat(Message, frozen=True, tag="beat"):
     """A consumer is alive. The answer is the view if it is newer than `version`."""
 
     job: JobName
@@ -254,7 +259,7 @@ class Beat(Message, tag="beat"):
     buffered: int = 0
 
 
-class Rebind(Message, tag="rebind"):
+class Rebind(Message, frozen=True, tag="rebind"):
     """A stream cannot be read where it is bound. Ignored unless `binding` is still the present one."""
 
     job: JobName
@@ -265,7 +270,7 @@ class Rebind(Message, tag="rebind"):
     states: tuple[tuple[int, int], ...] = ()
 
 
-class EndStream(Message, tag="end_stream"):
+class EndStream(Message, frozen=True, tag="end_stream"):
     """A consumer has received all rounds of a stream. `leftover` is what did not make a whole round, if anything."""
 
     job: JobName
@@ -276,7 +281,7 @@ class EndStream(Message, tag="end_stream"):
     leftover: Cut | None = None
 
 
-class CloseClient(Message, tag="close_client"):
+class CloseClient(Message, frozen=True, tag="close_client"):
     """A loader lets go of its epoch. `finished`: it has read all of it."""
 
     job: JobName
@@ -286,31 +291,31 @@ class CloseClient(Message, tag="close_client"):
     finished: bool = False
 
 
-class ListJobs(Message, tag="list_jobs"):
+class ListJobs(Message, frozen=True, tag="list_jobs"):
     pass
 
 
-class SteerJob(Message, tag="steer_job"):
+class SteerJob(Message, frozen=True, tag="steer_job"):
     job: JobName
     action: Literal["cancel", "pause", "resume"]
 
 
-class ListWorkers(Message, tag="list_workers"):
+class ListWorkers(Message, frozen=True, tag="list_workers"):
     pass
 
 
-class DrainWorker(Message, tag="drain_worker"):
+class DrainWorker(Message, frozen=True, tag="drain_worker"):
     worker: WorkerId
 
 
-class PutPipeline(Message, tag="put_pipeline"):
+class PutPipeline(Message, frozen=True, tag="put_pipeline"):
     """Register a pipeline under an id, to be read without its code."""
 
     id: str
     spec: JobSpec
 
 
-class GetPipeline(Message, tag="get_pipeline"):
+class GetPipeline(Message, frozen=True, tag="get_pipeline"):
     id: str
 
 
@@ -330,7 +335,7 @@ class WorkerPlace(msgspec.Struct, frozen=True, array_like=True):
     tags: tuple[str, ...] = ()
 
 
-class RegisterAgent(Message, tag="register_agent"):
+class RegisterAgent(Message, frozen=True, tag="register_agent"):
     """An agent and all it has: sent at the start, after a dispatcher's restart, and when told `NotKnown`."""
 
     agent: AgentId
@@ -341,7 +346,7 @@ class RegisterAgent(Message, tag="register_agent"):
     pid: int = 0
 
 
-class AgentBeat(Message, tag="agent_beat"):
+class AgentBeat(Message, frozen=True, tag="agent_beat"):
     """The agent and these runners are alive."""
 
     agent: AgentId
@@ -349,13 +354,13 @@ class AgentBeat(Message, tag="agent_beat"):
     statistics: dict[str, Any] = {}
 
 
-class RunnerReady(Message, tag="runner_ready"):
+class RunnerReady(Message, frozen=True, tag="runner_ready"):
     agent: AgentId
     place: RunnerPlace
 
 
-class RunnerGone(Message, tag="runner_gone"):
-    """A runner's process ended. `in_flight` are the elements it was working on: (stream, source, split, index, count)."""
+class RunnerGone(Message, frozen=True, tag="runner_gone"):
+    """A runner's process ended. `in_flight` is what it was working on: (stream, source, split, index, count)."""
 
     agent: AgentId
     runner: RunnerId
@@ -365,7 +370,7 @@ class RunnerGone(Message, tag="runner_gone"):
     in_flight: tuple[tuple[str, int, int, int, int], ...] = ()
 
 
-class AgentLeaving(Message, tag="agent_leaving"):
+class AgentLeaving(Message, frozen=True, tag="agent_leaving"):
     """These workers take no new streams and will end; their streams are to be bound elsewhere."""
 
     agent: AgentId
@@ -373,7 +378,7 @@ class AgentLeaving(Message, tag="agent_leaving"):
     gone: bool = False
 
 
-class GrantSplits(Message, tag="grant_splits"):
+class GrantSplits(Message, frozen=True, tag="grant_splits"):
     """Which splits follow `after` in this stream's list for a pass of a source (None: from its beginning)?"""
 
     job: JobName
@@ -387,38 +392,38 @@ class GrantSplits(Message, tag="grant_splits"):
     """How long the last ones took: short ones are granted several at a time."""
 
 
-class GetBlob(Message, tag="get_blob"):
+class GetBlob(Message, frozen=True, tag="get_blob"):
     hash: BlobHash
     offset: int = 0
 
 
-class GetSpec(Message, tag="get_spec"):
+class GetSpec(Message, frozen=True, tag="get_spec"):
     job: JobName
 
 
 # Answers
 
 
-class Done(Message, tag="done"):
+class Done(Message, frozen=True, tag="done"):
     pass
 
 
-class View(Message, tag="view"):
+class View(Message, frozen=True, tag="view"):
     view: JobView
 
 
-class Granted(Message, tag="granted"):
+class Granted(Message, frozen=True, tag="granted"):
     """The next ordinals, at least one; none: the pass has no more for this stream."""
 
     ordinals: tuple[int, ...]
 
 
-class BlobPiece(Message, tag="blob_piece"):
+class BlobPiece(Message, frozen=True, tag="blob_piece"):
     size: int
     piece: bytes
 
 
-class Spec(Message, tag="spec"):
+class Spec(Message, frozen=True, tag="spec"):
     spec: JobSpec
     dropped: tuple[tuple[int, int, int], ...] = ()
     """(source, split, index) of elements to leave out."""
@@ -447,28 +452,28 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class Jobs(Message, tag="jobs"):
+class Jobs(Message, frozen=True, tag="jobs"):
     jobs: tuple[JobLine, ...]
 
 
-class Workers(Message, tag="workers"):
+class Workers(Message, frozen=True, tag="workers"):
     workers: tuple[WorkerLine, ...]
 
 
-class NotKnown(Message, tag="not_known"):
+class NotKnown(Message, frozen=True, tag="not_known"):
     """The dispatcher does not know who asks (it restarted): register, or open, again."""
 
     what: str
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, tag="refused"):
     """No, and asking again will not help. `kind` is the error class the caller raises."""
 
     reason: str
     kind: str = "refused"
 
 
-class TryAgain(Message, tag="try_again"):
+class TryAgain(Message, frozen=True, tag="try_again"):
     """Not now (the journal cannot be written, a tail was lost): ask again."""
 
     reason: str
@@ -477,18 +482,18 @@ class TryAgain(Message, tag="try_again"):
 # From the dispatcher, unasked
 
 
-class StartRunner(Message, tag="start_runner"):
+class StartRunner(Message, frozen=True, tag="start_runner"):
     worker: WorkerId
     job: JobName
     runner: RunnerId
 
 
-class StopRunner(Message, tag="stop_runner"):
+class StopRunner(Message, frozen=True, tag="stop_runner"):
     runner: RunnerId
     reason: str
 
 
-class ViewChanged(Message, tag="view_changed"):
+class ViewChanged(Message, frozen=True, tag="view_changed"):
     view: JobView
 
 
@@ -541,7 +546,7 @@ class Tell(msgspec.Struct, frozen=True, array_like=True):
 # The data plane: headers. Payloads are frames of their own.
 
 
-class OpenStream(Message, tag="open"):
+class OpenStream(Message, frozen=True, tag="open"):
     """A consumer reads a stream from `round` on; `cut` is the state before some round at or before it.
 
     `credit` is how many bytes may be sent in all within this opening.
@@ -560,9 +565,15 @@ class OpenStream(Message, tag="open"):
     epoch: int
     runner: RunnerId
     credit: int
+    slab: bool = False
+    """The reader has mapped the runner's arena: payloads need not cross the socket."""
+    replica: int = 0
+    """Replicas of a consumer each open the stream and receive the same rounds."""
+    process: str = ""
+    """The reader's (`wire.liveness.process_name`), for one that uses slabs: its leases end with it."""
 
 
-class Credit(Message, tag="credit"):
+class Credit(Message, frozen=True, tag="credit"):
     """An absolute position: sent again, lost or doubled, it means the same."""
 
     stream: StreamId
@@ -572,12 +583,12 @@ class Credit(Message, tag="credit"):
     """Slab ranges that are free again."""
 
 
-class CloseStream(Message, tag="close"):
+class CloseStream(Message, frozen=True, tag="close"):
     stream: StreamId
     opening: int
 
 
-class Rounds(Message, tag="rounds"):
+class Rounds(Message, frozen=True, tag="rounds"):
     """`count` rounds from `seq` on, each this consumer's one output; `cut` is the state after the last.
 
     `done` are splits that restoring at `cut` no longer needs. The elements are in `layout` and the buffers after it,
@@ -605,7 +616,7 @@ class SlabPlaces(msgspec.Struct, frozen=True, array_like=True):
     """(offset, size) of each buffer, in order."""
 
 
-class StreamEnded(Message, tag="ended"):
+class StreamEnded(Message, frozen=True, tag="ended"):
     """The stream has `seq` rounds. `leftover`: there is more after `cut` than whole rounds could take."""
 
     stream: StreamId
@@ -628,7 +639,7 @@ class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class StreamFailed(Message, tag="failed"):
+class StreamFailed(Message, frozen=True, tag="failed"):
     stream: StreamId
     binding: int
     opening: int
@@ -636,7 +647,7 @@ class StreamFailed(Message, tag="failed"):
     failure: RemoteFailure
 
 
-class StreamRefused(Message, tag="refused"):
+class StreamRefused(Message, frozen=True, tag="refused"):
     """It cannot be read here (an older binding, another runner): ask the dispatcher where it is."""
 
     stream: StreamId
@@ -644,7 +655,7 @@ class StreamRefused(Message, tag="refused"):
     reason: str
 
 
-class Output(Message, tag="output"):
+class Output(Message, frozen=True, tag="output"):
     """What the user's code printed or logged."""
 
     worker: WorkerId

@@ -1,4 +1,7 @@
-"""batch, padded_batch and ragged_batch: rows gathered in order and collated. A batch adds no state of its own."""
+"""batch, padded_batch and ragged_batch: rows gathered in order and collated. A batch adds no state of its own.
+
+With `keep_rest` the last rows that do not fill a batch are not given: the end is where the last batch ended.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,22 @@ Collate = Callable[[Sequence[Element]], Element]
 
 
 class Batching(Stage):
-    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, drop_last: bool, collate: Collate) -> None:
+    def __init__(
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        *,
+        size: int,
+        drop_last: bool,
+        collate: Collate,
+        keep_rest: bool = False,
+    ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._size = size
         self._drop_last = drop_last
         self._collate = collate
+        self._keep_rest = keep_rest
 
     def open(self, pass_: int, state: State) -> None:
         self.upstream.open(pass_, state)
@@ -67,7 +80,13 @@ class Batching(Stage):
                 self._rows, self._start = [], None
         return batches, ends, idents
 
+    @property
+    def has_rest(self) -> bool:
+        return bool(self._rows)
+
     def _last(self, start: tuple[Marks, int], end: tuple[Marks, int]) -> Chunk:
+        if self._keep_rest:
+            return Chunk((), Points(start, ()))
         rows, self._rows, self._start = self._rows, [], None
         if not rows or self._drop_last:
             return Chunk((), Points(end, ()))

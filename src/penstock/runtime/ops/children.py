@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.runtime.blame import blame
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.flight import Flight
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
@@ -66,13 +67,21 @@ class FlatMapping(Stage):
     _drop: int
 
     def __init__(
-        self, meter: StageMeter, upstream: Stage, *, label: str, children: MakeChildren, with_idents: bool
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        *,
+        label: str,
+        children: MakeChildren,
+        with_idents: bool,
+        flight: Flight | None = None,
     ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._label = label
         self._children = children
         self._with_idents = with_idents
+        self._flight = flight
 
     def open(self, pass_: int, state: State) -> None:
         self._drop, upstream_state = state or (0, None)
@@ -82,6 +91,8 @@ class FlatMapping(Stage):
         self._open_children: Iterator[Any] | None = None
         self._given = 0
         self._error: BaseException | None = None
+        if self._flight is not None:
+            self._flight.reset()
 
     def _pull(self, want: int) -> Chunk:
         if self._error is not None:
@@ -91,16 +102,27 @@ class FlatMapping(Stage):
         idents: list[Idents] = []
         while not out:
             if self._open_children is None and self._next_parent == len(self._parents.elements):
-                self._parents, self._next_parent = self.upstream.pull(min(want, PARENTS_AT_ONCE)), 0
+                self._parents, self._next_parent = self._take_parents(min(want, PARENTS_AT_ONCE)), 0
                 if not self._parents.elements:
                     return Chunk((), Fixed([0, self._parents.marks.at(0)]))
             try:
-                self._gather(want, out, runs, idents)
+                self._work(want, out, runs, idents)
             except Exception as error:
                 self._error = blame(error, self._label, self._parents.marks.origin(self._next_parent))
                 if not out:
                     raise self._error from None
         return Chunk(out, _RunMarks(runs, len(out)), np.concatenate(idents) if idents else None)
+
+    def _take_parents(self, want: int) -> Chunk:
+        return self.upstream.pull(want) if self._flight is None else self._flight.take(self.upstream, want)
+
+    def _work(self, want: int, out: list[Any], runs: list[_Run], idents: list[Idents]) -> None:
+        if self._flight is None:
+            self._gather(want, out, runs, idents)
+            return
+        origin = self._parents.marks.origin(self._next_parent)
+        waiting = len(self._parents.elements) - self._next_parent
+        self._flight.record(origin, waiting, lambda: self._gather(want, out, runs, idents))
 
     def _gather(self, want: int, out: list[Any], runs: list[_Run], idents: list[Idents]) -> None:
         """Add children of the parents at hand, up to `want`."""

@@ -1,4 +1,7 @@
-"""zip and concatenate: several inputs, each with its own state."""
+"""zip and concatenate: several inputs, each with its own state.
+
+In a stream of a job, what is over must show in the state: there the ends of the inputs behind are kept in it.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,14 @@ class Zipping(Stage):
 
 @dataclass(frozen=True, slots=True)
 class _WhichMarks:
-    """The state is `[number of the input, its state]`."""
+    """The state is `[number of the input, its state]`, and the ends of those behind where they are kept."""
 
     which: int
     marks: Marks
+    ends: Sequence[Marks]
 
     def at(self, k: int) -> State:
-        return [self.which, self.marks.at(k)]
+        return [self.which, self.marks.at(k), *(end.at(0) for end in self.ends)]
 
     def origin(self, k: int) -> Origin | None:
         return self.marks.origin(k)
@@ -75,12 +79,14 @@ class _WhichMarks:
 class Concatenating(Stage):
     _which: int
 
-    def __init__(self, meter: StageMeter, upstreams: Sequence[Stage]) -> None:
+    def __init__(self, meter: StageMeter, upstreams: Sequence[Stage], *, keep_ends: bool = False) -> None:
         super().__init__(meter, *upstreams)
+        self._keep_ends = keep_ends
 
     def open(self, pass_: int, state: State) -> None:
         self._pass = pass_
-        self._which, inner = state or (0, None)
+        self._which, inner, *ends = state or (0, None)
+        self._ends: tuple[Marks, ...] = tuple(map(Fixed, ends))
         if self._which < len(self.inputs):
             self.inputs[self._which].open(pass_, inner)
 
@@ -88,11 +94,13 @@ class Concatenating(Stage):
         while self._which < len(self.inputs):
             chunk = self.inputs[self._which].pull(want)
             if chunk.elements:
-                return Chunk(chunk.elements, _WhichMarks(self._which, chunk.marks), chunk.idents)
+                return Chunk(chunk.elements, _WhichMarks(self._which, chunk.marks, self._ends), chunk.idents)
             self._turn()
-        return Chunk((), Fixed([self._which, None]))
+        return Chunk((), _WhichMarks(self._which, Fixed(None), self._ends))
 
     def _turn(self) -> None:
+        if self._keep_ends:
+            self._ends += (self.inputs[self._which].pull(1).marks,)
         self._which += 1
         if self._which < len(self.inputs):
             self.inputs[self._which].open(self._pass, None)

@@ -2,7 +2,7 @@
 
 A large array is copied once, by the thread that made it, into its row; small leaves are kept and collated at the end.
 Buffers are reused as soon as nobody holds them (a fresh page costs more than the copy), which numpy's reference to the
-owner of a view tells exactly.
+owner of a view tells exactly. Those that a stream's owner gives memory for are its own affair, and are not kept.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from penstock.core.element import Element, element_bytes, map_leaves, rebuild_li
 from penstock.runtime.blame import blame
 from penstock.runtime.collate import collate, different_arrays, different_structure, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
+from penstock.runtime.flight import Flight
+from penstock.runtime.ops.batch import Collate
 from penstock.runtime.ops.steps import Step, run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streams import Allocate
 from penstock.runtime.tuning import Tuner
 
 Array = np.ndarray[Any, Any]
@@ -34,11 +37,15 @@ _UNUSED = 3  # references to a buffer nobody else holds: the pool's list, the lo
 class BufferPool:
     """Batch buffers that come back by themselves when the last view of them is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Allocate | None = None) -> None:
+        self._allocate = allocate
         self._owners: list[Array] = []
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        given = None if self._allocate is None else self._allocate(shape, dtype)
+        if given is not None:
+            return given
         with self._lock:
             idle = 0
             for owner in self._owners:
@@ -178,11 +185,15 @@ class _Rows(Ordered):
         *,
         steps: Sequence[Step],
         size: int,
+        collate: Collate,
+        allocate: Allocate | None,
+        flight: Flight | None,
     ) -> None:
-        super().__init__(meter, upstream, pool, tuner, room)
+        super().__init__(meter, upstream, pool, tuner, room, flight)
         self._steps = steps
         self._size = size
-        self._buffers = BufferPool()
+        self._collate = collate
+        self._buffers = BufferPool(allocate)
 
     def _open_upstream(self, pass_: int, state: State) -> None:
         self._batch: BatchUnderWay | None = None
@@ -194,7 +205,7 @@ class _Rows(Ordered):
         want = max(want, min(4 * want, self._size // 8))
         left = self._size - self._row
         whole = (want - left) // self._size if want > left else 0
-        return self.upstream.pull(min(want, left + whole * self._size))
+        return super()._gather(min(want, left + whole * self._size))
 
     def _admit(self, chunk: Chunk) -> _Task:
         segments: list[_Segment] = []
@@ -213,6 +224,11 @@ class _Rows(Ordered):
         return _Task(chunk, segments)
 
     def _work(self, task: _Task) -> Outcome:
+        if self._flight is None:
+            return self._make(task)
+        return self._flight.record(task.chunk.marks.origin(0), len(task.chunk.elements), lambda: self._make(task))
+
+    def _make(self, task: _Task) -> Outcome:
         """Batch by batch, not step by step over the whole chunk: a batch's rows are still in the processor's cache."""
         chunk = task.chunk
         done: list[_Segment] = []
@@ -224,7 +240,7 @@ class _Rows(Ordered):
                 break  # what comes before is given, then the error
             try:
                 if segment.batch is None:
-                    segment.whole = collate(rows)
+                    segment.whole = self._collate(rows)
                 else:
                     segment.batch.write(segment.row, rows)
             except Exception as raised:
@@ -260,11 +276,27 @@ class FusedBatching(Stage):
         size: int,
         drop_last: bool,
         rows_meter: StageMeter,
+        collate: Collate = collate,
+        keep_rest: bool = False,
+        allocate: Allocate | None = None,
+        flight: Flight | None = None,
     ) -> None:
-        self._rows = _Rows(rows_meter, upstream, pool, tuner, room, steps=steps, size=size)
+        self._rows = _Rows(
+            rows_meter,
+            upstream,
+            pool,
+            tuner,
+            room,
+            steps=steps,
+            size=size,
+            collate=collate,
+            allocate=allocate,
+            flight=flight,
+        )
         super().__init__(meter, self._rows)
         self._size = size
         self._drop_last = drop_last
+        self._keep_rest = keep_rest
 
     def open(self, pass_: int, state: State) -> None:
         self._rows.open(pass_, state)
@@ -307,8 +339,14 @@ class FusedBatching(Stage):
                 assert start is not None
                 return Chunk(batches, Points(start, ends), np.concatenate(idents) if idents else None)
 
+    @property
+    def has_rest(self) -> bool:
+        return self._filled > 0
+
     def _last(self, end: tuple[Marks, int]) -> Chunk:
         batch, count, start = self._partial, self._filled, self._start
+        if self._keep_rest:
+            return Chunk((), Points(start if count and start else end, ()))
         self._partial, self._filled = None, 0
         if batch is None or not count or self._drop_last:
             return Chunk((), Points(end, ()))

@@ -2,6 +2,9 @@
 
 No dice: the next element comes from the input that is furthest behind its share, so the proportions hold at every
 moment to within one element, also after a resume. The state is, per input, `[pass, state, units given, ended]`.
+
+A stream may be given weights of its own, which then stand at the end of its states. Where a state was made with others,
+units are counted anew: shares hold from there on, and nothing is caught up with.
 """
 
 from __future__ import annotations
@@ -49,16 +52,19 @@ class _InputAt:
 class _MixMarks:
     before: Sequence[_InputAt]
     picks: Sequence[tuple[int, float]]
+    weights: Sequence[float] | None
+    """To be kept in the state."""
 
     def at(self, k: int) -> State:
         taken, units = [0] * len(self.before), [start.units for start in self.before]
         for source, amount in self.picks[:k]:
             taken[source] += 1
             units[source] += amount
-        return [
+        inputs: list[State] = [
             [start.pass_, start.place[0].at(start.place[1] + taken[i]), units[i], int(start.ended)]
             for i, start in enumerate(self.before)
         ]
+        return inputs if self.weights is None else [*inputs, list(self.weights)]
 
     def origin(self, k: int) -> Origin | None:
         source = self.picks[k][0]
@@ -76,19 +82,27 @@ class Mixing(Stage):
         weights: Sequence[float],
         unit: Callable[[Element], float] | None,
         stop: MixStop,
+        empty_ends: bool = True,
+        given_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__(meter, *upstreams)
         self._label = label
         self._weights = weights
+        self._given_weights = given_weights
         self._unit = unit
         self._stop = stop
+        self._empty_ends = empty_ends
 
     def open(self, pass_: int, state: State) -> None:
         self._outer_pass = pass_
-        self._sources = [_Input(stage, weight) for stage, weight in zip(self.inputs, self._weights)]
-        for source, saved in zip(self._sources, state or [[0, None, 0.0, 0]] * len(self._sources)):
-            source.pass_, place, source.units, ended = saved
-            source.ended = bool(ended) or source.weight == 0
+        weights = self._given_weights or self._weights
+        self._sources = [_Input(stage, weight) for stage, weight in zip(self.inputs, weights)]
+        saved_inputs = state or [[0, None, 0.0, 0]] * len(self._sources)
+        saved_weights = saved_inputs[len(self._sources)] if len(saved_inputs) > len(self._sources) else self._weights
+        for source, saved in zip(self._sources, saved_inputs):
+            source.pass_, place, units, ended = saved
+            source.units = units if list(saved_weights) == list(weights) else 0.0
+            source.ended = bool(ended)
             source.stage.open(self._inner_pass(source), place)
             source.chunk = Chunk((), Fixed(place))
         self._over = False
@@ -115,7 +129,7 @@ class Mixing(Stage):
                     break  # asking the input is for the next pull: what is made is given first
                 self._ask(source, want)
                 continue
-            before = before or [_InputAt(s.pass_, s.place, s.units, s.ended) for s in self._sources]
+            before = before or self._stand()
             element = source.chunk.elements[source.next]
             try:
                 amount = 1.0 if self._unit is None else float(self._unit(element))
@@ -131,13 +145,17 @@ class Mixing(Stage):
             source.units += amount
             source.next += 1
         if before is None:
-            return Chunk((), _MixMarks([_InputAt(s.pass_, s.place, s.units, s.ended) for s in self._sources], ()))
-        return Chunk(out, _MixMarks(before, picks), np.concatenate(idents) if idents else None)
+            return Chunk((), _MixMarks(self._stand(), (), self._given_weights))
+        marks = _MixMarks(before, picks, self._given_weights)
+        return Chunk(out, marks, np.concatenate(idents) if idents else None)
+
+    def _stand(self) -> list[_InputAt]:
+        return [_InputAt(s.pass_, s.place, s.units, s.ended) for s in self._sources]
 
     def _furthest_behind(self) -> int | None:
         best, best_share = None, 0.0
         for i, source in enumerate(self._sources):
-            if not source.ended:
+            if source.weight and not source.ended:
                 share = source.units / source.weight
                 if best is None or share < best_share:
                     best, best_share = i, share
@@ -148,15 +166,20 @@ class Mixing(Stage):
         if not chunk.elements:
             if self._stop == "first":
                 self._over = True
-            elif self._stop == "all" or self._is_empty(source):
+            elif self._stop == "all":
                 source.ended = True
             else:
-                source.pass_ += 1
-                source.stage.open(self._inner_pass(source), None)
-                chunk = Chunk((), Fixed(None))
+                chunk = self._next_pass(source, want)
         source.chunk, source.next = chunk, 0
 
-    def _is_empty(self, source: _Input) -> bool:
-        """A pass that gave nothing at all will not give anything next time either."""
-        assert source.chunk is not None
-        return source.pass_ > 0 and isinstance(source.chunk.marks, Fixed) and source.chunk.marks.state is None
+    def _next_pass(self, source: _Input, want: int) -> Chunk:
+        """Return the first chunk of the next pass, or of one after it: see `repeat` on passes without elements."""
+        while True:
+            source.pass_ += 1
+            source.stage.open(self._inner_pass(source), None)
+            source.chunk, source.next = Chunk((), Fixed(None)), 0
+            chunk = source.stage.pull(want)
+            if not chunk.elements and not self._empty_ends:
+                continue
+            source.ended = not chunk.elements
+            return chunk

@@ -117,6 +117,11 @@ class PendingInput:
         self._next += 1
         return taken
 
+    def look(self, want: int) -> None:
+        """Make sure that there is a moment: right after opening, only a pull tells where the input stands."""
+        if self._chunk is None:
+            self._chunk, self._next = self.upstream.pull(want), 0
+
     @property
     def at_hand(self) -> int:
         """How many elements can be taken without asking the input."""

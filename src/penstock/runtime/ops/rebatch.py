@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.element import Element, batch_length, slice_batch
 from penstock.runtime.blame import blame
-from penstock.runtime.collate import join_batches
+from penstock.runtime.collate import Empty, join_batches
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
@@ -36,11 +36,22 @@ class _RowMarks:
 class Rebatching(Stage):
     _drop: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, drop_last: bool) -> None:
+    def __init__(
+        self,
+        meter: StageMeter,
+        upstream: Stage,
+        *,
+        size: int,
+        drop_last: bool,
+        keep_rest: bool = False,
+        empty: Empty = np.empty,
+    ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._size = size
         self._drop_last = drop_last
+        self._keep_rest = keep_rest
+        self._empty = empty
 
     def open(self, pass_: int, state: State) -> None:
         self._drop, upstream_state = state or (0, None)
@@ -50,6 +61,7 @@ class Rebatching(Stage):
         self._have = 0
         self._ident: Idents | None = None
         self._point: tuple[int, tuple[Marks, int]] = (self._drop, (Fixed(upstream_state), 0))
+        self._untouched = True
         self._error: BaseException | None = None
 
     def _pull(self, want: int) -> Chunk:
@@ -67,6 +79,10 @@ class Rebatching(Stage):
             chunk = self.upstream.pull(max(1, want))
             if not chunk.elements:
                 return self._last(points, (0, (chunk.marks, 0)))
+            if self._untouched:
+                # The same place as the one it was opened at, but one that says which split it is in.
+                self._point = points[0] = (self._drop, (chunk.marks, 0))
+                self._untouched = False
             for k, batch in enumerate(chunk.elements):
                 ident = None if chunk.idents is None else chunk.idents[k : k + 1]
                 try:
@@ -100,13 +116,19 @@ class Rebatching(Stage):
             self._have += stop - start
             start = stop
             if self._have == self._size:
-                out.append(join_batches(self._parts))
+                out.append(join_batches(self._parts, self._empty))
                 points.append((0, (marks, k + 1)) if stop == rows else (stop, (marks, k)))
                 if self._ident is not None:
                     idents.append(self._ident)
                 self._parts, self._have = [], 0
 
+    @property
+    def has_rest(self) -> bool:
+        return bool(self._parts)
+
     def _last(self, points: list[tuple[int, tuple[Marks, int]]], end: tuple[int, tuple[Marks, int]]) -> Chunk:
+        if self._keep_rest and self._parts:
+            return Chunk((), _RowMarks(points))
         parts, self._parts, self._have = self._parts, [], 0
         self._point = end
         if not parts or self._drop_last:

@@ -1,4 +1,8 @@
-"""repeat and with_epoch: passes over an input. The state is `[passes done, state inside the pass]`."""
+"""repeat and with_epoch: passes over an input. The state is `[passes done, state inside the pass]`.
+
+A pass without elements ends it, or an empty input would be asked for ever. Not so in a stream whose source has splits:
+there others may have got all of a pass, and the next one may have something for it.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,17 @@ class _PassMarks:
 class Repeating(Stage):
     _passes: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, count: int) -> None:
+    def __init__(self, meter: StageMeter, upstream: Stage, count: int, *, empty_ends: bool = True) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._count = count
+        self._empty_ends = empty_ends
 
     def open(self, pass_: int, state: State) -> None:
         self._outer_pass = pass_
         self._passes, upstream_state = state or (0, None)
         self._given_in_pass = upstream_state is not None
+        self._end: Marks = Fixed(upstream_state)
         if self._more():
             self.upstream.open(self._inner_pass(), upstream_state)
 
@@ -57,10 +63,11 @@ class Repeating(Stage):
             if chunk.elements:
                 self._given_in_pass = True
                 return Chunk(chunk.elements, _PassMarks(self._passes, chunk.marks), chunk.idents)
-            if not self._given_in_pass:
+            if self._empty_ends and not self._given_in_pass:
                 return Chunk((), _PassMarks(self._passes, chunk.marks))  # an empty input stays empty for ever
+            self._end = chunk.marks
             self._next_pass()
-        return Chunk((), Fixed([self._passes, None]))
+        return Chunk((), _PassMarks(self._passes, self._end))
 
     def skip(self, count: int) -> int:
         passed = 0
@@ -69,8 +76,9 @@ class Repeating(Stage):
             passed += step
             self._given_in_pass = self._given_in_pass or step > 0
             if passed < count:
-                if not self._given_in_pass:
+                if self._empty_ends and not self._given_in_pass:
                     break
+                self._end = self.upstream.pull(1).marks
                 self._next_pass()
         return passed
 
@@ -82,8 +90,10 @@ _epoch_ends: weakref.WeakKeyDictionary[MemorySlot, dict[int, State]] = weakref.W
 class Epochs(Stage):
     """Cuts an endless repetition of the input into epochs of equal length; epoch e begins where e - 1 ended."""
 
-    def __init__(self, meter: StageMeter, upstream: Stage, count: int, slot: MemorySlot) -> None:
-        self._repeated = Repeating(StageMeter("repeat"), upstream, NEVER_ENDS)
+    def __init__(
+        self, meter: StageMeter, upstream: Stage, count: int, slot: MemorySlot, *, empty_ends: bool = True
+    ) -> None:
+        self._repeated = Repeating(StageMeter("repeat"), upstream, NEVER_ENDS, empty_ends=empty_ends)
         super().__init__(meter, self._repeated)
         self._count = count
         self._slot = slot

@@ -1,6 +1,7 @@
 """Block shuffle: fill a block, permute it, emit it while the next one fills.
 
-Permute a block, not a sliding buffer: a block's state is a position, `[block, offset, state before the block]`.
+Permute a block, not a sliding buffer: a block's state is a position, `[block, offset, state before the block]`. A
+stream of a job takes its share of the size, the same from its first opening to its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.ops.share import Share
 from penstock.runtime.ops.source import RandomOrder
 from penstock.runtime.randomness import block_permutation, derive_key
 from penstock.runtime.stats import StageMeter
@@ -68,14 +70,16 @@ class _BlockMarks:
 class BlockShuffle(Stage):
     _offset: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, order: RandomOrder) -> None:
+    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, order: RandomOrder, share: Share) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
-        self._size = size
+        self._whole_size = size
+        self._share = share
         self._random = order
 
     def open(self, pass_: int, state: State) -> None:
         self._key = self._random.key(pass_)
+        self._size = self._share.of(self._whole_size)
         number, self._offset, upstream_state = state or (0, 0, None)
         self.upstream.open(pass_, upstream_state)
         self._current: _Block | None = None
@@ -131,6 +135,8 @@ class BlockShuffle(Stage):
     def _fill(self, want: int) -> None:
         chunk = self.upstream.pull(want)
         if chunk.elements:
+            if not self._filling.count and isinstance(self._filling.start[0], Fixed):
+                self._filling.start = (chunk.marks, 0)  # the same place, but one that says which split it is in
             self._filling.add(chunk)
         else:
             self._ended = chunk

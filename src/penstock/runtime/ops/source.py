@@ -1,20 +1,22 @@
 """Reading: splits one after the other, or, where the source can be indexed, any order at all.
 
-A source's state is `[ordinal, index]`, or `[ordinal, index, offset]`: how many splits of the pass's order are behind,
-how many elements of the present one, and the reader's own hint to get there.
+Which splits, and what a place in them looks like, is the affair of `ordinals`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from penstock.core.errors import DataError
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, Stage, State
+from penstock.runtime.flight import Flight
+from penstock.runtime.ops.ordinals import Ordinals, read_place
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import Permutation, block_permutation, derive_key, derive_word
 from penstock.runtime.stats import StageMeter
@@ -24,12 +26,11 @@ from penstock.sources.base import (
     LocatesRecords,
     Position,
     Reader,
+    Records,
     SkipsBadRecords,
     Source,
     Split,
 )
-
-OPEN_AHEAD = 6  # remote splits whose first requests are under way before they are needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +45,28 @@ class RandomOrder:
         return derive_key("order", self.seed, self.salt, pass_ if self.reshuffle else 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a source is read, of whatever kind it is."""
+
+    number: int
+    """Of the source in its graph."""
+    splits: Sequence[Split]
+    ordinals: Callable[[int], Ordinals]
+    """Return those of a pass."""
+    with_idents: bool
+    order: RandomOrder | None
+    quarantine: Quarantine | None
+    dropped: Collection[tuple[int, int]] = ()
+    """(split, index) of elements that are left out."""
+    flight: Flight | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RunMarks:
     """Consecutive elements of one split."""
 
+    ordinals: Ordinals
     ordinal: int
     number: int
     split: Split
@@ -57,10 +76,11 @@ class RunMarks:
     source: Source
 
     def at(self, k: int) -> State:
-        if k == 0:
-            return _position(self.ordinal, self.first.index, self.first.offset)
-        index = int(self.indices[k - 1]) + 1 if self.indices is not None else self.first.index + k
-        return _position(self.ordinal, index, None if self.offsets is None else int(self.offsets[k - 1]))
+        offset = self.first.offset if k == 0 else None if self.offsets is None else int(self.offsets[k - 1])
+        return self.ordinals.state(self.ordinal, self._index_after(k), offset)
+
+    def _index_after(self, k: int) -> int:
+        return int(self.indices[k - 1]) + 1 if k and self.indices is not None else self.first.index + k
 
     def origin(self, k: int) -> Origin:
         index = int(self.indices[k]) if self.indices is not None else self.first.index + k
@@ -68,102 +88,114 @@ class RunMarks:
         if self.offsets is not None and isinstance(self.source, LocatesRecords):
             before = self.first.offset if k == 0 else int(self.offsets[k - 1])
             path, offset = self.source.locate(self.split, before, int(self.offsets[k]))
-            if index != self.at(k)[1]:
+            if index != self._index_after(k):
                 offset = None  # records were left out before this one: it does not begin where the last one ended
-        return Origin(self.number, index, path, offset)
-
-
-def _position(ordinal: int, index: int, offset: int | None) -> State:
-    return [ordinal, index] if offset is None else [ordinal, index, offset]
+        return Origin(self.number, index, path, offset, self.ordinals.source)
 
 
 class SplitSource(Stage):
     """Splits in the source's order, or permuted under a shuffle."""
 
-    def __init__(
-        self,
-        meter: StageMeter,
-        source: Source,
-        *,
-        number: int,
-        with_idents: bool,
-        order: RandomOrder | None,
-        quarantine: Quarantine | None,
-    ) -> None:
+    def __init__(self, meter: StageMeter, source: Source, reading: Reading) -> None:
         super().__init__(meter)
         self._source = source
-        self._splits = source.splits()
-        self._number = number
-        self._with_idents = with_idents
-        self._random = order
+        self._splits = reading.splits
+        self._how = reading
         self._ahead: dict[int, Reader] = {}
         self._reader: Reader | None = None
-        self.quarantine = quarantine
+        self.quarantine = reading.quarantine
         self._over_budget: Exception | None = None
-        if quarantine is not None:
+        if reading.quarantine is not None:
             cast(SkipsBadRecords, source).on_bad = self._on_bad
 
     def _on_bad(self, error: DataError, index: int) -> None:
-        assert self.quarantine is not None
-        files = self._splits[self._split_number].files
-        origin = Origin(self._split_number, index, error.path or (files[0].path if files else ""), error.offset)
-        over = self.quarantine.record(error, origin, _position(self._ordinal, index, None))
+        assert self.quarantine is not None and self._ordinal is not None
+        number = self._split_number
+        files = self._split.files
+        path = error.path or (files[0].path if files else "")
+        origin = Origin(number, index, path, error.offset, self._how.number)
+        over = self.quarantine.record(error, origin, self._ordinals.state(self._ordinal, index))
         self._over_budget = over or self._over_budget
 
     def open(self, pass_: int, state: State) -> None:
         self.close()
-        count = len(self._splits)
+        count, random = len(self._splits), self._how.order
         self._pass = pass_
         if self.quarantine is not None:
             self.quarantine.pass_ = pass_
-        self._order = block_permutation(self._random.key(pass_), count) if self._random else np.arange(count)
-        ordinal, index, *offset = state or (0, 0)
-        self._ordinal: int = ordinal
-        self._position = Position(index, offset[0] if offset else None)
+        self._order = block_permutation(random.key(pass_), count) if random else np.arange(count)
+        self._ordinals = self._how.ordinals(pass_)
+        self._ordinal: int | None = None  # asking for the first one may take time, or claim it: not before it is read
+        self._position = Position()
+        place = read_place(state)
+        if place is not None:
+            self._ordinal, self._position = place[0], Position(*place[1:])
 
     def _pull(self, want: int) -> Chunk:
         while True:
-            if self._ordinal >= len(self._splits):
-                return Chunk((), Fixed([len(self._splits), 0]))
-            if self._reader is None:
-                self._enter()
-            assert self._reader is not None
-            records = self._reader.read(want)
+            if self._reader is None and not self._enter():
+                return Chunk((), Fixed(self._ordinals.state(self._ordinals.end, 0)))
+            assert self._reader is not None and self._ordinal is not None
+            records = self._read(self._reader, want)
             if self._over_budget is not None:
                 raise self._over_budget
             if len(records.elements):
                 if self.quarantine is not None:
                     self.quarantine.entered(len(records.elements))
-                return self._chunk_of(records.elements, records.indices, records.offsets)
+                chunk = self._chunk_of(records.elements, records.indices, records.offsets)
+                if len(chunk.elements):
+                    return chunk
+                continue
             self._reader.close()
             self._reader = None
-            self._ordinal += 1
+            self._ordinal = self._ordinals.after(self._ordinal)
             self._position = Position()
 
-    def _enter(self) -> None:
+    def _read(self, reader: Reader, want: int) -> Records:
+        flight, number = self._how.flight, self._split_number
+        if flight is None:
+            return reader.read(want)
+        if flight.suspects_split(self._how.number, number):
+            want = 1
+        origin = Origin(number, self._position.index, source=self._how.number)
+        return flight.record(origin, want, lambda: reader.read(want))
+
+    def _enter(self) -> bool:
+        """Open the split that is next; False if there is none."""
+        if self._ordinal is None:
+            self._ordinal = self._ordinals.first()
         ordinal = self._ordinal
+        if ordinal == self._ordinals.end:
+            return False
         split_number = int(self._order[ordinal])
-        self._split_number = split_number
-        self._place = derive_word("split", self._number, self._pass, split_number)
-        self._reader = self._ahead.pop(ordinal, None) or self._source.open(self._splits[split_number], self._position)
+        self._split_number, self._split = split_number, self._splits[split_number]
+        self._place = derive_word("split", self._how.number, self._pass, split_number)
+        self._dropped = {index for split, index in self._how.dropped if split == split_number}
+        self._reader = self._ahead.pop(ordinal, None) or self._source.open(self._split, self._position)
         if self._source.remote:
-            for later in range(ordinal + 1, min(ordinal + 1 + OPEN_AHEAD, len(self._splits))):
+            for later in self._ordinals.ahead(ordinal):
                 if later not in self._ahead:
                     self._ahead[later] = self._source.open(self._splits[int(self._order[later])], Position())
+        return True
 
     def _chunk_of(
         self, elements: Sequence[object], indices: Sequence[int] | None, offsets: Sequence[int] | None
     ) -> Chunk:
         first, count = self._position, len(elements)
-        number = self._split_number
-        marks = RunMarks(self._ordinal, number, self._splits[number], first, indices, offsets, self._source)
+        assert self._ordinal is not None
+        place = (self._ordinals, self._ordinal, self._split_number, self._split)
+        marks = RunMarks(*place, first, indices, offsets, self._source)
         after = int(indices[-1]) + 1 if indices is not None else first.index + count
         self._position = Position(after, int(offsets[-1]) if offsets is not None else None)
         idents = None
-        if self._with_idents:
+        if self._how.with_idents:
             numbers = np.arange(first.index, first.index + count) if indices is None else np.asarray(indices)
             idents = make_idents(self._place, numbers)
-        return Chunk(elements, marks, idents)
+        chunk = Chunk(elements, marks, idents)
+        if self._dropped:
+            places = range(first.index, after) if indices is None else indices
+            chunk = chosen(chunk, [k for k, index in enumerate(places) if index not in self._dropped])
+        return chunk
 
     def close(self) -> None:
         readers = [*self._ahead.values(), *([self._reader] if self._reader else [])]
@@ -172,25 +204,33 @@ class SplitSource(Stage):
             reader.close()
 
 
+def chosen(chunk: Chunk, kept: Sequence[int]) -> Chunk:
+    """Return the chunk without what is not kept."""
+    if len(kept) == len(chunk.elements):
+        return chunk
+    idents = None if chunk.idents is None else chunk.idents[list(kept)]
+    return Chunk([chunk.elements[k] for k in kept], Selected(chunk.marks, kept, len(chunk.elements)), idents)
+
+
 @dataclass(frozen=True, slots=True)
 class _IndexMarks:
     """Consecutive positions of an indexable source; they may run over several splits."""
 
+    ordinals: Ordinals
+    ordinal: int
     starts: Sequence[int]
     first: int
     indices: Sequence[int]
     source: IndexableSource
 
     def at(self, k: int) -> State:
-        position = self.first + k
-        ordinal = max(bisect_right(self.starts, position) - 1, 0)
-        return [ordinal, position - self.starts[ordinal]]
+        return self.ordinals.at_position(self.ordinal, self.first + k, self.starts)
 
     def origin(self, k: int) -> Origin:
         index = int(self.indices[k])
         split = max(bisect_right(self.starts, index) - 1, 0)
         path = self.source.path_of(index) if isinstance(self.source, LocatesElements) else ""
-        return Origin(split, index - self.starts[split], path)
+        return Origin(split, index - self.starts[split], path, None, self.ordinals.source)
 
 
 class IndexedSource(Stage):
@@ -201,58 +241,85 @@ class IndexedSource(Stage):
     whatever the order.
     """
 
-    def __init__(
-        self,
-        meter: StageMeter,
-        source: IndexableSource,
-        *,
-        number: int,
-        with_idents: bool,
-        order: RandomOrder | None,
-        quarantine: Quarantine | None,
-    ) -> None:
+    def __init__(self, meter: StageMeter, source: IndexableSource, reading: Reading) -> None:
         super().__init__(meter)
         self._source = source
-        self._starts = [split.start for split in source.splits()] or [0]
+        self._starts = [split.start for split in reading.splits] or [0]
         self._count = len(source)
-        self._number = number
-        self._with_idents = with_idents
-        self._random = order
-        self.quarantine = quarantine
+        self._how = reading
+        self.quarantine = reading.quarantine
+        self._dropped = {self._starts[split] + index for split, index in reading.dropped}
         self._bad: set[int] = set()
         self._over_budget: Exception | None = None
-        if quarantine is not None:
+        if reading.quarantine is not None:
             cast(SkipsBadRecords, source).on_bad = self._on_bad
 
     def open(self, pass_: int, state: State) -> None:
-        self._permutation = Permutation(self._random.key(pass_), self._count) if self._random else None
-        self._place = derive_word("source", self._number, pass_)
+        random = self._how.order
+        self._permutation = Permutation(random.key(pass_), self._count) if random else None
+        self._place = derive_word("source", self._how.number, pass_)
         if self.quarantine is not None:
             self.quarantine.pass_ = pass_
-        ordinal, index, *_ = state or (0, 0)
-        self._position = self._starts[ordinal] + index
+        self._ordinals = self._how.ordinals(pass_)
+        self._ordinal: int | None = None
+        self._position = self._stop = 0
+        place = read_place(state)
+        if place is not None:
+            self._stand_at(place[0], place[1])
+
+    def _enter(self) -> bool:
+        """Stand before an element, in the split at hand or in one that follows; False at the end of the pass."""
+        ordinals = self._ordinals
+        while self._position >= self._stop:
+            if self._ordinal is None:
+                ordinal = ordinals.first()
+            elif self._ordinal == ordinals.end:
+                return False
+            else:
+                ordinal = ordinals.after_stretch(self._ordinal)
+            self._stand_at(ordinal, 0)
+        return True
+
+    def _stand_at(self, ordinal: int, index: int) -> None:
+        self._ordinal = ordinal
+        if ordinal != self._ordinals.end:
+            self._position = self._starts[ordinal] + index
+            self._stop = self._ordinals.stretch(ordinal, self._starts, self._count)
 
     def _pull(self, want: int) -> Chunk:
-        while self._position < self._count:
-            start, stop = self._position, min(self._position + want, self._count)
+        while self._enter():
+            assert self._ordinal is not None
+            start, stop = self._position, min(self._position + want, self._stop)
             indices: Any = range(start, stop) if self._permutation is None else self._permutation.at(start, stop)
-            self._marks = _IndexMarks(self._starts, start, indices, self._source)
-            elements = self._source.fetch(indices)
-            if self._over_budget is not None:
-                raise self._over_budget
+            self._marks = _IndexMarks(self._ordinals, self._ordinal, self._starts, start, indices, self._source)
+            flight = self._how.flight
+            if flight is None:
+                chunk = self._fetch(indices)
+            else:
+                stop = start + flight.reach(self._marks, stop - start)
+                some = indices[: stop - start]
+                chunk = flight.record(self._marks.origin(0), len(some), partial(self._fetch, some))
             self._position = stop
-            chunk = Chunk(elements, self._marks)
-            if self.quarantine is not None:
-                self.quarantine.entered(len(elements))
-            if self._bad:
-                kept = [k for k, index in enumerate(indices) if index not in self._bad]
-                chunk.marks, indices = Selected(self._marks, kept, stop - start), np.asarray(indices)[kept]
-                self._bad.clear()
-            if self._with_idents:
-                chunk.idents = make_idents(self._place, np.asarray(indices))
-            if len(elements):
+            if len(chunk.elements):
                 return chunk
-        return Chunk((), _IndexMarks(self._starts, self._count, (), self._source))
+        return Chunk((), _IndexMarks(self._ordinals, self._ordinals.end, self._starts, self._count, (), self._source))
+
+    def _fetch(self, indices: Sequence[int]) -> Chunk:
+        count = len(indices)
+        kept = [k for k, index in enumerate(indices) if index not in self._dropped] if self._dropped else None
+        wanted = indices if kept is None or len(kept) == count else [int(indices[k]) for k in kept]
+        elements = self._source.fetch(wanted) if len(wanted) else ()
+        if self._over_budget is not None:
+            raise self._over_budget
+        if self.quarantine is not None:
+            self.quarantine.entered(len(elements))
+        if self._bad:
+            kept = [k for k in kept or range(count) if indices[k] not in self._bad]
+            wanted = [int(indices[k]) for k in kept]
+            self._bad.clear()
+        marks = self._marks if len(wanted) == count else Selected(self._marks, kept or (), count)
+        idents = make_idents(self._place, np.asarray(wanted, np.int64)) if self._how.with_idents else None
+        return Chunk(elements, marks, idents)
 
     def _on_bad(self, error: DataError, index: int) -> None:
         assert self.quarantine is not None
@@ -261,9 +328,14 @@ class IndexedSource(Stage):
         self._over_budget = self.quarantine.admit(error, self._marks, k) or self._over_budget
 
     def skip(self, count: int) -> int:
-        step = min(count, self._count - self._position)
-        self._position += step
-        return step
+        if self._dropped:
+            return super().skip(count)
+        passed = 0
+        while passed < count and self._enter():
+            step = min(count - passed, self._stop - self._position)
+            self._position += step
+            passed += step
+        return passed
 
 
 def make_idents(place: int, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Idents:

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.core.errors import InvalidPipelineError
 from penstock.runtime.blame import blame
 from penstock.runtime.contract import Chunk, Idents, Marks, Origin, Stage, State
+from penstock.runtime.flight import Flight
 from penstock.runtime.ops.steps import Calls, Step, quarantines_of, run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
@@ -31,13 +32,16 @@ class Transform(Ordered):
         *,
         steps: Sequence[Step],
         one_to_one: bool,
+        flight: Flight | None = None,
     ) -> None:
-        super().__init__(meter, upstream, pool, tuner, room)
+        super().__init__(meter, upstream, pool, tuner, room, flight)
         self.steps = steps
         self._one_to_one = one_to_one
 
     def _work(self, task: Chunk) -> Outcome:
-        return run_steps(self.steps, task)
+        if self._flight is None:
+            return run_steps(self.steps, task)
+        return self._flight.record(task.marks.origin(0), len(task.elements), lambda: run_steps(self.steps, task))
 
     def _open_upstream(self, pass_: int, state: State) -> None:
         for quarantine in quarantines_of(self.steps):
@@ -48,7 +52,8 @@ class Transform(Ordered):
         """Nothing is computed for what is skipped, unless it decides what counts."""
         if self._one_to_one:
             with self._feed:  # nobody takes an input meanwhile, and whoever did has reserved a slot
-                if self._rest is None and not self._slots and self._end is None:
+                at_hand = self._rest or self._slots or (self._flight is not None and self._flight.rest)
+                if not at_hand and self._end is None:
                     return self.upstream.skip(count)
         return super().skip(count)
 
@@ -96,8 +101,9 @@ class GroupedMap(Ordered):
         *,
         size: int,
         calls: Calls,
+        flight: Flight | None = None,
     ) -> None:
-        super().__init__(meter, upstream, pool, tuner, room)
+        super().__init__(meter, upstream, pool, tuner, room, flight)
         self._size = size
         self._calls = calls
 
@@ -127,6 +133,12 @@ class GroupedMap(Ordered):
 
     def _work(self, task: Chunk) -> Outcome:
         (group,) = task.elements
+        if self._flight is None:
+            return self._call(group)
+        marks, at = group.start
+        return self._flight.record(marks.origin(at), len(group.elements), lambda: self._call(group))
+
+    def _call(self, group: _Group) -> Outcome:
         calls, function, count = self._calls, self._calls.function, len(group.elements)
         origin = group.start[0].origin(group.start[1])
         try:

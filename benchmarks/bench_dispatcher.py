@@ -1,0 +1,287 @@
+"""What one dispatcher carries: splits granted, restarts, heartbeats, large jobs. All journaled with full sync.
+
+There is no peer to run beside it: the figures are held against fixed targets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+from harness import Bench, BenchError, main, say
+from ours import dispatcher as load
+from report import Result, machine, median_and_low, our_versions
+
+from penstock.core.ids import AgentId, StreamId, WorkerId
+from penstock.wire.messages import (
+    AgentBeat,
+    Done,
+    EpochOpened,
+    Granted,
+    GrantSplits,
+    ListJobs,
+    RegisterAgent,
+    StreamView,
+    WorkerPlace,
+)
+
+ASKERS = 8
+EVENTS = 1_000_000
+WORKERS = 5_000
+FILES = 1_000_000
+FILES_PER_SPLIT = 64
+
+
+def at_least(bench: Bench, case: str, values: list[float], target: float, unit: str, **details: Any) -> None:
+    ratio, low = median_and_low([value / target for value in values])
+    bench.add(
+        Result(
+            bench=bench.name,
+            case=case,
+            ours=statistics.median(values),
+            peer="target",
+            theirs=target,
+            unit=unit,
+            ratio=ratio,
+            low=low,
+            target=1.0,
+            details={"runs": len(values), **details, "versions": our_versions(), "machine": machine()},
+        )
+    )
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A directory on the disk of the checkout: /tmp may be memory, where a sync costs nothing."""
+    path = Path(tempfile.mkdtemp(prefix="dispatcher-", dir=Path(__file__).resolve().parent.parent / ".bench"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+class Reader:
+    """An asker that wants the next splits of one stream, several at a time."""
+
+    def __init__(self, asker: load.Asker, stream: StreamView) -> None:
+        self.asker, self.stream = asker, stream
+        self.after: int | None = None
+        self.given = 0
+
+    def ask(self, seconds_per_split: float = 0.001) -> None:
+        self.asker.ask(
+            GrantSplits(
+                job=load.JOB,
+                attempt=load.ATTEMPT,
+                stream=StreamId(self.stream.stream),
+                binding=self.stream.binding,
+                source=0,
+                pass_=0,
+                after=self.after,
+                seconds_per_split=seconds_per_split,
+            )
+        )
+
+    def take(self) -> bool:
+        for told in self.asker.answers():
+            if not isinstance(told.body, Granted) or not told.body.ordinals:
+                raise BenchError(f"no splits: {told.body}")
+            self.given += len(told.body.ordinals)
+            self.after = told.body.ordinals[-1]
+            return True
+        return False
+
+
+def granting(bench: Bench) -> None:
+    seconds = bench.options.seconds
+    with folder() as journal, load.running(journal) as process, load.control(process.address) as client:
+        job = load.bound_streams(process.address, client, ASKERS, 1_000_000_000)
+        with job as streams, load.askers(process.address, ASKERS) as askers:
+            readers = {asker.socket: Reader(asker, stream) for asker, stream in zip(askers, streams)}
+            poller = zmq.Poller()
+            for socket, reader in readers.items():
+                poller.register(socket, zmq.POLLIN)
+                reader.ask()
+            rates, cpu = [], process.cpu_s()
+            begun = time.perf_counter()
+            for _ in range(bench.options.pairs):
+                begin, before = time.perf_counter(), sum(reader.given for reader in readers.values())
+                while time.perf_counter() - begin < seconds:
+                    for socket, _ in poller.poll(1000):
+                        if readers[socket].take():
+                            readers[socket].ask()
+                given = sum(reader.given for reader in readers.values()) - before
+                rates.append(given / (time.perf_counter() - begin))
+            busy = (process.cpu_s() - cpu) / (time.perf_counter() - begun)
+    at_least(bench, f"splits granted to {ASKERS} askers", rates, 20_000, "splits/s", cpu_share=round(busy, 2))
+
+
+def restarting(bench: Bench) -> None:
+    """The history is made through the dispatcher itself, one split an event, all streams asking at once."""
+    events = EVENTS // 20 if bench.options.quick else EVENTS
+    say(f"dispatcher/restart: making {events:,} events")
+    with folder() as journal:
+        with load.running(journal) as process, load.control(process.address) as client:
+            job = load.bound_streams(process.address, client, 200, 1_000_000_000)
+            with job as streams, load.askers(process.address, 4) as askers:
+                history(askers, [Reader(askers[0], stream) for stream in streams], events)
+            client.ask(ListJobs(), timeout_s=load.DEADLINE_S, what="jobs")
+            position = client.seen
+        whole, opened = [], []
+        for _ in range(3 if bench.options.quick else 7):
+            begin = time.perf_counter()
+            with load.running(journal) as process, load.control(process.address) as client:
+                client.ask(ListJobs(), timeout_s=load.DEADLINE_S, what="jobs")
+                whole.append(time.perf_counter() - begin)
+                opened.append(process.opened_s)
+                if client.seen < position:
+                    raise BenchError(f"position {client.seen} after a restart, {position} before")
+        size = sum(file.stat().st_size for file in journal.iterdir())
+    details = {"events": position, "opening_s": round(statistics.median(opened), 3), "journal_bytes": size}
+    bench.limit("killed, restarted, first answer", whole, 2.0, unit="s", **details)
+
+
+def history(askers: list[load.Asker], readers: list[Reader], events: int) -> None:
+    """Grant one split an event: each stream's next question follows its last answer, all streams at once."""
+    by_number: dict[tuple[int, int], Reader] = {}
+    sockets = {asker.socket: number for number, asker in enumerate(askers)}
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+
+    def ask(reader: Reader, number: int) -> None:
+        body = GrantSplits(
+            job=load.JOB,
+            attempt=load.ATTEMPT,
+            stream=StreamId(reader.stream.stream),
+            binding=reader.stream.binding,
+            source=0,
+            pass_=0,
+            after=reader.after,
+        )
+        by_number[number, askers[number].ask(body)] = reader
+
+    for place, reader in enumerate(readers):
+        ask(reader, place % len(askers))
+    done = 0
+    while done < events:
+        for socket, _ in poller.poll(1000):
+            number = sockets[socket]
+            for told in askers[number].answers():
+                reader = by_number.pop((number, told.number))
+                if not isinstance(told.body, Granted):
+                    raise BenchError(f"no splits: {told.body}")
+                reader.after = told.body.ordinals[-1]
+                done += 1
+                ask(reader, number)
+
+
+class Herd:
+    """Agents of one worker each, over a few sockets. What they hear has to be `Done`."""
+
+    def __init__(self, askers: list[load.Asker]) -> None:
+        self._askers = askers
+        self._sent_at: dict[tuple[int, int], float] = {}
+        self.waits: list[float] = []
+
+    def register(self, number: int) -> None:
+        place = WorkerPlace(worker=WorkerId(f"w{number}"))
+        self._ask(number, RegisterAgent(agent=AgentId(f"agent{number}"), host=f"h{number}", workers=(place,)))
+
+    def beat(self, number: int) -> None:
+        self._ask(number, AgentBeat(agent=AgentId(f"agent{number}"), runners=()))
+
+    def _ask(self, number: int, body: Any) -> None:
+        place = number % len(self._askers)
+        self._sent_at[place, self._askers[place].ask(body)] = time.perf_counter()
+
+    def collect(self) -> None:
+        for number, asker in enumerate(self._askers):
+            for told in asker.answers():
+                if told.body != Done():
+                    raise BenchError(f"an agent was answered {told.body}")
+                self.waits += [time.perf_counter() - self._sent_at.pop((number, told.number))]
+
+    def drain(self) -> None:
+        deadline = time.monotonic() + load.DEADLINE_S
+        while self._sent_at:
+            if time.monotonic() > deadline:
+                raise BenchError(f"{len(self._sent_at)} questions were not answered in {load.DEADLINE_S:.0f} s")
+            self.collect()
+            time.sleep(0.001)
+
+
+def heartbeats(bench: Bench) -> None:
+    workers = WORKERS // 10 if bench.options.quick else WORKERS
+    seconds = 3 if bench.options.quick else 10
+    with folder() as journal, load.running(journal) as process, load.askers(process.address, 50) as askers:
+        herd = Herd(askers)
+        begin = time.perf_counter()
+        for number in range(workers):
+            herd.register(number)
+            if number % 250 == 249:
+                for earlier in range(number):
+                    herd.beat(earlier)
+                herd.drain()
+        registered_s = time.perf_counter() - begin
+        herd.waits.clear()
+        cpu, begin, sent = process.cpu_s(), time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - begin) < seconds:
+            while sent < elapsed * workers:
+                herd.beat(sent % workers)
+                sent += 1
+            herd.collect()
+            time.sleep(0.002)
+        herd.drain()
+        took = time.perf_counter() - begin
+        busy = (process.cpu_s() - cpu) / took
+    waits = sorted(herd.waits)
+    details = {
+        "beats": sent,
+        "took_s": round(took, 2),
+        "registered_s": round(registered_s, 2),
+        "p50_ms": round(waits[len(waits) // 2] * 1e3, 2),
+    }
+    bench.limit(f"{workers:,} workers beating each second: cores", [busy], 1.0, unit="cores", **details)
+    late = waits[int(0.99 * len(waits))]
+    bench.limit(f"{workers:,} workers beating each second: p99 answer", [late], 1.0, unit="s", **details)
+
+
+def registering(bench: Bench) -> None:
+    files = FILES // 10 if bench.options.quick else FILES
+    names = [f"s3://bucket/imagenet/train/n{i % 1000:08d}/n{i % 1000:08d}_{i:07d}.JPEG" for i in range(files)]
+    seconds, size = [], 0
+    for _ in range(2 if bench.options.quick else 5):
+        with folder() as journal, load.running(journal) as process, load.control(process.address) as client:
+            begin = time.perf_counter()
+            groups = [(names[i : i + FILES_PER_SPLIT], os.urandom(8)) for i in range(0, files, FILES_PER_SPLIT)]
+            graph, listing = b"graph", msgspec.msgpack.encode(groups)
+            load.put(client, graph)
+            load.put(client, listing)
+            request = load.opening(load.spec(graph, listing, len(groups)))
+            answer = client.ask(request, timeout_s=load.DEADLINE_S, what="opening")
+            if not isinstance(answer, EpochOpened):
+                raise BenchError(f"not opened: {answer}")
+            seconds.append(time.perf_counter() - begin)
+            size = len(listing)
+    bench.limit(f"a job over {files:,} files registers", seconds, 10.0, unit="s", listing_bytes=size)
+
+
+def run(bench: Bench) -> None:
+    granting(bench)
+    registering(bench)
+    heartbeats(bench)
+    restarting(bench)
+
+
+if __name__ == "__main__":
+    main("dispatcher", run)

@@ -1,0 +1,39 @@
+"""1 KB elements (256 float32), taken one by one from a worker process; and how long a single `next()` takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from harness import HERE, Bench, BenchError, main, ours, peer, say
+from report import ROOT, paired_costs
+
+COUNTS = {"ours.service": 1_000_000, "peers.tf_service": 20_000}
+PATIENCE_S = 600
+
+
+def quantiles_us(module: str, elements: int) -> dict[str, float]:
+    python = ROOT / (".venv" if module.startswith("ours") else ".venv-peers") / "bin" / "python"
+    command = [str(python), "-m", module, "latencies", str(elements)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE, timeout=PATIENCE_S)
+    if done.returncode:
+        raise BenchError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["seconds"]
+    return {name: value * 1e6 for name, value in found.items()}
+
+
+def run(bench: Bench) -> None:
+    tf_service = peer("tf.data service", "peers.tf_service:elements")
+    for path in ("slabs", "tcp"):
+        mine = ours("ours.service:elements", path=path)
+        bench.compare(f"1 KB elements, {path}", mine, [tf_service], unit="elements/s", target=200.0)
+    runs, part = (1, 10) if bench.options.quick else (5, 1)
+    say(f"elements/next(), one by one: {runs} pairs")
+    pairs = [[quantiles_us(module, count // part) for module, count in COUNTS.items()] for _ in range(runs)]
+    for name in ("p50", "p99", "p99.9"):
+        found = [(mine[name], theirs[name]) for mine, theirs in pairs]
+        bench.add(paired_costs(bench.name, f"{name} of next(), slabs", "tf.data service", "us", found))
+
+
+if __name__ == "__main__":
+    main("elements", run)

@@ -1,0 +1,73 @@
+"""Where a dataset is read: threads here, processes of the loader's own, or a service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from penstock.api.dataset import Dataset
+from penstock.api.epochs import FromService
+from penstock.api.loader import Loader
+from penstock.api.services import LocalService
+from penstock.client.backend import ServiceBackend
+from penstock.client.options import JobOptions
+from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
+from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
+
+Destination = int | str | os.PathLike[str] | LocalService | None
+
+
+def make_loader(dataset: Dataset, to: Destination, options: JobOptions) -> Loader:
+    """Return the loader; nothing is started or sent before it is read."""
+    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, LocalService, type(None))):
+        raise InvalidArgumentError(
+            f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
+        )
+    if to is None and not os.environ.get(SERVICE_VARIABLE):
+        return _here(dataset, options)
+    if isinstance(to, int):
+        return _over(dataset, options, *_own_service(to))
+    if isinstance(to, LocalService):
+        service = ServiceFile(address=to.address, credentials=to.credentials.as_client())
+        return _over(dataset, options, lambda: service, None)
+    text = None if to is None else os.fspath(to)
+    try:
+        found = find_service(text)
+    except ServiceFileMissingError:
+        return _over(dataset, options, lambda: find_service(text), None)  # it may be written later
+    return _over(dataset, options, lambda: found, None)
+
+
+def _here(dataset: Dataset, options: JobOptions) -> Loader:
+    if options.consumers > 1:
+        raise InvalidArgumentError(
+            f"consumers={options.consumers} need a service to deal to them: give to= its address, or set "
+            f"${SERVICE_VARIABLE}"
+        )
+    return Loader(dataset.node, memory_bytes=options.memory_bytes)
+
+
+def _over(
+    dataset: Dataset, options: JobOptions, find: Callable[[], ServiceFile], on_close: Callable[[], None] | None
+) -> Loader:
+    backend = ServiceBackend(dataset._plan, options, find, on_close)
+    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
+
+
+def _own_service(workers: int) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
+    if workers < 1:
+        raise InvalidArgumentError(f"to={workers} must be at least 1 worker process; None reads with threads here")
+    started: list[Any] = []
+
+    def find() -> ServiceFile:
+        if not started:
+            started.append(LocalService(workers))
+        service = started[0]
+        return ServiceFile(address=service.address, credentials=service.credentials.as_client())
+
+    def close() -> None:
+        for service in started:
+            service.close()
+
+    return find, close

@@ -1,0 +1,208 @@
+"""`Loader`: what `distribute` returns. It is read like the dataset, epoch after epoch, wherever the work runs.
+
+A loader is a dataset too: operators after `distribute` run in this process, over what the service delivers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
+
+from penstock.api.dataset import Dataset
+from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, Piped, State
+from penstock.client.statistics import LoaderStatistics
+from penstock.core.element import Element
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, StateMismatchError
+from penstock.graph import ops
+from penstock.graph.length import known_length
+from penstock.graph.node import Node
+from penstock.graph.readers import SourceNode
+from penstock.graph.traverse import walk
+
+__all__ = ["FromService", "Loader"]
+
+ORDER_BOUND = (ops.Shuffle, ops.BucketByLength, ops.GroupByWindow, ops.Pack, ops.Interleave, ops.Mix)
+"""What they hold pending depends on the order of arrival: after a relaxed `distribute` they could not be restored."""
+
+
+class Loader(Dataset):
+    """Reads a dataset through a service, or here: each iteration is the next epoch. A context manager.
+
+    `state_dict()` says what this process has received; `load_state_dict()` decides where the next iteration begins.
+    """
+
+    def __init__(self, node: Node, *, threads: int | None = None, memory_bytes: int | None = None) -> None:
+        super().__init__(node)
+        self._threads, self._memory_bytes = threads, memory_bytes
+        self._sources = [each for each in walk(node) if isinstance(each, FromService)]
+        self._kind = self._choose_kind()
+        self._next_epoch = 0
+        self._seed: int | None = None
+        self._loaded: Loaded | None = None
+        self._epoch: Epoch | None = None
+
+    def _choose_kind(self) -> Kind:
+        node, threads, memory_bytes = self._node, self._threads, self._memory_bytes
+        if not self._sources:
+            return Here(self._plan, threads=threads, memory_bytes=memory_bytes)
+        if node is self._sources[0]:
+            return Direct(self._sources[0])
+        return Piped(node, self._sources, threads=threads, memory_bytes=memory_bytes)
+
+    # Reading
+
+    def __iter__(self) -> Iterator[Element]:
+        loaded, self._loaded = self._loaded, None
+        if self._epoch is not None:
+            self._epoch.close()
+            self._epoch = None
+        epoch = self._next_epoch
+        if loaded is not None:
+            epoch, self._seed = loaded.epoch, loaded.seed
+        try:
+            self._epoch = self._kind.open(epoch, self._seed, loaded)
+        except BaseException:
+            self._loaded = loaded  # so that trying again begins where it was to begin
+            raise
+        self._next_epoch = epoch + 1
+        return iter(self._epoch.elements)
+
+    def iterator(self, **_: Any) -> NoReturn:
+        raise InvalidArgumentError("a loader's epochs are chosen with set_epoch(); iterate over the loader itself")
+
+    def __len__(self) -> int:
+        count = known_length(self._node, self._source_length)
+        if count is None:
+            raise TypeError("the length of this loader is not known before it is read; declare it with with_length()")
+        return count
+
+    def _source_length(self, node: SourceNode) -> int | None:
+        if not isinstance(node, FromService):
+            return self._plan.source_length(node)
+        options = node.backend.options
+        if options.sharding == "off" or options.uneven == "allow":
+            return None
+        try:
+            total = len(node.dataset)
+        except TypeError:
+            return None
+        return total // options.consumers if options.uneven == "drop" else -(-total // options.consumers)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that epoch."""
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+            raise InvalidArgumentError(f"epoch={epoch!r} must be a whole number of at least 0")
+        self._next_epoch, self._loaded = epoch, None
+
+    # State
+
+    def state_dict(self, all: bool = False) -> dict[str, Any]:
+        """Return where this process stands: small, JSON-able, self-contained.
+
+        With `all` it stands for every consumer and is the same on every rank, so that one rank may save it for all.
+        """
+        if self._loaded is not None:
+            state = copy.deepcopy(self._loaded.state)
+        elif self._epoch is not None:
+            state = self._epoch.state_dict()
+        else:
+            state = self._kind.fresh(self._next_epoch, self._seed)
+        return self._for_all(state) if all else state
+
+    def _for_all(self, state: dict[str, Any]) -> dict[str, Any]:
+        if "states" in state or state.get("consumer", 0) is None or state.get("consumers", 1) == 1:
+            return state
+        alike = state["order"] == "deterministic" or state.get("coordinated", False)
+        if state["phase"] == "reading" and not alike:
+            raise InvalidArgumentError(
+                "state_dict(all=True) with order='relaxed': the ranks stand at different places. Save each rank's "
+                "state_dict() and load the list of them, or use order='deterministic' or coordinated=True"
+            )
+        return {**state, "consumer": None}
+
+    def load_state_dict(self, state: State | Sequence[State]) -> None:
+        """Begin the next iteration where `state` was taken; taken after the loop had ended, at the next epoch.
+
+        It is this rank's own state, one made with `state_dict(all=True)`, or the list of the states of all ranks,
+        which is what another number of ranks needs.
+        """
+        given: list[State] = [state] if isinstance(state, Mapping) else list(state)
+        if len(given) == 1 and "states" in given[0]:
+            given = list(given[0]["states"])
+        if not given:
+            raise StateMismatchError("an empty list of states: give the state_dict() of every rank")
+        for one in given:
+            self._kind.signature.check(one)
+        changed = any(one["pipeline"] != self._kind.signature.entries for one in given)
+        self._loaded = self._kind.load(given, changed)
+        self._next_epoch = self._loaded.epoch
+
+    # The rest
+
+    def statistics(self) -> LoaderStatistics:
+        """Return figures of the present epoch, or of the last one."""
+        return LoaderStatistics() if self._epoch is None else self._epoch.statistics()
+
+    def close(self) -> None:
+        """Let go of everything at once; what is on its way is dropped."""
+        if self._epoch is not None:
+            self._epoch.close()
+        for source in self._sources:
+            source.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def distribute(self, to: Any = None, **_: Any) -> NoReturn:
+        raise InvalidPipelineError(
+            "this is a loader already: distribute() once, where the work should leave the process"
+        )
+
+    def fingerprint(self) -> str:
+        return self._sources[0].dataset.fingerprint() if self._sources else super().fingerprint()
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Dataset(", "Loader(", 1)
+
+    def explain(
+        self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0
+    ) -> str:
+        """Return the plan: what the service runs, and what runs here."""
+        parts = [source.dataset.explain(analyze=analyze, format=format, seconds=seconds) for source in self._sources]
+        if isinstance(self._kind, Direct):
+            return parts[0]
+        here = super().explain(analyze=analyze and not parts, format=format, seconds=seconds)
+        return "\n\n".join([*parts, here])
+
+    def _over(self, node: Node) -> Self:
+        made = type(self)(node, threads=self._threads, memory_bytes=self._memory_bytes)
+        for source in made._sources:
+            _check_cache(node)
+            if source.backend.options.order == "relaxed":
+                _check_order(node)
+        return made
+
+
+def _check_order(node: Node) -> None:
+    grouped = isinstance(node, ops.Map) and node.batch_size is not None
+    if isinstance(node, ORDER_BOUND) or grouped:
+        what = "map(batch_size=...)" if grouped else f"{node.name}()"
+        raise InvalidPipelineError(
+            f"{what} after distribute(): what it holds depends on which stream came first, so its state could not be "
+            "restored. Put it before distribute(), or use order='deterministic'"
+        )
+
+
+def _check_cache(node: Node) -> None:
+    if isinstance(node, ops.Cache) and node.path is not None:
+        raise InvalidPipelineError(
+            "cache(path) after distribute(): files would be found again by what stands here, not by what the service "
+            "reads. Use cache() without a path, in memory"
+        )

@@ -1,0 +1,45 @@
+"""`penstock dispatcher`: a dispatcher in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+
+from penstock.cli.foreground import refuse_open_bind, say
+from penstock.cli.main import UsageError
+from penstock.cli.service_arguments import chosen_port, own_token
+from penstock.dispatcher.main import DispatcherConfig, run
+from penstock.wire.credentials import Credentials
+
+
+def run_dispatcher(options: argparse.Namespace) -> int:
+    refuse_open_bind(options.bind, keys=options.keys)
+    token = own_token()
+    if not options.keys and not token and not options.service_file:
+        raise UsageError(
+            "nobody could get in: give --service-file PATH, from which workers and trainers read the address and a "
+            "token made for them, or set $PENSTOCK_TOKEN, or give --keys"
+        )
+    if options.keys:
+        credentials = Credentials.read(options.keys)
+    else:
+        credentials = Credentials(token=token) if token else Credentials.new_token()
+    config = DispatcherConfig(
+        credentials=credentials,
+        journal=options.journal,
+        bind=options.bind,
+        port=chosen_port(options),
+        port_range=options.port_range,
+        advertise=options.advertise,
+        http_port=options.http_port,
+        service_file=options.service_file,
+    )
+    run(config, ready=lambda address: _introduce(address, options))
+    return 0
+
+
+def _introduce(address: str, options: argparse.Namespace) -> None:
+    service = options.service_file or address
+    keys = f" --keys {options.keys}" if options.keys else ""
+    say(f"serving at {address}")
+    say(f"workers:  penstock worker --dispatcher {service}{keys}")
+    say(f"trainers: dataset.distribute({service!r})")

@@ -1,0 +1,76 @@
+"""`penstock serve`: a dispatcher and workers on this host."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from penstock.api.services import ServiceOptions, ServiceProcesses
+from penstock.cli.foreground import StopSignals, refuse_open_bind, say
+from penstock.cli.service_arguments import chosen_port, own_token
+from penstock.core.errors import NurseryGoneError
+from penstock.runtime.budget import available_cores
+from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.worker.processes import Died, describe_exit
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    refuse_open_bind(options.bind, keys=options.keys)
+    credentials = _credentials(options.keys)
+    workers = available_cores() if options.workers == "auto" else options.workers
+    with StopSignals() as signals:
+        processes = ServiceProcesses(
+            ServiceOptions(
+                workers=workers,
+                credentials=credentials,
+                bind=options.bind,
+                advertise=options.advertise,
+                port=chosen_port(options),
+                port_range=options.port_range,
+                journal=Path(options.journal) if options.journal else None,
+                http_port=options.http_port,
+                threads=options.threads,
+                memory_bytes=options.memory_bytes,
+                tags=options.tags,
+            )
+        )
+        file = Path(options.service_file or processes.scratch / "service.json").absolute()
+        try:
+            _wait_ready(processes, signals)
+            if not signals.count:
+                ServiceFile(address=processes.address, credentials=credentials.as_client()).write(file)
+                _introduce(processes.address, workers, file)
+            while not signals.count:
+                signals.wait(processes.fileno())
+                for event in processes.take_events():
+                    if isinstance(event, Died):
+                        say(f"the {event.id} {describe_exit(event.code, event.failure)}; it is started again")
+        except NurseryGoneError as error:
+            say(str(error))
+            return 1
+        finally:
+            processes.close()
+            file.unlink(missing_ok=True)
+    say("ended")
+    return 0
+
+
+def _credentials(keys: str | None) -> Credentials:
+    if keys:
+        return Credentials.read(keys)
+    return Credentials(token=token) if (token := own_token()) else Credentials.new_token()
+
+
+def _wait_ready(processes: ServiceProcesses, signals: StopSignals) -> None:
+    while not signals.count and not processes.ready():
+        signals.wait(processes.fileno(), 1.0)
+        processes.take_events()
+
+
+def _introduce(address: str, workers: int, file: Path) -> None:
+    say(f"serving at {address} with {workers} worker{'' if workers == 1 else 's'}")
+    say(f"service file: {file}")
+    say("in a trainer on this host:")
+    say(f"  export PENSTOCK_SERVICE={shlex.quote(str(file))}    and dataset.distribute(), or")
+    say(f"  dataset.distribute({str(file)!r})")

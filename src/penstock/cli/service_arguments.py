@@ -1,0 +1,158 @@
+"""The arguments of the commands that run a service or talk to one. Imports nothing that a `--help` does not need."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+DEFAULT_PORT = 5050
+
+SERVICE_HELP = "the service: tcp://host:port or a service file (default: $PENSTOCK_SERVICE)"
+KEYS_HELP = "a file made by `penstock keys`; needed to listen anywhere but on this host"
+
+
+def add_service_commands(commands: Any) -> None:
+    """Add them to the subparsers of `penstock`."""
+    serve = commands.add_parser(
+        "serve",
+        help="run a dispatcher and workers on this host",
+        description="Run a dispatcher and workers on this host, until Ctrl-C or SIGTERM. What dies is started again.",
+    )
+    serve.add_argument("--workers", type=_count, default="auto", metavar="N", help="default: one a core (auto)")
+    _add_listening(serve)
+    _add_dispatching(serve)
+    _add_resources(serve)
+
+    dispatcher = commands.add_parser(
+        "dispatcher",
+        help="run a dispatcher; workers of any host join it",
+        description="Run a dispatcher in the foreground, until Ctrl-C or SIGTERM. Started again with the same "
+        "--journal it goes on where it was; workers and trainers wait for it meanwhile.",
+    )
+    _add_listening(dispatcher)
+    _add_dispatching(dispatcher)
+
+    worker = commands.add_parser(
+        "worker",
+        help="run workers on this host for a dispatcher anywhere",
+        description="Run workers on this host. On SIGTERM or Ctrl-C they leave in peace: their work is taken over by "
+        "others first. A second signal ends them at once.",
+    )
+    worker.add_argument(
+        "--dispatcher",
+        metavar="ADDRESS|FILE",
+        help="tcp://host:port, or a service file (default: $PENSTOCK_SERVICE)",
+    )
+    worker.add_argument("--processes", type=_count, default="auto", metavar="N", help="default: one a core (auto)")
+    worker.add_argument(
+        "--bind", metavar="HOST", help="where to listen (default: this host only if the dispatcher is here)"
+    )
+    worker.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
+    worker.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
+    worker.add_argument("--keys", metavar="FILE", help=KEYS_HELP)
+    worker.add_argument(
+        "--drain-seconds", type=_positive, default=30.0, metavar="S", help="how long leaving may take (default: 30)"
+    )
+    _add_resources(worker)
+
+    jobs = commands.add_parser(
+        "jobs",
+        help="list the jobs and workers of a service; cancel, pause or resume a job",
+        description="Without ACTION: list the jobs and the workers.",
+    )
+    jobs.add_argument("action", nargs="?", choices=["cancel", "pause", "resume"], metavar="cancel|pause|resume")
+    jobs.add_argument("job", nargs="?", metavar="JOB")
+    jobs.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
+
+    drain = commands.add_parser("drain", help="let a worker finish: it takes no new work and hands over what it has")
+    drain.add_argument("worker", metavar="WORKER", help="its id, as `penstock jobs` prints it")
+    drain.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
+
+    keys = commands.add_parser(
+        "keys",
+        help="make the keys of a service that listens beyond this host",
+        description="Write server.json, for the dispatcher and the workers, and client.json, for trainers. Both are "
+        "secret, and readable by you only.",
+    )
+    keys.add_argument("folder", metavar="OUT_DIR")
+
+
+def chosen_port(options: argparse.Namespace) -> int:
+    if options.port is not None:
+        return int(options.port)
+    return 0 if options.port_range else DEFAULT_PORT
+
+
+def own_token() -> str:
+    """Return the token the user has chosen; empty: one is to be made."""
+    return os.environ.get("PENSTOCK_TOKEN", "")
+
+
+def _add_listening(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bind", metavar="HOST", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
+    parser.add_argument("--port", type=_port, metavar="N", help=f"0: any free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
+    parser.add_argument("--keys", metavar="FILE", help=KEYS_HELP)
+
+
+def _add_dispatching(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--journal", metavar="DIR", help="keep jobs here, so that they outlive the dispatcher (default: they do not)"
+    )
+    parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
+    parser.add_argument(
+        "--service-file", metavar="PATH", help="write address and credentials here, for workers and trainers"
+    )
+
+
+def _add_resources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
+    parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
+    parser.add_argument(
+        "--memory-bytes", type=_whole, metavar="N", help="buffers of each worker (default: its share of a tenth)"
+    )
+
+
+def _count(text: str) -> int | str:
+    return text if text == "auto" else _natural(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    number = _natural(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
+    return number
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and a day")
+    return seconds
+
+
+def _port(text: str) -> int:
+    port = _natural(text)
+    if port > 65_535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port")
+    return port
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    ends = (_port(first), _port(last)) if dash else (0, 0)
+    if not 0 < ends[0] <= ends[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 5000-5099")
+    return ends
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (tag.strip() for tag in text.split(","))))

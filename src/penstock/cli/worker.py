@@ -1,0 +1,150 @@
+"""`penstock worker`: workers on this host, for a dispatcher anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+
+import msgspec
+
+from penstock.api.services import share_of_budget
+from penstock.cli.foreground import StopSignals, refuse_open_bind, say
+from penstock.cli.main import UsageError
+from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
+from penstock.runtime.budget import available_cores
+from penstock.wire.addresses import is_loopback, split_tcp
+from penstock.wire.credentials import KEYS_VARIABLE, SERVICE_VARIABLE, Credentials, ServiceFile, find_service
+from penstock.worker.processes import Died, End, NurseryLink, Ready, Spawn, Stop, describe_exit, start_nursery
+from penstock.worker.processes_agent import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
+
+AGENT = "agent"
+AFTER_DRAIN_S = 8.0  # stopping runners that were not taken over, and saying goodbye
+END_S = 3.0
+LOOK_AGAIN_S = 0.5
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    with StopSignals() as signals:
+        named = options.dispatcher or os.environ.get(SERVICE_VARIABLE)
+        if not named:
+            raise UsageError("which dispatcher? give --dispatcher an address or a service file")
+        path = options.keys or os.environ.get(KEYS_VARIABLE)
+        keys = Credentials.read(path) if path else None
+        service = _wait_for_service(named, keys, signals)
+        if service is None:
+            return 0
+        config = _agent_config(options, service)
+        process, link = start_nursery()
+        try:
+            link.send(
+                Spawn(id=AGENT, entry=AGENT_ENTRY, config=msgspec.msgpack.encode(config), restart=True, nursery=True)
+            )
+            return _watch(link, signals, config)
+        except NurseryGoneError as error:
+            say(str(error))
+            return 1
+        finally:
+            _end(process, link)
+
+
+def _wait_for_service(named: str, keys: Credentials | None, signals: StopSignals) -> ServiceFile | None:
+    """Return the service, once its file is there; None: told to end before it was."""
+    said = False
+    with contextlib.closing(_Never()) as never:
+        while not signals.count:
+            try:
+                return _find(named, keys)
+            except ServiceFileMissingError as error:
+                if not said:
+                    say(f"waiting for the dispatcher: {error}")
+                said = True
+                signals.wait(never.fileno(), LOOK_AGAIN_S)
+    return None
+
+
+def _find(named: str, keys: Credentials | None) -> ServiceFile:
+    if keys is not None and "://" in named:
+        split_tcp(named)
+        service = ServiceFile(address=named, credentials=keys)
+    else:
+        service = find_service(named)
+        if service.credentials.kind == "curve" and keys is not None:
+            service = ServiceFile(address=service.address, credentials=keys)
+    if service.credentials.kind == "curve" and not service.credentials.server_secret:
+        raise UsageError("workers listen, so they need the service's own keys: give --keys server.json")
+    return service
+
+
+def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentConfig:
+    count = available_cores() if options.processes == "auto" else options.processes
+    budget = share_of_budget(count, options.threads, options.memory_bytes)
+    bind = options.bind or ("127.0.0.1" if is_loopback(split_tcp(service.address)[0]) else "0.0.0.0")
+    refuse_open_bind(bind, keys=service.credentials.kind == "curve")
+    return AgentConfig(
+        dispatcher=service.address,
+        credentials=service.credentials,
+        agent=new_agent_id(),
+        workers=new_places(count, options.tags),
+        memory_bytes=budget.memory_bytes,
+        threads=budget.threads,
+        bind=bind,
+        advertise=options.advertise,
+        port_range=options.port_range,
+        drain_s=options.drain_seconds,
+    )
+
+
+def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig) -> int:
+    registered = draining = False
+    while True:
+        while (event := link.receive(0.0)) is not None:
+            if isinstance(event, Ready):
+                registered = True
+                names = ", ".join(place.worker for place in config.workers)
+                say(f"registered at {config.dispatcher}: {names}")
+            elif isinstance(event, Died):
+                how = describe_exit(event.code, event.failure)
+                if draining:
+                    say("left")
+                    return 0
+                if not registered and event.failure:
+                    raise PenstockError(f"the workers did not start: {how}")
+                say(f"the agent {how}; it is started again")
+        if signals.count > 1 or (signals.count and not registered):
+            say("ended")
+            return 0
+        if signals.count and not draining:
+            draining = True
+            say("leaving: others take over; a second signal ends this at once")
+            link.send(Stop(id=AGENT, grace_s=config.drain_s + AFTER_DRAIN_S))
+        signals.wait(link.fileno())
+
+
+def _end(process: subprocess.Popen[bytes], link: NurseryLink) -> None:
+    try:
+        link.send(End())
+        process.wait(END_S)
+    except (PenstockError, OSError, subprocess.TimeoutExpired):
+        pass
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    link.close()
+
+
+class _Never:
+    """A descriptor on which nothing ever arrives."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)

@@ -1,0 +1,155 @@
+"""A job as a loader uses it: made ready once, opened epoch by epoch, closed with the loader."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.client.fetch import EpochReader
+from penstock.client.link import Patience, ServiceLink, find_when_there
+from penstock.client.merge import Checkpoint
+from penstock.client.options import JobOptions, job_name
+from penstock.client.session import EpochRequest, EpochSession
+from penstock.client.submit import Pipeline, Prepared, Submission, prepare, submission
+from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
+from penstock.core.ids import JobName
+from penstock.runtime.budget import default_budget
+from penstock.wire.credentials import ServiceFile
+
+MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Where an epoch is opened."""
+
+    epoch: int
+    seed: int | None = None
+    """None: the pipeline's."""
+    checkpoint: Checkpoint | None = None
+    may_rejoin: bool = True
+
+
+class ServiceBackend:
+    """Nothing is sent, or even encoded, before the first epoch is opened."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: JobOptions,
+        find: Callable[[], ServiceFile],
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.options = options
+        self._pipeline, self._find = pipeline, find
+        self._prepared: Prepared | None = None
+        self._submissions: dict[tuple[int, int], Submission] = {}
+        self._workers: int | None = None
+        self._job: JobName | None = None
+        self._links: list[ServiceLink] = []
+        self._pid = os.getpid()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _close, self._pid, self._links, on_close)
+
+    @property
+    def prepared(self) -> Prepared:
+        """The pipeline, checked and encoded; refused here if it cannot be shipped."""
+        if self._prepared is None:
+            self._prepared = prepare(self._pipeline, self.options)
+        return self._prepared
+
+    @property
+    def job(self) -> JobName:
+        if self._job is None:
+            self._job = job_name(self.options, self.prepared.fingerprint)
+        return self._job
+
+    @property
+    def memory_bytes(self) -> int:
+        given = self.options.memory_bytes
+        return given if given is not None else min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Refuse a state of a job that was dealt or cut otherwise."""
+        state, options = checkpoint.first, self.options
+        if state.phase != "reading":
+            return
+        if state.splits != self.prepared.splits_digest:
+            raise StateMismatchError(
+                "the state was saved with the data cut into other splits (another sharding, or another release); "
+                "load it with the sharding it was saved with, or start the epoch anew"
+            )
+        if state.order != options.order:
+            raise StateMismatchError(
+                f"the state was saved with order={state.order!r} and this loader has order={options.order!r}; "
+                "which elements follow depends on it"
+            )
+        if state.coordinated != options.coordinated:
+            raise StateMismatchError(
+                f"the state was saved with coordinated={state.coordinated} and this loader has "
+                f"coordinated={options.coordinated}; rounds are grouped in another way"
+            )
+        if (state.uneven == "allow") != (options.uneven == "allow"):
+            raise StateMismatchError(
+                f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.uneven!r}"
+            )
+
+    def open(self, beginning: Beginning) -> EpochReader:
+        """Open an epoch and return its reader; waits for the service."""
+        if self._pid != os.getpid():
+            raise ForkedLoaderError
+        if self._closed:
+            raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
+        prepared = self.prepared
+        link = self._link()
+        checkpoint = beginning.checkpoint
+        streams = checkpoint.first.streams if checkpoint is not None else 0
+        request = EpochRequest(
+            job=self.job,
+            options=self.options,
+            submission=self._submission(prepared, link, beginning.seed, streams),
+            epoch=beginning.epoch,
+            checkpoint=checkpoint,
+            may_rejoin=beginning.may_rejoin,
+        )
+        session = EpochSession(link, request)
+        try:
+            return EpochReader(session, memory_bytes=self.memory_bytes, timeout_s=self.options.timeout_s, owner=self)
+        except BaseException:
+            session.close(finished=False)
+            raise
+
+    def _submission(self, prepared: Prepared, link: ServiceLink, seed: int | None, streams: int) -> Submission:
+        chosen = self._pipeline.seed if seed is None else seed
+        made = self._submissions.get((chosen, streams))
+        if made is None:
+            made = self._submissions[chosen, streams] = submission(
+                prepared, self.options, seed=chosen, workers=lambda: self._count_workers(link), streams=streams or None
+            )
+        return made
+
+    def _count_workers(self, link: ServiceLink) -> int:
+        if self._workers is None:
+            self._workers = link.count_workers(Patience(self.options.timeout_s, "the first worker"))
+        return self._workers
+
+    def _link(self) -> ServiceLink:
+        if not self._links:
+            service = find_when_there(self._find, Patience(self.options.timeout_s, "the service"))
+            self._links.append(ServiceLink(service, name=f"loader-{self.options.consumer}"))
+        return self._links[0]
+
+    def close(self) -> None:
+        self._closed = True
+        self._finalizer()
+
+
+def _close(pid: int, links: list[ServiceLink], on_close: Callable[[], None] | None) -> None:
+    if os.getpid() != pid:
+        return
+    for link in links:
+        link.close()
+    if on_close is not None:
+        on_close()

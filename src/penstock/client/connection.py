@@ -1,0 +1,103 @@
+"""The way to one runner: a data socket and its watch, and the runner's memory if it lies on this host.
+
+It never reconnects. Once lost it is closed, and a new opening of a stream makes a new one. All of it belongs to the
+thread that reads; what cannot be sent yet, because the other side has not let us in, waits here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import msgspec
+import zmq
+
+from penstock.core.errors import PenstockError
+from penstock.core.ids import RunnerId
+from penstock.wire.addresses import RunnerAddress, host_id
+from penstock.wire.credentials import Credentials
+from penstock.wire.messages import Credit, FromRunner, ToRunner
+from penstock.wire.slabs import SlabReader
+from penstock.wire.sockets import Context, Watch, dial
+
+CONNECT_S = 5.0
+NO_SLABS_VARIABLE = "PENSTOCK_NO_SLABS"
+"""Set to 1, payloads come by socket on one host too: to measure that, or where memory cannot be passed on."""
+MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get their turn
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
+_log = logging.getLogger(__name__)
+
+
+class RunnerConnection:
+    def __init__(
+        self,
+        context: Context,
+        credentials: Credentials,
+        runner: RunnerId,
+        address: str,
+        slabs: SlabReader | None = None,
+    ) -> None:
+        """`slabs`: from an earlier connection to the same process, whose memory is still mapped."""
+        self.runner = runner
+        self.address = RunnerAddress.parse(address)
+        self.slabs = slabs
+        may_share = os.environ.get(NO_SLABS_VARIABLE, "") != "1"
+        if slabs is None and may_share and self.address.slab and self.address.host == host_id():
+            self.slabs = SlabReader.connect(self.address.slab)
+        self.socket = dial(context, credentials, self.address.tcp, data=True)
+        self.watch = Watch(self.socket)
+        self.closed = False
+        self.streams: set[Any] = set()
+        """Readings that are open here."""
+        self.last_credit: Credit | None = None
+        """Carries returned memory once no stream is open any more."""
+        self._outbox: deque[bytes] = deque()
+        self._connect_by = monotonic() + CONNECT_S
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._outbox)
+
+    def send(self, message: ToRunner) -> None:
+        self._outbox.append(_encoder.encode(message))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._outbox:
+            try:
+                self.socket.send(self._outbox[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._outbox.popleft()
+
+    def receive(self) -> Iterator[tuple[FromRunner, list[Any]]]:
+        """Yield what has arrived: a header and the buffers after it. Never waits."""
+        for _ in range(MAX_RECEIVED):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = _decoder.decode(frames[0].buffer)
+            except msgspec.DecodeError as error:
+                raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
+            yield message, frames[1:]
+
+    def lost(self) -> str | None:
+        """Return why it cannot be used any more."""
+        reason = self.watch.lost()
+        if reason is None and not self.watch.connected and monotonic() > self._connect_by:
+            reason = f"no connection within {CONNECT_S:.0f} s"
+        return reason
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.socket.close(linger=0)

@@ -1,0 +1,118 @@
+"""Splits assigned up front: one feed a worker.
+
+`file`: worker w of W reads files w, w + W, ... of every source. `data`: everybody reads all splits and keeps elements
+w, w + W, ...; `hint` does so at the marker the user put. `file_or_data` takes files where there are enough. A function
+of the user's gets the splits and the number of workers and returns, for each, the numbers of its splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.client.options import ShardingFunction
+from penstock.core.errors import InvalidArgumentError
+from penstock.sources.base import Split
+from penstock.wire.messages import Feed, Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSplits:
+    """A source's splits, with the name messages give it."""
+
+    name: str
+    splits: Sequence[Split]
+    element_files: int = 0
+    """How many files, where each is one element and splits are ranges of them; 0: it is otherwise."""
+
+
+def feeds_for(
+    sharding: Sharding, sources: Sequence[NamedSplits], workers: int, shard: ShardingFunction | None = None
+) -> tuple[Feed, ...]:
+    """Return the feed of each worker; `InvalidArgumentError` says why the splits cannot be dealt so."""
+    if workers < 1:
+        raise InvalidArgumentError(f"sharding={sharding!r} assigns splits to workers up front, and there is none yet")
+    if sharding == "custom":
+        assert shard is not None
+        return _custom_feeds(shard, sources, workers)
+    by_file = sharding == "file" or (sharding == "file_or_data" and _enough_files(sources, workers))
+    if by_file and not all(source.element_files for source in sources):
+        return _file_feeds(sources, workers)
+    if by_file:  # file number i is element number i
+        for source in sources:
+            _check_count(source, source.element_files, workers)
+    return tuple(Feed(kind="dealt", number=0, of=1, keep=(w, workers)) for w in range(workers))
+
+
+def one_file_a_split(splits: Sequence[Split]) -> list[Split]:
+    """Cut splits of several (small) files into splits of one: files are what is dealt."""
+    cut: list[Split] = []
+    for split in splits:
+        if len(split.files) <= 1:
+            cut.append(split)
+        else:
+            cut += [Split(files=(file,), start=split.start, stop=split.stop, note=split.note) for file in split.files]
+    return cut
+
+
+def _enough_files(sources: Sequence[NamedSplits], workers: int) -> bool:
+    return all((source.element_files or len(_files(source))) >= workers for source in sources)
+
+
+def _check_count(source: NamedSplits, count: int, workers: int) -> None:
+    if count < workers:
+        raise InvalidArgumentError(
+            f"sharding='file': {source.name} has {count} files for {workers} workers, so some would have "
+            "nothing to read; use fewer workers, more files, or sharding='file_or_data'"
+        )
+
+
+def _files(source: NamedSplits) -> dict[str, int]:
+    """Return the number of each file; a file cut into several splits is one."""
+    numbers: dict[str, int] = {}
+    for split in source.splits:
+        for file in split.files:
+            numbers.setdefault(file.path, len(numbers))
+    return numbers
+
+
+def _file_feeds(sources: Sequence[NamedSplits], workers: int) -> tuple[Feed, ...]:
+    lists: list[list[list[int]]] = [[[] for _ in sources] for _ in range(workers)]
+    for number, source in enumerate(sources):
+        numbers = _files(source)
+        if not numbers:
+            raise InvalidArgumentError(
+                f"sharding='file': {source.name} has no files to deal; use 'data' or 'file_or_data'"
+            )
+        _check_count(source, len(numbers), workers)
+        for index, split in enumerate(source.splits):
+            if not split.files:
+                raise InvalidArgumentError(f"sharding='file': split {index} of {source.name} has no file")
+            lists[numbers[split.files[0].path] % workers][number].append(index)
+    return tuple(Feed(kind="listed", listed=tuple(map(tuple, own))) for own in lists)
+
+
+def _custom_feeds(shard: ShardingFunction, sources: Sequence[NamedSplits], workers: int) -> tuple[Feed, ...]:
+    lists: list[list[tuple[int, ...]]] = [[] for _ in range(workers)]
+    for source in sources:
+        dealt = [tuple(map(int, own)) for own in shard(list(source.splits), workers)]
+        if len(dealt) != workers:
+            raise InvalidArgumentError(
+                f"the sharding function returned {len(dealt)} lists for {workers} workers; it must return one for each"
+            )
+        _check_numbers(source, dealt)
+        for own, chosen in zip(lists, dealt):
+            own.append(chosen)
+    return tuple(Feed(kind="listed", listed=tuple(own)) for own in lists)
+
+
+def _check_numbers(source: NamedSplits, dealt: Sequence[tuple[int, ...]]) -> None:
+    seen: set[int] = set()
+    for number in (number for own in dealt for number in own):
+        if not 0 <= number < len(source.splits):
+            raise InvalidArgumentError(
+                f"the sharding function returned split {number} of {source.name}, which has {len(source.splits)}"
+            )
+        if number in seen:
+            raise InvalidArgumentError(f"the sharding function gave split {number} of {source.name} twice")
+        seen.add(number)

@@ -1,0 +1,171 @@
+"""One stream as a client reads it: what has arrived, what was taken, and how much more may be sent. No sockets here.
+
+Rules:
+
+1. A frame counts only if it is of the present incarnation (binding, opening) and begins at the round that is due. An
+   older one is dropped; a gap means that something was lost, and the stream is opened anew.
+2. What arrived stays good whatever becomes of the connection: a new opening begins after it, at the cut it came with.
+3. Credit is an absolute position within an opening: the window, and what the trainer has taken since. It is given back
+   when the trainer takes a frame, not when the frame arrives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from penstock.client.state import StreamMark
+from penstock.core.element import Element
+from penstock.core.ids import StreamId
+from penstock.wire.messages import Cut, Rounds, StreamEnded, StreamFailed, StreamView
+
+Verdict: TypeAlias = Literal["taken", "stale", "gap"]
+
+
+@dataclass(slots=True)
+class Frame:
+    """Rounds that have arrived. Elements are decoded when the trainer gets to them."""
+
+    header: Rounds
+    buffers: Sequence[Any]
+    slabs: Any = None
+    elements: Sequence[Element] | None = None
+    at: int = 0
+    """How many of its rounds were taken."""
+
+
+class StreamReading:
+    """See the module. `mark` is what the trainer took; `due`, `cut` and `cut_round` are what has arrived."""
+
+    def __init__(self, view: StreamView, mark: StreamMark) -> None:
+        self.stream: StreamId = view.stream
+        self.number = view.number
+        self.view = view
+        self.mark = mark
+        self.due = mark.round
+        self.cut: Cut = mark.cut
+        self.cut_round = mark.cut_round
+        if mark.opened:
+            self.cut, self.cut_round = mark.cut_here(), mark.round
+        self.binding = -1
+        """Of the present opening; -1: never opened."""
+        self.given_up = -1
+        """The binding that was found not to work: the next one is waited for."""
+        self.opening = 0
+        self.connection: Any = None
+        self.queue: deque[Frame] = deque()
+        self.queued_bytes = 0
+        self.end: StreamEnded | None = None
+        self.failure: StreamFailed | None = None
+        self.failures = 0
+        """Openings in a row that gave nothing."""
+        self.not_before = 0.0
+        self.heard_at = 0.0
+        self.told_end = False
+        self.window = 0
+        self.sent_credit = 0
+        self.received_bytes = 0
+        self.taken_bytes = 0
+        self.elements = 0
+        self._base = 0
+        self._taken = 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.view.feed.kind == "tail"
+
+    @property
+    def open(self) -> bool:
+        return self.connection is not None
+
+    @property
+    def complete(self) -> bool:
+        """All there is has arrived."""
+        return self.end is not None or self.failure is not None
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is left to take, and nothing will come."""
+        return self.mark.ended or (self.view.lost and not self.queue)
+
+    @property
+    def ready(self) -> bool:
+        """There is something to deal with: rounds, the end, or a failure."""
+        return bool(self.queue) or (self.complete and not self.mark.ended)
+
+    # Opening
+
+    def opened(self, connection: Any, opening: int, window: int) -> int:
+        """Note a new opening and return its first credit."""
+        self.connection, self.opening, self.binding = connection, opening, self.view.binding
+        self.window = window
+        self._base = window - self.queued_bytes
+        self._taken = 0
+        self.sent_credit = self.credit
+        return self.sent_credit
+
+    def closed(self) -> None:
+        self.connection = None
+
+    @property
+    def credit(self) -> int:
+        return max(0, self._base + self._taken)
+
+    @property
+    def credit_owed(self) -> int:
+        return self.credit - self.sent_credit
+
+    # Receiving
+
+    def verdict(self, message: Rounds | StreamEnded | StreamFailed) -> Verdict:
+        if not self.open or self.complete or (message.binding, message.opening) != (self.binding, self.opening):
+            return "stale"
+        return "taken" if message.seq == self.due else "gap"
+
+    def receive(self, header: Rounds, buffers: Sequence[Any], slabs: Any) -> Verdict:
+        found = self.verdict(header)
+        if found == "taken":
+            self.queue.append(Frame(header, buffers, slabs))
+            self.queued_bytes += header.nbytes
+            self.received_bytes += header.nbytes
+            self.due += header.count
+            self.cut, self.cut_round = header.cut, self.due
+            self.failures = 0
+        return found
+
+    def receive_end(self, message: StreamEnded) -> Verdict:
+        found = self.verdict(message)
+        if found == "taken":
+            self.end = message
+        return found
+
+    def receive_failure(self, message: StreamFailed) -> Verdict:
+        found = self.verdict(message)
+        if found == "taken":
+            self.failure = message
+        return found
+
+    # Taking
+
+    def begin_frame(self) -> Frame:
+        """Return the frame whose turn it is; at its first round its bytes are credited."""
+        frame = self.queue[0]
+        if frame.at == 0 and frame.elements is None:
+            self.queued_bytes -= frame.header.nbytes
+            self.taken_bytes += frame.header.nbytes
+            self._taken += frame.header.nbytes
+        return frame
+
+    def describe(self, now: float) -> str:
+        """Say what it is waiting for, for people."""
+        name = f"{'tail' if self.is_tail else f'stream {self.number}'}"
+        if self.mark.ended:
+            return f"{name} has ended"
+        if self.view.runner is None:
+            return f"{name} is bound to no worker"
+        if not self.open:
+            return f"{name} is being opened on worker {self.view.worker}"
+        silent_s = now - self.heard_at
+        return f"{name} on worker {self.view.worker} gave nothing for {silent_s:.0f} s"

@@ -1,0 +1,83 @@
+"""A job as the source of a pipeline in this process: what stands after `distribute` runs here.
+
+In relaxed order, which stream comes next is not given. So a state inside a run of elements also says which stream the
+next element comes from: an operator that is in the middle of one element (unbatch, flat_map) gets the same one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.client.backend import Beginning
+from penstock.client.fetch import EpochReader
+from penstock.client.merge import read_states
+from penstock.client.state import EpochState, Progress
+from penstock.runtime.contract import Chunk, Fixed, Origin, Stage, State
+from penstock.runtime.stats import StageMeter
+
+OpenReader = Callable[[Beginning], EpochReader]
+
+
+class ServiceStage(Stage):
+    def __init__(
+        self,
+        meter: StageMeter,
+        open_reader: OpenReader,
+        *,
+        seed: int | None,
+        may_rejoin: bool,
+        consumer: int,
+        consumers: int,
+    ) -> None:
+        super().__init__(meter)
+        self._open_reader = open_reader
+        self._seed, self._may_rejoin = seed, may_rejoin
+        self._consumer, self._consumers = consumer, consumers
+        self.reader: EpochReader | None = None
+
+    def open(self, pass_: int, state: State) -> None:
+        self.stop()
+        if state is None:
+            self.reader = self._open_reader(Beginning(epoch=pass_, seed=self._seed))
+            return
+        checkpoint = read_states(state, consumer=self._consumer, consumers=self._consumers)
+        self.reader = self._open_reader(
+            Beginning(
+                epoch=checkpoint.first.epoch,
+                seed=checkpoint.first.seed,
+                checkpoint=checkpoint,
+                may_rejoin=self._may_rejoin,
+            )
+        )
+
+    def _pull(self, want: int) -> Chunk:
+        reader = self.reader
+        assert reader is not None
+        elements, after = reader.take(want)
+        if not len(elements):
+            return Chunk((), Fixed(_plain(reader, after(0))))
+        return Chunk(elements, _Marks(reader, after))
+
+    def stop(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+
+    def close(self) -> None:
+        self.stop()
+
+
+class _Marks:
+    def __init__(self, reader: EpochReader, after: Callable[[int], Progress]) -> None:
+        self._reader, self._after = reader, after
+
+    def at(self, k: int) -> State:
+        return _plain(self._reader, self._after(k))
+
+    def origin(self, k: int) -> Origin | None:
+        return None
+
+
+def _plain(reader: EpochReader, progress: Progress) -> dict[str, Any]:
+    state: EpochState = reader.session.state(progress, pipeline=[])
+    return state.plain()

@@ -1,0 +1,183 @@
+"""From a pipeline to a job: the graph and the split list as blobs, and the record all consumers must agree on.
+
+Everything that could be refused is refused here, before a byte is sent: operators without a global meaning, functions
+that cannot be shipped, splits that cannot be dealt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+
+from penstock.client.feeds import NamedSplits, feeds_for, one_file_a_split
+from penstock.client.options import JobOptions
+from penstock.core.errors import InvalidArgumentError
+from penstock.core.ids import BlobHash, Fingerprint
+from penstock.graph import ops
+from penstock.graph.codec import encode_graph
+from penstock.graph.functions import Payload, UserFunction
+from penstock.graph.installed import version_of
+from penstock.graph.node import Node
+from penstock.graph.parameters import short_label
+from penstock.graph.parts import ARROW
+from penstock.graph.readers import ReadFiles, ReadImages, SourceNode
+from penstock.graph.traverse import walk
+from penstock.passes import canonicalize
+from penstock.runtime.distributable import check_coordinated, for_workers
+from penstock.sources import registry
+from penstock.sources.base import IndexableSource, Source
+from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts
+from penstock.wire.addresses import host_id
+from penstock.wire.blobs import blob_hash
+from penstock.wire.messages import Feed, JobSpec
+
+_PACKAGE = "package "
+
+
+class Pipeline(Protocol):
+    """What is known about a dataset without running it."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def source_of(self, node: SourceNode) -> Source: ...
+
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job ready to be sent."""
+
+    spec: JobSpec
+    blobs: dict[BlobHash, bytes]
+    splits_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A pipeline that can be shipped; how its splits are dealt may still depend on the number of workers."""
+
+    graph: bytes
+    sources: tuple[NamedSplits, ...]
+    listings: bytes
+    counts: tuple[int, ...]
+    fingerprint: Fingerprint
+    versions: tuple[tuple[str, str], ...]
+    splits_digest: str
+    """Of how the data is cut; what there is to read is in the pipeline's signature."""
+
+
+def prepare(pipeline: Pipeline, options: JobOptions) -> Prepared:
+    """Check and encode a pipeline. Touches the data's listing, and no service."""
+    graph = canonicalize(for_workers(pipeline.node, options.sharding))
+    if options.coordinated:
+        check_coordinated(graph)
+    if options.sharding == "hint" and not any(isinstance(node, ops.Shard) for node in walk(graph)):
+        raise InvalidArgumentError(
+            "sharding='hint' takes each worker's part where shard() stands, and this pipeline has none; "
+            "put .shard() where it should be, or use sharding='data'"
+        )
+    encoded = encode_graph(graph)
+    nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
+    by_file = options.sharding in ("file", "file_or_data")
+    sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
+    counts = split_counts(sources)
+    return Prepared(
+        graph=encoded,
+        sources=tuple(map(_named, nodes, sources)),
+        listings=encode_listings(sources),
+        counts=counts,
+        fingerprint=Fingerprint(pipeline.fingerprint()),
+        versions=tuple(_versions(graph)),
+        splits_digest=hashlib.blake2b(f"{counts} {by_file}".encode(), digest_size=6).hexdigest(),
+    )
+
+
+def submission(
+    prepared: Prepared, options: JobOptions, *, seed: int, workers: Callable[[], int], streams: int | None = None
+) -> Submission:
+    """Return the job. `workers` is asked only where splits are assigned up front; `streams` overrides both.
+
+    A state that is loaded says how many streams there were: they are what it knows.
+    """
+    feeds: tuple[Feed, ...] = ()
+    if options.static:
+        feeds = feeds_for(options.sharding, prepared.sources, streams or workers(), options.shard)
+    graph, splits = blob_hash(prepared.graph), blob_hash(prepared.listings)
+    spec = JobSpec(
+        fingerprint=prepared.fingerprint,
+        graph=graph,
+        splits=splits,
+        split_counts=prepared.counts,
+        seed=seed,
+        sharding=options.sharding,
+        guarantee=options.guarantee,
+        order=options.order,
+        consumers=options.consumers,
+        uneven=options.uneven,
+        coordinated=options.coordinated,
+        streams=streams if streams and options.in_turn and not feeds else options.streams,
+        feeds=feeds,
+        compression=options.compression,
+        requires=options.requires,
+        target=options.target,
+        host=host_id(),
+        owner=options.owner,
+        weight=options.weight,
+        max_workers=options.max_workers,
+        max_bytes=options.max_bytes,
+        collect_after_s=options.collect_after_s,
+        versions=prepared.versions,
+    )
+    blobs = {graph: prepared.graph, splits: prepared.listings}
+    return Submission(spec=spec, blobs=blobs, splits_digest=prepared.splits_digest)
+
+
+def _named(node: SourceNode, source: Source) -> NamedSplits:
+    files = 0
+    if isinstance(node, (ReadFiles, ReadImages)) and isinstance(source, IndexableSource):
+        files = len(source)
+    return NamedSplits(short_label(node), source.splits(), files)
+
+
+def _one_file_source(node: SourceNode, pipeline: Pipeline) -> Source:
+    listed = pipeline.source_of(node)
+    splits = listed.splits()
+    if not isinstance(listed, ListsSplits) or all(len(split.files) <= 1 for split in splits):
+        return listed
+    source = registry.open_source(node)
+    cast(ListsSplits, source).use_splits(one_file_a_split(splits))
+    return source
+
+
+def _versions(graph: Node) -> Iterator[tuple[str, str]]:
+    yield "python", f"{sys.version_info.major}.{sys.version_info.minor}"
+    yield "numpy", np.__version__
+    found: dict[str, str] = {}
+    for node in walk(graph):
+        for _, value in node.parameters():
+            for used in _functions(value):
+                for name, version in used.parts().items():
+                    last = name.rpartition(ARROW)[2]
+                    if last.startswith(_PACKAGE):
+                        found[last.removeprefix(_PACKAGE)] = version
+    for package in sorted(found.keys() - {"numpy", "penstock"}):
+        if found[package]:
+            yield package, version_of(package)
+
+
+def _functions(value: object) -> Iterator[UserFunction | Payload]:
+    if isinstance(value, (UserFunction, Payload)):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _functions(part)

@@ -1,0 +1,1 @@
+"""The cluster as data: events, state, decisions. Pure."""

@@ -1,0 +1,82 @@
+"""Requests of consumers that have opened an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.control import events as e
+from penstock.control.draft import Decision, Draft
+from penstock.control.opening import drop_left_behind
+from penstock.control.placing import rebind
+from penstock.control.records import Iteration, Slot
+from penstock.control.runners import settle
+from penstock.control.state import ClusterState
+from penstock.control.views import view_of
+from penstock.core.ids import ClientId
+from penstock.wire.messages import Answer, Beat, CloseClient, Done, NotKnown, Rebind, Refused, View
+
+
+def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Callable[[], str]) -> Decision:
+    """Keep a lease. A client the journal knows gets one again after a restart, as if nothing had happened."""
+    iteration = state.iteration(request.job, request.attempt)
+    if iteration is None:
+        return Decision((), NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}"))
+    slot = _slot_of(iteration, request.client, request.consumer)
+    if slot is None:
+        reason = f"another reader has taken consumer {request.consumer}'s place; a consumer has one reader, the newest"
+        return Decision((), Refused(reason=reason, kind="superseded"))
+    if iteration.opened[slot].closed:
+        return Decision((), Done())
+    seen = e.ClientSeen(request.job, request.attempt, *slot, request.client, peer, now, request)
+    if request.client in state.clients.get(request.job, {}):
+        answer: Answer = Done()
+        if request.version != state.versions.get(request.attempt, state.generation << 32):
+            answer = View(view=view_of(state, request.job, request.attempt))
+        return Decision((seen,), answer)
+    draft = Draft(state, now=now, draw=draw)
+    draft.emit(seen)
+    settle(draft, request.job)
+    draft.publish()
+    return draft.decision(View(view=view_of(draft.state, request.job, request.attempt)))
+
+
+def _slot_of(iteration: Iteration, client: ClientId, consumer: int) -> Slot | None:
+    return next(
+        (slot for slot, held in iteration.opened.items() if slot[0] == consumer and held.client == client), None
+    )
+
+
+def rebind_stream(draft: Draft, request: Rebind) -> Answer:
+    iteration = draft.state.iteration(request.job, request.attempt)
+    if iteration is None:
+        return NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}")
+    stream = iteration.streams.get(request.stream)
+    if stream is None:
+        return NotKnown(what=f"stream {request.stream!r} of attempt {request.attempt!r}")
+    if stream.binding == request.binding and not stream.lost:
+        spec = draft.job(request.job).spec
+        if spec.guarantee == "at_most_once" and stream.bound is not None and not stream.ended:
+            draft.emit(e.StreamsLost(request.job, request.attempt, (request.stream,), request.reason))
+        else:
+            if stream.ended and not stream.reopened:
+                draft.emit(e.StreamReopened(request.job, request.attempt, request.stream))
+            present = draft.job(request.job).iterations[request.attempt].streams[request.stream]
+            rebind(draft, request.job, request.attempt, [present])
+        settle(draft, request.job)
+        draft.publish()
+    return View(view=view_of(draft.state, request.job, request.attempt))
+
+
+def close_client(draft: Draft, request: CloseClient) -> Answer:
+    iteration = draft.state.iteration(request.job, request.attempt)
+    if iteration is not None:
+        slot = _slot_of(iteration, request.client, request.consumer)
+        if slot is not None and not iteration.opened[slot].closed:
+            draft.emit(e.ConsumerClosed(request.job, request.attempt, *slot, request.client, request.finished))
+            drop_left_behind(draft, request.job)
+    if request.client in draft.state.clients.get(request.job, {}):
+        draft.emit(e.ClientGone(request.job, request.client, draft.now))
+    if draft.events:
+        settle(draft, request.job)
+        draft.publish()
+    return Done()

@@ -1,0 +1,252 @@
+"""What to do about a request, and when time passes.
+
+Both functions are pure: they read the state and return a `Decision`; nothing has changed until its events are applied.
+The clock (`now`, monotonic seconds), randomness (`draw`, a fresh id each time) and which blobs are stored are passed
+in. Every request is idempotent: decided again after its events were applied, it gives the same answer and no more
+events than a beat would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import assert_never
+
+from penstock.control import events as e
+from penstock.control.agents import (
+    agent_beat,
+    agent_leaving,
+    drain_worker,
+    lose_silent_runners,
+    register_agent,
+    remove_agent,
+    runner_gone,
+    runner_ready,
+)
+from penstock.control.clients import beat, close_client, rebind_stream
+from penstock.control.draft import Decision, Draft
+from penstock.control.ending import end_stream
+from penstock.control.granting import grant_splits
+from penstock.control.opening import missing_blobs, open_epoch
+from penstock.control.placing import rebind
+from penstock.control.runners import LINGER_S, START_TIMEOUT_S, settle, settle_all
+from penstock.control.state import ClusterState
+from penstock.control.views import job_lines, worker_lines
+from penstock.core.ids import BlobHash, JobName
+from penstock.wire.messages import (
+    AgentBeat,
+    AgentLeaving,
+    Answer,
+    Beat,
+    CloseClient,
+    Done,
+    DrainWorker,
+    EndStream,
+    GetBlob,
+    GetPipeline,
+    GetSpec,
+    GrantSplits,
+    Jobs,
+    ListJobs,
+    ListWorkers,
+    NotKnown,
+    OpenEpoch,
+    PutBlob,
+    PutPipeline,
+    Rebind,
+    Refused,
+    RegisterAgent,
+    Request,
+    RunnerGone,
+    RunnerReady,
+    Spec,
+    SteerJob,
+    Workers,
+)
+
+__all__ = ["Decision", "decide", "tick"]
+
+AGENT_LOST_AFTER_S = 5.0
+RUNNER_LOST_AFTER_S = 5.0
+CLIENT_LOST_AFTER_S = 30.0
+STOPPED_FOR_S = 2.0  # between two ticks: it was the dispatcher that was away, not everybody else
+
+
+def decide(
+    state: ClusterState,
+    request: Request,
+    *,
+    now: float,
+    peer: str,
+    draw: Callable[[], str],
+    blobs: Container[BlobHash] = frozenset(),
+) -> Decision:
+    """Return what a request leads to."""
+    if state.began_at is None:
+        return _begin(state, now, lambda begun: decide(begun, request, now=now, peer=peer, draw=draw, blobs=blobs))
+    if isinstance(request, GrantSplits):
+        return grant_splits(state, request)
+    if isinstance(request, Beat):
+        return beat(state, request, now=now, peer=peer, draw=draw)
+    draft = Draft(state, now=now, draw=draw)
+    answer = _answer(draft, request, peer, blobs)
+    return draft.decision(answer)
+
+
+def _begin(state: ClusterState, now: float, then: Callable[[ClusterState], Decision]) -> Decision:
+    """Take up what a journal left: leases begin now, and views get higher versions than any before."""
+    first: tuple[e.AnyEvent, ...] = (e.DispatcherBegan(state.generation + 1), e.LeasesBegan(now), e.Ticked(now))
+    begun = state.copy()
+    for event in first:
+        begun.apply(event)
+    rest = then(begun)
+    return Decision(first + rest.events, rest.answer, rest.pushes)
+
+
+def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash]) -> Answer:
+    match request:
+        case OpenEpoch():
+            return open_epoch(draft, request, peer, blobs)
+        case EndStream():
+            return end_stream(draft, request)
+        case Rebind():
+            return rebind_stream(draft, request)
+        case CloseClient():
+            return close_client(draft, request)
+        case RegisterAgent():
+            return register_agent(draft, request, peer)
+        case AgentBeat():
+            return agent_beat(draft, request, peer)
+        case RunnerReady():
+            return runner_ready(draft, request, peer)
+        case RunnerGone():
+            return runner_gone(draft, request)
+        case AgentLeaving():
+            return agent_leaving(draft, request)
+        case DrainWorker():
+            return drain_worker(draft, request)
+        case SteerJob():
+            return _steer(draft, request)
+        case ListJobs():
+            return Jobs(jobs=job_lines(draft.state))
+        case ListWorkers():
+            return Workers(workers=worker_lines(draft.state))
+        case PutPipeline():
+            return _put_pipeline(draft, request, blobs)
+        case GetPipeline():
+            found = draft.state.pipelines.get(request.id)
+            return NotKnown(what=f"pipeline {request.id!r}") if found is None else Spec(spec=found)
+        case GetSpec():
+            job = draft.state.jobs.get(request.job)
+            if job is None:
+                return NotKnown(what=f"job {request.job!r}")
+            return Spec(spec=job.spec, dropped=job.dropped, suspects=job.suspects)
+        case PutBlob() | GetBlob():
+            raise TypeError(f"{type(request).__name__}: blobs are kept beside the core, which only asks what is there")
+        case GrantSplits() | Beat():
+            raise TypeError(f"{type(request).__name__} is decided without a draft")
+        case _:
+            assert_never(request)
+
+
+def _steer(draft: Draft, request: SteerJob) -> Answer:
+    job = draft.state.jobs.get(request.job)
+    if job is None:
+        return Refused(
+            reason=f"there is no job {request.job!r}; `penstock jobs` lists those there are", kind="unknown_job"
+        )
+    paused, failure = job.paused, job.failure
+    match request.action:
+        case "cancel":
+            failure = failure or "the job was cancelled"
+        case "pause":
+            paused = True
+        case "resume":
+            paused = False
+        case _:
+            assert_never(request.action)
+    if (paused, failure) != (job.paused, job.failure):
+        draft.emit(e.JobSteered(request.job, paused, failure))
+        settle(draft, request.job)
+        draft.publish()
+    return Done()
+
+
+def _put_pipeline(draft: Draft, request: PutPipeline, blobs: Container[BlobHash]) -> Answer:
+    held = draft.state.pipelines.get(request.id)
+    if held is not None and held.fingerprint != request.spec.fingerprint:
+        return Refused(
+            reason=(
+                f"pipeline {request.id!r} is registered with another structure: fingerprint {held.fingerprint} there, "
+                f"{request.spec.fingerprint} here; register it under another id"
+            ),
+            kind="pipeline_mismatch",
+        )
+    if held is None:
+        waiting = missing_blobs(request.spec, blobs)
+        if waiting is not None:
+            return waiting
+        draft.emit(e.PipelineRegistered(request.id, request.spec))
+    return Done()
+
+
+def tick(state: ClusterState, *, now: float, draw: Callable[[], str]) -> Decision:
+    """Return what follows from time having passed: who is lost, what is collected, which processes start and stop."""
+    if state.began_at is None:
+        return _begin(state, now, lambda begun: tick(begun, now=now, draw=draw))
+    draft = Draft(state, now=now, draw=draw)
+    if state.ticked_at is not None and now - state.ticked_at > STOPPED_FOR_S:
+        draft.emit(e.LeasesBegan(now))
+    draft.emit(e.Ticked(now))
+    lost = [agent for agent in draft.state.agents.values() if now - agent.seen > AGENT_LOST_AFTER_S]
+    for agent in lost:
+        remove_agent(draft, agent.agent, f"agent {agent.agent!r} silent for {now - agent.seen:.1f} s")
+    unsettled = lose_silent_runners(draft, RUNNER_LOST_AFTER_S)
+    for job, leases in draft.before.clients.items():
+        for lease in draft.state.clients.get(job, leases).values():
+            if now - lease.seen > CLIENT_LOST_AFTER_S:
+                draft.emit(e.ClientGone(job, lease.client, now))
+    _collect_jobs(draft)
+    for name in list(draft.state.jobs):
+        _rebind_orphans(draft, name)
+    if lost:
+        settle_all(draft)
+    else:
+        for name in {**draft.state.jobs, **draft.state.runners}:
+            if name in unsettled or _is_due(draft, name):
+                settle(draft, name)
+    if len(draft.events) > 1:
+        draft.publish()
+    return draft.decision()
+
+
+def _collect_jobs(draft: Draft) -> None:
+    for name, since in list(draft.state.idle_since.items()):
+        job = draft.state.jobs[name]
+        if job.failure or draft.now - since > job.spec.collect_after_s:
+            draft.emit(e.JobCollected(name, job.failure or f"nobody read it for {draft.now - since:.0f} s"))
+
+
+def _rebind_orphans(draft: Draft, name: JobName) -> None:
+    """After a restart: streams bound to processes that nobody has registered since."""
+    began_at = draft.state.began_at
+    if began_at is None or draft.now - began_at <= AGENT_LOST_AFTER_S:
+        return
+    known = draft.state.runners.get(name, {})
+    for iteration in draft.iterations(name):
+        orphans = [s for s in iteration.streams.values() if s.bound is not None and s.bound.runner not in known]
+        if orphans:
+            rebind(draft, name, iteration.attempt, orphans)
+
+
+def _is_due(draft: Draft, name: JobName) -> bool:
+    """Whether time alone may change a job's processes; anything else settles it when it happens."""
+    state = draft.state
+    runners = state.runners.get(name, {})
+    if name not in state.jobs:
+        return bool(runners)
+    if any(job == name for _, job in state.failed_starts):
+        return True
+    idle_since = state.idle_since.get(name)
+    if idle_since is not None and runners and draft.now - idle_since > LINGER_S:
+        return True
+    return any(not runner.ready and draft.now - runner.since > START_TIMEOUT_S for runner in runners.values())

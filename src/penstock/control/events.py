@@ -1,0 +1,343 @@
+"""What happened: the only way the cluster's state changes.
+
+Rules: events are past tense and hold everything `apply` needs, so that replaying them needs no clock and no decision. A
+journaled event is on disk before anybody hears of it. The others (`JOURNALED = False`) are about leases and processes:
+they are forgotten with the dispatcher's memory and learnt again from beats. New fields have defaults and come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+
+from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
+from penstock.wire.messages import Beat, Cut, Feed, JobSpec, Resume, WorkerPlace
+
+Element: TypeAlias = tuple[int, int, int]
+"""(source, split, index)"""
+Suspect: TypeAlias = tuple[int, int, int, int]
+"""(source, split, index, count)"""
+
+
+class Journaled(msgspec.Struct, frozen=True, array_like=True):
+    JOURNALED: ClassVar[bool] = True
+
+
+class Soft(msgspec.Struct, frozen=True, array_like=True):
+    JOURNALED: ClassVar[bool] = False
+
+
+# On disk
+
+
+class DispatcherBegan(Journaled, frozen=True, tag="began"):
+    """A dispatcher took the journal up. Versions of views begin with its generation: they never go back."""
+
+    generation: int
+
+
+class PipelineRegistered(Journaled, frozen=True, tag="pipeline"):
+    id: str
+    spec: JobSpec
+
+
+class WorkerDrained(Journaled, frozen=True, tag="drained"):
+    """An operator's word: it holds across restarts, until the worker is gone."""
+
+    worker: WorkerId
+
+
+class WorkerForgotten(Journaled, frozen=True, tag="forgotten"):
+    worker: WorkerId
+
+
+class JobCreated(Journaled, frozen=True, tag="job"):
+    job: JobName
+    spec: JobSpec
+
+
+class JobCollected(Journaled, frozen=True, tag="collected"):
+    job: JobName
+    reason: str
+
+
+class JobSteered(Journaled, frozen=True, tag="steered"):
+    job: JobName
+    paused: bool
+    failure: str
+
+
+class IterationStarted(Journaled, frozen=True, tag="iteration"):
+    job: JobName
+    attempt: AttemptId
+    epoch: int
+    resume: Resume | None = None
+
+
+class IterationDropped(Journaled, frozen=True, tag="dropped"):
+    job: JobName
+    attempt: AttemptId
+    reason: str
+
+
+class IterationFinished(Journaled, frozen=True, tag="finished"):
+    job: JobName
+    attempt: AttemptId
+
+
+class ConsumerOpened(Journaled, frozen=True, tag="opened"):
+    """From now on `client` is the one reader of this slot."""
+
+    job: JobName
+    attempt: AttemptId
+    consumer: int
+    replica: int
+    client: ClientId
+
+
+class ConsumerClosed(Journaled, frozen=True, tag="closed"):
+    job: JobName
+    attempt: AttemptId
+    consumer: int
+    replica: int
+    client: ClientId
+    finished: bool
+
+
+class NewStream(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    feed: Feed
+    share: int
+    owner: int | None = None
+    home: WorkerId | None = None
+    """The worker whose own run over everything this is (sharding "off")."""
+
+
+class StreamsCreated(Journaled, frozen=True, tag="streams"):
+    job: JobName
+    attempt: AttemptId
+    streams: tuple[NewStream, ...]
+
+
+class NewBinding(msgspec.Struct, frozen=True, array_like=True):
+    """`runner` is None while nobody may run the stream."""
+
+    stream: StreamId
+    binding: int
+    runner: RunnerId | None = None
+    worker: WorkerId | None = None
+    address: str = ""
+
+
+class StreamsBound(Journaled, frozen=True, tag="bound"):
+    job: JobName
+    attempt: AttemptId
+    bindings: tuple[NewBinding, ...]
+
+
+class StreamsLost(Journaled, frozen=True, tag="lost"):
+    job: JobName
+    attempt: AttemptId
+    streams: tuple[StreamId, ...]
+    reason: str
+
+
+class StreamReopened(Journaled, frozen=True, tag="reopened"):
+    """A consumer that came back reads an ended stream again."""
+
+    job: JobName
+    attempt: AttemptId
+    stream: StreamId
+
+
+class ConsumerEnded(Journaled, frozen=True, tag="ended"):
+    """A consumer has all rounds of a stream."""
+
+    job: JobName
+    attempt: AttemptId
+    stream: StreamId
+    consumer: int
+    rounds: int
+    leftover: Cut | None = None
+
+
+class SplitsGranted(Journaled, frozen=True, tag="g"):
+    """The one event of the hot path; named short, for there is one every few splits."""
+
+    job: JobName
+    attempt: AttemptId
+    stream: StreamId
+    source: int
+    pass_: int
+    ordinals: tuple[int, ...]
+
+
+class ElementsBlamed(Journaled, frozen=True, tag="blamed"):
+    """A process died over these. `exact` were alone in flight; one of `suspects` is to blame; `dropped` are out."""
+
+    job: JobName
+    runner: RunnerId
+    exact: tuple[Element, ...]
+    suspects: tuple[Suspect, ...]
+    dropped: tuple[Element, ...]
+
+
+# In memory
+
+
+class LeasesBegan(Soft, frozen=True, tag="leases"):
+    """All leases begin anew: after a start, and after the dispatcher itself was stopped for a while."""
+
+    now: float
+
+
+class Ticked(Soft, frozen=True, tag="ticked"):
+    now: float
+
+
+class AgentRegistered(Soft, frozen=True, tag="agent"):
+    agent: AgentId
+    peer: str
+    host: str
+    workers: tuple[WorkerPlace, ...]
+    versions: tuple[tuple[str, str], ...]
+    now: float
+
+
+class AgentSeen(Soft, frozen=True, tag="agent_seen"):
+    agent: AgentId
+    peer: str
+    now: float
+    statistics: dict[str, Any] = {}
+    runners: tuple[RunnerId, ...] = ()
+    """The processes it sees alive."""
+
+
+class AgentRemoved(Soft, frozen=True, tag="agent_removed"):
+    agent: AgentId
+    reason: str
+
+
+class WorkersLeft(Soft, frozen=True, tag="workers_left"):
+    """`gone`: they are no more; else they take no new streams."""
+
+    workers: tuple[WorkerId, ...]
+    gone: bool
+
+
+class RunnerAsked(Soft, frozen=True, tag="runner_asked"):
+    job: JobName
+    worker: WorkerId
+    runner: RunnerId
+    now: float
+
+
+class RunnerServes(Soft, frozen=True, tag="runner_serves"):
+    job: JobName
+    worker: WorkerId
+    runner: RunnerId
+    address: str
+    now: float
+
+
+class RunnerRemoved(Soft, frozen=True, tag="runner_removed"):
+    job: JobName
+    runner: RunnerId
+    reason: str
+
+
+class StartFailed(Soft, frozen=True, tag="start_failed"):
+    """A runner ended before it served: the next try waits until `not_before`."""
+
+    job: JobName
+    worker: WorkerId
+    reason: str
+    not_before: float
+
+
+class ClientSeen(Soft, frozen=True, tag="client_seen"):
+    job: JobName
+    attempt: AttemptId
+    consumer: int
+    replica: int
+    client: ClientId
+    peer: str
+    now: float
+    beat: Beat | None = None
+
+
+class ClientGone(Soft, frozen=True, tag="client_gone"):
+    job: JobName
+    client: ClientId
+    now: float
+
+
+class RestartAsked(Soft, frozen=True, tag="restart_asked"):
+    """A consumer came back without a state that fits: the attempt starts over when all of them ask so."""
+
+    job: JobName
+    attempt: AttemptId
+    consumer: int
+    replica: int
+    client: ClientId
+    now: float
+
+
+class ViewRaised(Soft, frozen=True, tag="view"):
+    attempt: AttemptId
+    version: int
+
+
+AnyEvent: TypeAlias = (
+    DispatcherBegan
+    | PipelineRegistered
+    | WorkerDrained
+    | WorkerForgotten
+    | JobCreated
+    | JobCollected
+    | JobSteered
+    | IterationStarted
+    | IterationDropped
+    | IterationFinished
+    | ConsumerOpened
+    | ConsumerClosed
+    | StreamsCreated
+    | StreamsBound
+    | StreamsLost
+    | StreamReopened
+    | ConsumerEnded
+    | SplitsGranted
+    | ElementsBlamed
+    | LeasesBegan
+    | Ticked
+    | AgentRegistered
+    | AgentSeen
+    | AgentRemoved
+    | WorkersLeft
+    | RunnerAsked
+    | RunnerServes
+    | RunnerRemoved
+    | StartFailed
+    | ClientSeen
+    | ClientGone
+    | RestartAsked
+    | ViewRaised
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
+
+
+def encode(events: Sequence[AnyEvent]) -> bytes:
+    """Return a journal record.
+
+    >>> decode(encode([DispatcherBegan(3)]))
+    [DispatcherBegan(generation=3)]
+    """
+    return _ENCODER.encode(events)
+
+
+def decode(record: bytes) -> list[AnyEvent]:
+    return _DECODER.decode(record)

@@ -1,0 +1,63 @@
+"""Granting splits: the one hot request, so it makes no draft and looks at nothing it does not need.
+
+The n-th split of a stream's list is always the same: asked again, with the same `after`, the same is answered. A list
+only grows, and only by splits that nobody else has.
+"""
+
+from __future__ import annotations
+
+from penstock.control.draft import Decision
+from penstock.control.events import SplitsGranted
+from penstock.control.state import ClusterState
+from penstock.wire.messages import Granted, GrantSplits, NotKnown, Refused
+
+WORTH_OF_WORK_S = 0.5  # a grant lasts about that long, so that asking is hidden and little is held back at the end
+MOST_AT_ONCE = 16
+MOST_AGAIN = 4096  # of a list that is read again
+
+
+def grant_splits(state: ClusterState, request: GrantSplits) -> Decision:
+    iteration = state.iteration(request.job, request.attempt)
+    if iteration is None:
+        return Decision((), NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}"))
+    stream = iteration.streams.get(request.stream)
+    ledger = iteration.ledger
+    if stream is None or stream.feed.kind != "granted":
+        return _refuse(f"no splits are granted to stream {request.stream!r}", "unknown_stream")
+    if stream.binding != request.binding or stream.lost:
+        return _refuse(f"stream {request.stream!r} is at binding {stream.binding}, not {request.binding}", "stale")
+    if not 0 <= request.source < len(ledger.counts):
+        return _refuse(f"the job has no source {request.source}", "unknown_source")
+    granted = ledger.lists.get((request.stream, request.source, request.pass_), ())
+    after = request.after
+    if after is None:
+        if granted:
+            return Decision((), Granted(ordinals=tuple(granted[:MOST_AGAIN])))
+    elif not granted or granted[-1] != after:
+        if after not in granted:
+            return _refuse(f"split {after} was never granted to stream {request.stream!r}", "unknown_split")
+        # `granted` holds an ordinal once, so its place is that of the first equal one.
+        place = granted.index(after) + 1
+        return Decision((), Granted(ordinals=tuple(granted[place : place + MOST_AGAIN])))
+    cursor = ledger.cursor(request.source, request.pass_)
+    if not cursor.left:
+        return Decision((), Granted(ordinals=()))
+    ordinals = cursor.peek(grant_size(request.seconds_per_split, cursor.left, len(iteration.streams)))
+    event = SplitsGranted(request.job, request.attempt, request.stream, request.source, request.pass_, ordinals)
+    return Decision((event,), Granted(ordinals=ordinals))
+
+
+def grant_size(seconds_per_split: float, left: int, streams: int) -> int:
+    """Return how many splits to grant: more of short ones, fewer toward the end.
+
+    >>> grant_size(0.0, 1000, 2), grant_size(0.1, 1000, 2), grant_size(0.001, 1000, 2), grant_size(0.001, 9, 2)
+    (1, 5, 16, 2)
+    """
+    if seconds_per_split <= 0 or seconds_per_split >= WORTH_OF_WORK_S:
+        return 1
+    many = min(MOST_AT_ONCE, int(WORTH_OF_WORK_S / seconds_per_split))
+    return max(1, min(many, left // (2 * streams)))
+
+
+def _refuse(reason: str, kind: str) -> Decision:
+    return Decision((), Refused(reason=reason, kind=kind))

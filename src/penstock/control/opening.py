@@ -1,0 +1,272 @@
+"""A consumer opens an epoch: who starts one, who joins one, who waits.
+
+- A slot (consumer, replica) has one reader; the newest wins, and the older one is told so at its next beat.
+- A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
+  closed it or opened a newer one.
+- A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
+  read twice, or not at all. If all who had opened the epoch come back so, it starts over. A checkpoint that is loaded a
+  second time is the same case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import msgspec
+
+from penstock.control import events as e
+from penstock.control.completing import complete
+from penstock.control.draft import Draft
+from penstock.control.fitting import misfit
+from penstock.control.placing import create_fixed_streams
+from penstock.control.records import Iteration, Job, Slot
+from penstock.control.runners import settle
+from penstock.control.views import view_of
+from penstock.core.ids import AttemptId, BlobHash, JobName
+from penstock.wire.messages import Answer, EpochOpened, JobSpec, NotKnown, NotYet, OpenEpoch, Refused
+
+WISH_LASTS_S = 5.0  # clients that are told "not yet" ask again well within it
+FEWEST_IN_TURN = 4  # streams of coordinated reads: each has its own windows to fill, so not more than are of use
+IN_TURN_A_WORKER = 2  # one is read while the other gets ready, and some can move to workers that join
+# The job's creator decides, others take what it has. The fingerprint stands for graph and splits: pickled functions may
+# differ in their bytes and not in what they do. Feeds follow from how many workers there were when the job was made.
+CREATORS = frozenset({"seed", "host", "owner", "versions", "graph", "splits", "feeds"})
+
+
+def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[BlobHash]) -> Answer:
+    """Return the answer, having put what it takes into the draft."""
+    refused = _refusal(draft, request)
+    if refused is not None:
+        return refused
+    answer = _open_job(draft, request, blobs)
+    if answer is not None:
+        return answer
+    chosen = _choose_attempt(draft, request)
+    if not isinstance(chosen, str):
+        return chosen
+    _take_slot(draft, request, chosen, peer)
+    drop_left_behind(draft, request.job)
+    settle(draft, request.job)
+    draft.publish()
+    job = draft.job(request.job)
+    return EpochOpened(
+        spec=job.spec, view=view_of(draft.state, request.job, chosen), done=job.iterations[chosen].done_before
+    )
+
+
+def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
+    if not request.job:
+        return Refused(reason="a job needs a name", kind="invalid_argument")
+    if not 0 <= request.consumer < request.spec.consumers:
+        return Refused(
+            reason=f"consumer={request.consumer} is not one of 0 to {request.spec.consumers - 1}, as consumers= says",
+            kind="invalid_argument",
+        )
+    if request.replica < 0:
+        return Refused(reason=f"replica={request.replica} is negative", kind="invalid_argument")
+    job = draft.state.jobs.get(request.job)
+    if job is not None and request.client in job.past_clients:
+        return Refused(
+            reason="another reader has taken this consumer's place, or this one was closed", kind="superseded"
+        )
+    return None
+
+
+# The job
+
+
+def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> Answer | None:
+    """Make sure that the job exists and is the one asked for; else return the answer."""
+    name = request.job
+    job = draft.state.jobs.get(name)
+    if job is not None:
+        held = bool(draft.state.clients.get(name))
+        if job.failure:
+            if held or request.rejoin is not None:
+                return Refused(reason=f"job {name!r}: {job.failure}", kind="job_cancelled")
+            _collect(draft, name, "cancelled, and opened anew")
+        else:
+            differing = differing_fields(job.spec, request.spec, seed_too=request.resume is not None)
+            if not differing:
+                return None
+            if request.rejoin is not None:
+                return NotKnown(what=f"attempt {request.rejoin!r} of the job as it is described now")
+            if request.resume is None:
+                return Refused(reason=_mismatch(name, differing), kind="job_mismatch")
+            if held:
+                return NotYet(waiting_for=f"the readers of job {name!r} as it was ({', '.join(differing)}) to leave")
+            _collect(draft, name, "resumed with another spec")
+    if request.rejoin is not None:
+        return NotKnown(what=f"job {name!r}")
+    waiting = missing_blobs(request.spec, blobs)
+    if waiting is not None:
+        return waiting
+    draft.emit(e.JobCreated(name, _with_streams(draft, request.spec)))
+    return None
+
+
+def _with_streams(draft: Draft, spec: JobSpec) -> JobSpec:
+    """Return the spec with a number of streams, where it is the job's and was left to us."""
+    if not spec.coordinated or spec.streams or spec.feeds:
+        return spec
+    workers = sum(misfit(draft.state, spec, worker) is None for worker in draft.state.workers.values())
+    workers = min(workers, spec.max_workers or workers)
+    return msgspec.structs.replace(spec, streams=max(FEWEST_IN_TURN, IN_TURN_A_WORKER * workers))
+
+
+def missing_blobs(spec: JobSpec, blobs: Container[BlobHash]) -> NotYet | None:
+    missing = tuple(blob for blob in (spec.graph, spec.splits) if blob not in blobs)
+    return NotYet(waiting_for="the pipeline and its splits", missing_blobs=missing) if missing else None
+
+
+def _collect(draft: Draft, name: JobName, reason: str) -> None:
+    draft.emit(e.JobCollected(name, reason))
+    settle(draft, name)
+
+
+def differing_fields(job: JobSpec, asked: JobSpec, *, seed_too: bool = False) -> list[str]:
+    """Return each field in which two consumers of one job must agree and do not, with both values."""
+    differing = []
+    for field in msgspec.structs.fields(JobSpec):
+        if field.name in CREATORS and not (seed_too and field.name == "seed"):
+            continue
+        if field.name == "streams" and asked.coordinated and not asked.streams:
+            continue  # left to the job
+        one, other = getattr(job, field.name), getattr(asked, field.name)
+        if one != other:
+            differing.append(f"{field.name}: {other!r} here, {one!r} in the job")
+    return differing
+
+
+def _mismatch(name: str, differing: list[str]) -> str:
+    return (
+        f"job {name!r} exists and is another one: {'; '.join(differing)}. "
+        "Give this loader the same arguments, or another job= name"
+    )
+
+
+# The attempt
+
+
+def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
+    job = draft.job(request.job)
+    if request.rejoin is not None:
+        if request.rejoin in job.iterations:
+            return request.rejoin
+        return NotKnown(what=f"attempt {request.rejoin!r} of job {request.job!r}")
+    slot = (request.consumer, request.replica)
+    present = _present(job, request)
+    if present is None:
+        return _start(draft, request)
+    opened = present.opened.get(slot)
+    wishes = {
+        asker: wish
+        for asker, wish in draft.state.wishes.get(present.attempt, {}).items()
+        if draft.now - wish.seen <= WISH_LASTS_S
+    }
+    if opened is not None and opened.client == request.client:
+        return present.attempt
+    # One that began at a checkpoint lacks, for a consumer without it, all that came before.
+    begins_alike = (present.digest is None) == (request.resume is None)
+    if opened is None and begins_alike and not wishes:
+        return present.attempt
+    if present.finished or (opened is not None and opened.finished):
+        return _start(draft, request)
+    if all(held.closed for held in present.opened.values()):
+        return _start(draft, request, instead_of=present.attempt)
+    draft.emit(
+        e.RestartAsked(request.job, present.attempt, request.consumer, request.replica, request.client, draft.now)
+    )
+    asking = {*wishes, slot}
+    reading = [s for s, held in present.opened.items() if not held.finished and s not in asking]
+    if reading:
+        return NotYet(waiting_for=_returned_alone(slot, reading))
+    return _start(draft, request, instead_of=present.attempt)
+
+
+def _present(job: Job, request: OpenEpoch) -> Iteration | None:
+    """Return the newest attempt at what is asked for."""
+    digest = None if request.resume is None else request.resume.digest
+    for iteration in reversed(job.iterations.values()):
+        if iteration.epoch == request.epoch and (digest is None or iteration.digest == digest):
+            return iteration
+    return None
+
+
+def _returned_alone(slot: Slot, reading: list[Slot]) -> str:
+    others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
+    return (
+        f"consumers {others} to start over: consumer {slot[0]} returned without its state while others go on; "
+        "load its state_dict(), or restart all consumers"
+    )
+
+
+def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None) -> AttemptId | Answer:
+    job = draft.job(request.job)
+    if request.attempt in job.iterations:
+        # The same id for a second life would let data of the first pass for the second's.
+        return Refused(reason=f"attempt {request.attempt!r} is already under way", kind="superseded")
+    leaving = [instead_of] if instead_of is not None else []
+    if request.resume is not None:
+        leaving += [i.attempt for i in job.iterations.values() if i.epoch == request.epoch and i.attempt not in leaving]
+    kept = [iteration for iteration in job.iterations.values() if iteration.attempt not in leaving]
+    if len(kept) > 1:
+        # Consumers of one job may be an epoch apart, not two: a small epoch can be read to its end by one of them
+        # before another has begun it, and must not be dropped under that one's feet.
+        reading = _held_back_by(draft, job, kept[0]) if request.epoch >= kept[-1].epoch else []
+        if request.resume is None and reading:
+            others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
+            return NotYet(waiting_for=f"consumers {others} to be through with epoch {kept[0].epoch}")
+        leaving.append(kept[0].attempt)
+    for attempt in leaving:
+        draft.emit(e.IterationDropped(request.job, attempt, "a newer attempt started"))
+        _release_clients(draft, request.job, attempt)
+    draft.emit(e.IterationStarted(request.job, request.attempt, request.epoch, request.resume))
+    create_fixed_streams(draft, request.job, request.attempt)
+    complete(draft, request.job, request.attempt)
+    return request.attempt
+
+
+def _release_clients(draft: Draft, job: JobName, attempt: AttemptId) -> None:
+    for client, lease in draft.state.clients.get(job, {}).items():
+        if lease.attempt == attempt:
+            draft.emit(e.ClientGone(job, client, draft.now))
+
+
+# The slot
+
+
+def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, peer: str) -> None:
+    opened = draft.job(request.job).iterations[attempt].opened.get((request.consumer, request.replica))
+    if opened is None or opened.client != request.client or opened.closed:
+        draft.emit(e.ConsumerOpened(request.job, attempt, request.consumer, request.replica, request.client))
+        if opened is not None and opened.client in draft.state.clients.get(request.job, {}):
+            draft.emit(e.ClientGone(request.job, opened.client, draft.now))
+    draft.emit(e.ClientSeen(request.job, attempt, request.consumer, request.replica, request.client, peer, draft.now))
+
+
+def drop_left_behind(draft: Draft, name: JobName) -> None:
+    """Drop an iteration that everybody has closed or left for a newer one."""
+    found = draft.iterations(name)
+    for iteration in found[:-1]:
+        if not _still_reading(draft.job(name), iteration):
+            draft.emit(e.IterationDropped(name, iteration.attempt, "everybody has left it"))
+            _release_clients(draft, name, iteration.attempt)
+
+
+def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
+    """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one."""
+    newer = {slot for other in job.iterations.values() if other is not iteration for slot in other.opened}
+    reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
+    known = {consumer for consumer, _ in (*iteration.opened, *newer)}
+    return reading + [(c, 0) for c in range(job.spec.consumers) if c not in known]
+
+
+def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:
+    """Return the readers of the oldest iteration that keep a third one from starting; the dead do not."""
+    alive = {lease.client for lease in draft.state.clients.get(job.name, {}).values()}
+    return [
+        slot
+        for slot in _still_reading(job, oldest)
+        if (held := oldest.opened.get(slot)) is None or held.client in alive
+    ]

@@ -1,0 +1,124 @@
+"""From a checkpoint to an iteration: streams at their cuts, and a ledger that grants only what is left.
+
+All splits of a pass = done + named by a cut + left. Done and named ones are never granted again; a stream's list begins
+with the ones its cut names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.control.records import Cursor, Iteration, Ledger, Stream
+from penstock.core.ids import AttemptId, StreamId, stream_id
+from penstock.wire.messages import Cut, Feed, JobSpec, Resume, StreamResume
+
+GRANTED = Feed(kind="granted")
+
+
+def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume | None) -> Iteration:
+    if resume is None:
+        return Iteration(attempt=attempt, epoch=epoch, ledger=Ledger(counts=spec.split_counts, lists={}, cursors={}))
+    kept = _without_idle_tails(resume.streams)
+    streams = {s.stream: s for s in (_stream(spec, attempt, held, resume) for held in kept)}
+    tail = next((s for s in streams.values() if s.feed.kind == "tail"), None)
+    return Iteration(
+        attempt=attempt,
+        epoch=epoch,
+        digest=resume.digest,
+        done_before=resume.done,
+        streams=streams,
+        first_number=1 + max((held.number for held in resume.streams), default=-1),
+        ledger=_ledger(spec, attempt, resume, kept),
+        tail=None if tail is None else tail.stream,
+        finished=tail is not None and tail.ended,
+    )
+
+
+def _without_idle_tails(streams: tuple[StreamResume, ...]) -> tuple[StreamResume, ...]:
+    """Leave out a tail of which nothing was given.
+
+    Its leftovers are those of the old lists of splits, and streams that had not ended for all consumers get new ones.
+    When all have ended, it is made again. One of which something was given comes after the ends of all others.
+    """
+    return tuple(held for held in streams if held.feed is None or held.feed.kind != "tail" or _is_under_way(held))
+
+
+def _is_under_way(held: StreamResume) -> bool:
+    cut = held.cut
+    return held.ended or held.round > 0 or cut.engine is not None or cut.since > 0 or cut.regroup is not None
+
+
+def _stream(spec: JobSpec, attempt: AttemptId, held: StreamResume, resume: Resume) -> Stream:
+    same = resume.consumers == spec.consumers
+    feed = GRANTED if held.feed is None else held.feed
+    owner = owner_of(spec, held.number, feed)
+    readers = range(spec.consumers) if owner is None else (owner,)
+    return Stream(
+        stream=stream_id(attempt, held.number),
+        number=held.number,
+        feed=feed,
+        share=held.cut.share,
+        start=held.cut,
+        first_round=held.round if same else 0,
+        marks=held.marks if same else (),
+        owner=owner,
+        ended=held.ended,
+        ended_by=dict.fromkeys(readers, held.round) if held.ended else {},
+        leftover=held.cut if held.ended else None,
+    )
+
+
+def owner_of(spec: JobSpec, number: int, feed: Feed) -> int | None:
+    """Return the one consumer of a stream, or None: all of them.
+
+    By number, so that a checkpoint need not say. Relaxed streams are made one a consumer, with numbers in a row.
+    """
+    if spec.uneven != "allow":
+        return None
+    return 0 if feed.kind == "tail" else number % spec.consumers
+
+
+def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[StreamResume, ...]) -> Ledger:
+    taken: dict[tuple[int, int], set[int]] = {}
+    ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    lists: dict[tuple[StreamId, int, int], list[int]] = {}
+    for done in resume.done:
+        ranges.setdefault((done.source, done.pass_), []).extend(done.ranges)
+    for held in kept:
+        for cut in _cuts(held):
+            for named in cut.named:
+                taken.setdefault((named.source, named.pass_), set()).update(named.ordinals)
+        if held.feed is None or held.feed.kind == "granted":
+            stream = stream_id(attempt, held.number)
+            for named in held.cut.named:
+                lists.setdefault((stream, named.source, named.pass_), []).extend(named.ordinals)
+    cursors: dict[tuple[int, int], Cursor] = {}
+    for key in sorted({*taken, *ranges}):
+        singles = ((o, o + 1) for o in taken.get(key, ()))
+        merged = merge_ranges([*ranges.get(key, ()), *singles])
+        count = spec.split_counts[key[0]]
+        cursors[key] = Cursor(count=count, left=count - sum(stop - start for start, stop in merged), taken=merged)
+    return Ledger(counts=spec.split_counts, lists=lists, cursors=cursors)
+
+
+def _cuts(held: StreamResume) -> Iterable[Cut]:
+    yield held.cut
+    if held.feed is not None:
+        for leftover in held.feed.leftovers:
+            yield leftover.cut
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """
+    >>> merge_ranges([(4, 6), (0, 2), (2, 3), (5, 9), (7, 7)])
+    [(0, 3), (4, 9)]
+    """
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged

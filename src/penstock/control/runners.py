@@ -1,0 +1,96 @@
+"""Which processes should exist: one a worker and job, for jobs that somebody reads.
+
+`settle` brings a job's processes and streams in line with the state, whatever has just changed; every decision that may
+change who is there ends with it. Asked twice, it does nothing the second time.
+"""
+
+from __future__ import annotations
+
+from penstock.control import events as e
+from penstock.control.completing import complete
+from penstock.control.draft import Draft
+from penstock.control.fitting import fitting_workers
+from penstock.control.placing import place_streams, release_streams
+from penstock.control.records import Job, Runner
+from penstock.core.ids import JobName, RunnerId
+from penstock.wire.messages import StartRunner, StopRunner
+
+START_TIMEOUT_S = 20.0
+LINGER_S = 10.0  # the next epoch of a loader that is iterated again finds its processes warm
+RESTART_GRACE_S = 30.0  # after a dispatcher's restart, clients have that long to be heard again
+FIRST_BACKOFF_S = 0.5  # a process that dies while starting will likely do so again: not at full speed
+LONGEST_BACKOFF_S = 10.0
+
+
+def settle(draft: Draft, name: JobName) -> None:
+    """Start and stop a job's processes, and give them its streams."""
+    state = draft.state
+    job = state.jobs.get(name)
+    keep = job is not None and _may_run(draft, job)
+    fitting = fitting_workers(state, job) if job is not None and keep else []
+    allowed = {worker.worker for worker in fitting}
+    for runner in list(state.runners.get(name, {}).values()):
+        if runner.worker not in allowed:
+            stop_runner(draft, runner, "stopped: the job does not need this process any more")
+        elif not runner.ready and draft.now - runner.since > START_TIMEOUT_S:
+            reason = f"stopped: not ready within {START_TIMEOUT_S:.0f} s"
+            stop_runner(draft, runner, reason)
+            _back_off(draft, runner, reason)
+    if job is None:
+        return
+    for iteration in draft.iterations(name):
+        complete(draft, name, iteration.attempt)  # a stream given up may have been the last
+    if keep and _must_run(draft, name):
+        served = {runner.worker for runner in state.runners.get(name, {}).values()}
+        for worker in fitting:
+            failed = state.failed_starts.get((worker.worker, name))
+            if worker.worker not in served and (failed is None or failed.not_before <= draft.now):
+                runner_id = RunnerId(draft.draw())
+                draft.emit(e.RunnerAsked(name, worker.worker, runner_id, draft.now))
+                draft.push_to_worker(worker.worker, StartRunner(worker=worker.worker, job=name, runner=runner_id))
+    place_streams(draft, name)
+
+
+def settle_all(draft: Draft) -> None:
+    for name in {**draft.state.jobs, **draft.state.runners}:
+        settle(draft, name)
+
+
+def _may_run(draft: Draft, job: Job) -> bool:
+    """Whether processes that are there stay."""
+    if job.paused or job.failure:
+        return False
+    idle_since = draft.state.idle_since.get(job.name)
+    if idle_since is None:
+        return True
+    began_at = draft.state.began_at
+    return draft.now - idle_since <= LINGER_S or (began_at is not None and draft.now - began_at <= RESTART_GRACE_S)
+
+
+def _must_run(draft: Draft, name: JobName) -> bool:
+    """Whether processes that are not there are started: somebody reads an epoch that has not finished."""
+    read = {lease.attempt for lease in draft.state.clients.get(name, {}).values()}
+    return any(iteration.attempt in read and iteration.needs_runners for iteration in draft.iterations(name))
+
+
+def stop_runner(draft: Draft, runner: Runner, reason: str) -> None:
+    """End a process that is alive: its streams go on elsewhere, at their cuts."""
+    draft.push_to_worker(runner.worker, StopRunner(runner=runner.runner, reason=reason))
+    remove_runner(draft, runner, reason, graceful=True)
+
+
+def remove_runner(draft: Draft, runner: Runner, reason: str, *, graceful: bool) -> None:
+    draft.emit(e.RunnerRemoved(runner.job, runner.runner, reason))
+    release_streams(draft, runner.job, runner.runner, reason, graceful=graceful)
+
+
+def runner_died(draft: Draft, runner: Runner, reason: str) -> None:
+    remove_runner(draft, runner, reason, graceful=False)
+    if not runner.ready:
+        _back_off(draft, runner, reason)
+
+
+def _back_off(draft: Draft, runner: Runner, reason: str) -> None:
+    failed = draft.state.failed_starts.get((runner.worker, runner.job))
+    wait_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (0 if failed is None else failed.count))
+    draft.emit(e.StartFailed(runner.job, runner.worker, reason, draft.now + wait_s))

@@ -1,0 +1,136 @@
+"""The state as others see it: a consumer's picture of its epoch, and the lines of `penstock jobs` and `workers`."""
+
+from __future__ import annotations
+
+from penstock.control.events import Element
+from penstock.control.fitting import ready_runners, version_failure, waiting_for_runners
+from penstock.control.records import Iteration, Job, Stream
+from penstock.control.state import ClusterState
+from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
+from penstock.wire.messages import JobLine, JobView, StreamView, WorkerLine
+
+
+def view_of(state: ClusterState, job: JobName, attempt: AttemptId | None = None) -> JobView:
+    """Return the view of an attempt; None: of the newest. Raises KeyError if there is none."""
+    record = state.jobs[job]
+    iteration = record.iterations[next(reversed(record.iterations)) if attempt is None else attempt]
+    ready = ready_runners(state, record)
+    return JobView(
+        job=job,
+        attempt=iteration.attempt,
+        epoch=iteration.epoch,
+        version=state.versions.get(iteration.attempt, state.generation << 32),
+        streams=tuple(map(_stream_view, iteration.streams.values())),
+        finished=iteration.finished,
+        failure=record.failure or (version_failure(state, record) if not ready and not iteration.finished else ""),
+        waiting_for=_waiting_for(state, record, iteration),
+        dropped=tuple(map(element_name, record.dropped)),
+    )
+
+
+def _stream_view(stream: Stream) -> StreamView:
+    bound = stream.bound
+    return StreamView(
+        stream=stream.stream,
+        number=stream.number,
+        binding=stream.binding,
+        feed=stream.feed,
+        share=stream.share,
+        start=stream.start,
+        first_round=stream.first_round,
+        marks=stream.marks,
+        owner=stream.owner,
+        runner=None if bound is None else bound.runner,
+        address="" if bound is None else bound.address,
+        worker=None if bound is None else bound.worker,
+        ended=stream.ended,
+        lost=stream.lost,
+    )
+
+
+def _waiting_for(state: ClusterState, job: Job, iteration: Iteration) -> str:
+    if job.failure or iteration.finished:
+        return ""
+    if job.paused:
+        return "the job is paused; `penstock jobs resume` lets it go on"
+    waiting = waiting_for_runners(state, job, ready_runners(state, job))
+    if waiting:
+        return waiting
+    here = {consumer for consumer, _ in iteration.opened}
+    missing = [str(c) for c in range(job.spec.consumers) if c not in here]
+    return f"consumers {', '.join(missing)} have not opened the epoch" if missing else ""
+
+
+def element_name(element: Element) -> str:
+    """
+    >>> element_name((0, 12, 5))
+    'element 5 of split 12 of source 0'
+    """
+    source, split, index = element
+    return f"element {index} of split {split} of source {source}"
+
+
+def job_lines(state: ClusterState) -> tuple[JobLine, ...]:
+    return tuple(_job_line(state, job) for job in state.jobs.values())
+
+
+def _job_line(state: ClusterState, job: Job) -> JobLine:
+    iteration = next(reversed(job.iterations.values()), None)
+    return JobLine(
+        job=job.name,
+        owner=job.spec.owner,
+        epoch=-1 if iteration is None else iteration.epoch,
+        consumers=job.spec.consumers,
+        clients=len(state.clients.get(job.name, ())),
+        workers=len(ready_runners(state, job)),
+        streams=0 if iteration is None else len(iteration.streams),
+        splits_left=0 if iteration is None else splits_left(iteration),
+        status=_job_status(state, job, iteration),
+    )
+
+
+def splits_left(iteration: Iteration) -> int:
+    """Return how many splits of the newest passes nobody has been granted yet (0 where splits are dealt up front)."""
+    if not any(stream.feed.kind == "granted" for stream in iteration.streams.values()):
+        return 0
+    ledger = iteration.ledger
+    newest = dict.fromkeys(range(len(ledger.counts)), 0)
+    for source, pass_ in ledger.cursors:
+        newest[source] = max(newest[source], pass_)
+    return sum(ledger.cursor(source, pass_).left for source, pass_ in newest.items())
+
+
+def _job_status(state: ClusterState, job: Job, iteration: Iteration | None) -> str:
+    if job.failure:
+        return job.failure
+    if job.paused:
+        return "paused"
+    if not state.clients.get(job.name):
+        return "nobody reads it"
+    if iteration is None or iteration.finished:
+        return "epoch finished"
+    return waiting_for_runners(state, job, ready_runners(state, job)) or "reading"
+
+
+def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
+    jobs: dict[WorkerId, list[JobName]] = {}
+    streams: dict[WorkerId, set[StreamId]] = {}
+    for job, runners in state.runners.items():
+        for runner in runners.values():
+            jobs.setdefault(runner.worker, []).append(job)
+    for record in state.jobs.values():
+        for iteration in record.iterations.values():
+            for stream in iteration.streams.values():
+                if stream.bound is not None and stream.wanted:
+                    streams.setdefault(stream.bound.worker, set()).add(stream.stream)
+    return tuple(
+        WorkerLine(
+            worker=worker.worker,
+            host=state.agents[worker.agent].host,
+            tags=worker.tags,
+            jobs=tuple(jobs.get(worker.worker, ())),
+            streams=len(streams.get(worker.worker, ())),
+            status="draining" if worker.leaving or worker.worker in state.drained else "ready",
+        )
+        for worker in state.workers.values()
+    )

@@ -1,0 +1,1 @@
+"""The one process that decides who runs what: journal, request loop, health."""

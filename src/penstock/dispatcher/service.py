@@ -1,0 +1,229 @@
+"""The dispatcher's loop: one thread, one ROUTER socket, one commit for all that has come in.
+
+A turn: take what is waiting, decide and apply each request, commit once, then send answers and pushes. When the commit
+fails, everybody in that turn is told to try again. A request that makes our own code fail is refused, and neither ends
+the dispatcher nor harms its neighbours: if it broke the state, memory is read again and the others are decided anew.
+
+Time passes in ticks: a few a second, and sooner after something happened, as long as that costs little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import msgspec
+import zmq
+
+from penstock.core.errors import JournalWriteError
+from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
+from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
+from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+TURN_REQUESTS = 2_000
+TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
+TICK_S = 0.2
+SOONEST_TICK_S = 0.005
+SLOWEST_TICK_S = 1.0
+TICK_SHARE = 20  # of the time, ticks take one part in so many at most, down to one a second
+BLOB_SWEEP_S = 60.0
+STATISTICS_S = 1.0
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The dispatcher as others may see it: replaced, never changed, so that any thread can read it."""
+
+    position: int = 0
+    generation: int = 0
+    jobs: int = 0
+    clients: int = 0
+    agents: int = 0
+    workers: int = 0
+    runners: int = 0
+    streams: int = 0
+    blobs: int = 0
+    broken: str = ""
+    turns: int = 0
+    commits: int = 0
+    events: int = 0
+    commit_s: float = 0.0
+    write_failures: int = 0
+    tails_lost: int = 0
+    unreachable: int = 0
+    """Answers and pushes to peers that were gone."""
+    garbage: int = 0
+    failures: int = 0
+    """Requests and ticks that made our own code fail."""
+    requests: dict[str, int] = {}
+
+
+class Service:
+    """Serves one socket until told to stop. All of it runs in the thread that calls `serve`."""
+
+    def __init__(self, socket: Socket, truth: Truth, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._socket, self._truth, self._clock = socket, truth, clock
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
+        now = clock()
+        self.turned_at = now
+        """When the loop last came around: a loop that hangs is not alive."""
+        self._ticked_at, self._tick_cost_s, self._tick_wanted = float("-inf"), 0.0, True
+        self._swept_at, self._published_at = now, float("-inf")
+        self._turns = self._unreachable = self._garbage = 0
+        self._older: dict[bytes, int] = {}
+        """The protocol of peers that speak an older one: pushes have to be of it too."""
+        self._commit_s = 0.0
+        self._requests: Counter[str] = Counter()
+        self.statistics = Statistics()
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        while not stopped():
+            self.turn(self._next_tick_s())
+
+    def turn(self, wait_s: float) -> None:
+        """Serve what there is, or comes within `wait_s`."""
+        if self._poller.poll(max(0, int(wait_s * 1000 + 0.999))):
+            self._serve(self._receive())
+        now = self.turned_at = self._clock()
+        if now >= self._tick_due_at():
+            self._tick(now)
+        self._truth.snapshot_if_due(now)
+        if now - self._swept_at >= BLOB_SWEEP_S:
+            self._swept_at = now
+            self._truth.drop_unused_blobs(now)
+        if now - self._published_at >= STATISTICS_S:
+            self._published_at = now
+            self.publish()
+
+    def _tick_due_at(self) -> float:
+        every_s = SOONEST_TICK_S if self._tick_wanted else TICK_S
+        return self._ticked_at + max(every_s, min(TICK_SHARE * self._tick_cost_s, SLOWEST_TICK_S))
+
+    def _next_tick_s(self) -> float:
+        return max(0.0, self._tick_due_at() - self._clock())
+
+    def _receive(self) -> list[list[bytes]]:
+        received: list[list[bytes]] = []
+        size = 0
+        while len(received) < TURN_REQUESTS and size < TURN_BYTES:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            received.append(frames)
+            size += len(frames[-1])
+        return received
+
+    def _serve(self, received: Iterable[list[bytes]]) -> None:
+        asks: list[tuple[bytes, Ask]] = []
+        for frames in received:
+            try:
+                if len(frames) != 2:
+                    raise Unanswerable(f"a message of {len(frames)} frames; dropped")
+                asks.append((frames[0], decode_ask(frames[1])))
+            except Unanswerable:
+                self._garbage += 1
+            except Refusable as error:
+                self._garbage += 1
+                self._outbox.append((frames[0], error.protocol, error.number, error.refusal))
+        refused: dict[int, Refused] = {}
+        answered = len(self._outbox)
+        try:
+            while not self._answer_all(asks, refused):
+                del self._outbox[answered:]
+            self._commit()
+        except JournalWriteError as error:
+            del self._outbox[answered:]
+            again = TryAgain(reason=str(error))
+            self._outbox += [(peer, ask.protocol, ask.number, again) for peer, ask in asks]
+        self._turns += 1
+        self._tick_wanted = True
+        self._flush()
+
+    def _answer_all(self, asks: list[tuple[bytes, Ask]], refused: dict[int, Refused]) -> bool:
+        """Decide every request; return False if one broke the state: then it is in `refused`, and all begins anew."""
+        now = self._clock()
+        highest = max((ask.seen for _, ask in asks), default=0)
+        if highest > self._truth.position:
+            self._truth.reconcile(highest, now)
+        for number, (peer, ask) in enumerate(asks):
+            answer: Answer | None = refused.get(number)
+            if answer is None:
+                self._requests[type(ask.body).__name__] += 1
+                try:
+                    decision = self._truth.answer(ask.body, peer=peer.decode("latin-1"), now=now)
+                except StateBrokenError as error:
+                    refused[number] = refusal_of(error)
+                    return False
+                answer = decision.answer
+                self._push(decision.pushes)
+            if ask.protocol < PROTOCOL:
+                self._older[peer] = ask.protocol
+            if answer is not None:
+                self._outbox.append((peer, ask.protocol, ask.number, answer))
+        return True
+
+    def _tick(self, now: float) -> None:
+        self._ticked_at, self._tick_wanted = now, False
+        try:
+            self._push(self._truth.tick(now).pushes)
+            self._commit()
+        except (JournalWriteError, StateBrokenError):
+            self._outbox.clear()  # memory has been read again: what the tick found is found by a later one
+        took = self._clock() - now
+        self._tick_cost_s = took if self._tick_cost_s == 0.0 else 0.8 * self._tick_cost_s + 0.2 * took
+        self._flush()
+
+    def _push(self, pushes: Iterable[tuple[str, Push]]) -> None:
+        for name, push in pushes:
+            peer = name.encode("latin-1")
+            self._outbox.append((peer, self._older.get(peer, PROTOCOL), 0, push))
+
+    def _commit(self) -> None:
+        begin = self._clock()
+        self._truth.commit(begin)
+        self._commit_s += self._clock() - begin
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        position = self._truth.position
+        for peer, protocol, number, body in outbox:
+            frame = encode_tell(protocol, number, position, body)
+            try:
+                self._socket.send_multipart((peer, frame), zmq.NOBLOCK, copy=len(frame) < 65536)
+            except zmq.ZMQError as error:
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+                self._unreachable += 1
+                self._older.pop(peer, None)
+
+    def publish(self) -> None:
+        """Make the statistics anew, for other threads to read."""
+        state, truth = self._truth.state, self._truth
+        self.statistics = Statistics(
+            position=truth.position,
+            generation=state.generation,
+            jobs=len(state.jobs),
+            clients=sum(map(len, state.clients.values())),
+            agents=len(state.agents),
+            workers=len(state.workers),
+            runners=sum(map(len, state.runners.values())),
+            streams=sum(len(iteration.streams) for job in state.jobs.values() for iteration in job.iterations.values()),
+            blobs=truth.blobs,
+            broken=truth.broken,
+            turns=self._turns,
+            commits=truth.commits,
+            events=truth.events,
+            commit_s=self._commit_s,
+            write_failures=truth.write_failures,
+            tails_lost=truth.tails_lost,
+            unreachable=self._unreachable,
+            garbage=self._garbage,
+            failures=truth.failures,
+            requests=dict(self._requests),
+        )

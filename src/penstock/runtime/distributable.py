@@ -1,0 +1,122 @@
+"""Which pipelines mean the same on any number of workers.
+
+A stream sees some of the splits. An operator that counts elements from the first on, or pairs those of two inputs by
+their number, would count per stream; so would a `drop_last` whose rest another operator regroups, because rests of
+streams can be joined only at the end of the pipeline. They are refused, with the remedy, and never mean "per worker".
+With `sharding="off"` every worker runs over everything, and nothing is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from penstock.core.errors import CacheIgnoredWarning, InvalidPipelineError
+from penstock.graph import ops
+from penstock.graph.node import Node
+from penstock.graph.parameters import short_label
+from penstock.graph.regrouping import REGROUPING, last_regrouping
+from penstock.graph.traverse import readers_of, rewrite, walk
+from penstock.passes.canonical import canonicalize
+
+COUNTED_FROM_THE_FIRST = (ops.Take, ops.Skip, ops.Enumerate, ops.Zip, ops.WithEpoch)
+
+
+def for_workers(node: Node, sharding: str) -> Node:
+    """Return the graph that workers run, or raise `InvalidPipelineError` if it has no meaning over all of them.
+
+    A declared length is not in it: only the reader sees all elements. Nor is a cache, because every epoch deals other
+    splits to a worker. A source that two operators read has become two, so that each has its own splits.
+    """
+    root = rewrite(canonicalize(node), _without_length)
+    if sharding == "off":
+        return root
+    for operator in walk(root):
+        if isinstance(operator, COUNTED_FROM_THE_FIRST):
+            raise InvalidPipelineError(
+                f"{short_label(operator)} means something only over all workers together: put it after distribute(), "
+                "or use sharding='off'"
+            )
+    root = rewrite(root, _without_cache)
+    _check_rests(root)
+    return _unshared(root)
+
+
+def check_coordinated(root: Node) -> None:
+    """Raise `InvalidPipelineError` if the outputs of a graph cannot come in rounds of one bucket."""
+    last = last_regrouping(root)
+    readers = readers_of(root)
+    for operator in walk(root):
+        if isinstance(operator, ops.BucketByLength) and operator is not last:
+            between = _first_that_regroups(operator, readers)
+            raise InvalidPipelineError(
+                f"{short_label(operator)} is followed by {short_label(between)}, which would mix its buckets in a "
+                f"round of coordinated reads: put {between.name}() before it"
+            )
+    if isinstance(last, (ops.BucketByLength, ops.GroupByWindow, ops.PaddedBatch)):
+        after = root
+        while after is not last:
+            for step in getattr(after, "steps", (after,)):
+                if isinstance(step, ops.Filter) or getattr(step, "on_error", None) is not None:
+                    raise InvalidPipelineError(
+                        f"{short_label(step)} may leave out a batch of a round of coordinated reads: "
+                        f"put it before {short_label(last)}"
+                    )
+            (after,) = after.inputs
+
+
+def _without_length(node: Node) -> Node:
+    return node.upstream if isinstance(node, ops.WithLength) else node
+
+
+def _without_cache(node: Node) -> Node:
+    if not isinstance(node, ops.Cache):
+        return node
+    warnings.warn(
+        f"{short_label(node)} is left out: every epoch gives a worker other data, so that it would find nothing of its "
+        "own in it. Everything above it is computed in each epoch",
+        CacheIgnoredWarning,
+        stacklevel=4,
+    )
+    return node.upstream
+
+
+def _check_rests(root: Node) -> None:
+    last = last_regrouping(root)
+    readers = readers_of(root)
+    for operator in walk(root):
+        if isinstance(operator, REGROUPING) and operator.drop_last and operator is not last:
+            between = _first_that_regroups(operator, readers)
+            raise InvalidPipelineError(
+                f"{short_label(operator)} is followed by {short_label(between)}, so that each worker would drop a rest "
+                f"of its own: put {between.name}() before it, or leave drop_last out"
+            )
+
+
+def _first_that_regroups(operator: Node, readers: dict[Node, list[Node]]) -> Node:
+    """Return what keeps the rests of streams from being joined: the first on the way to the reader."""
+    node = operator
+    while readers[node]:
+        node = readers[node][0]
+        if last_regrouping(node) is not operator:
+            return node
+    return node
+
+
+def _unshared(root: Node) -> Node:
+    """Return the graph with a copy of every operator for each way on which it is read. Does not recurse."""
+    if all(len(readers) < 2 for readers in readers_of(root).values()):
+        return root
+    seen: set[Node] = set()
+    pending: list[tuple[Node, list[Node]]] = [(root, [])]
+    while True:
+        node, made = pending[-1]
+        if len(made) < len(node.inputs):
+            pending.append((node.inputs[len(made)], []))
+            continue
+        pending.pop()
+        same = node not in seen and all(new is old for new, old in zip(made, node.inputs))
+        seen.add(node)
+        copy = node if same else node.with_inputs(*made)
+        if not pending:
+            return copy
+        pending[-1][1].append(copy)

@@ -1,0 +1,150 @@
+"""What a run's part of a job means for its stages: nothing, where it runs alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
+from penstock.graph.node import Node
+from penstock.graph.regrouping import last_regrouping
+from penstock.graph.traverse import walk
+from penstock.runtime.collate import Empty
+from penstock.runtime.contract import Stage
+from penstock.runtime.distributable import check_coordinated
+from penstock.runtime.flight import Flight
+from penstock.runtime.groups import IN_ROUNDS
+from penstock.runtime.ops.leftovers import (
+    Advance,
+    Leftovers,
+    PlainRemainder,
+    Remainder,
+    RoundsRemainder,
+    RowsRemainder,
+    WaitingRemainder,
+)
+from penstock.runtime.ops.ordinals import AllSplits, FedSplits, Ordinals
+from penstock.runtime.ops.shard import Sharding
+from penstock.runtime.ops.share import Share
+from penstock.runtime.stats import StageMeter
+from penstock.runtime.streams import Allocate, Left, StreamPart
+
+ALLOCATED_BYTES = 64 << 10  # smaller arrays are cheaper to copy than to lease
+
+
+class Placement:
+    def __init__(self, part: StreamPart | None, root: Node) -> None:
+        self.part = part
+        self._lefts = [] if part is None else [Left(*left) for left in part.leftovers]
+        self.share = Share() if part is None else Share(part.shuffle_parts, part.keep)
+        self.last_regrouping = None if part is None else last_regrouping(root)
+        if part is not None and part.coordinated:
+            check_coordinated(root)
+        self.mix_weights = None if part is None or part.weights is None else _mix_weights(root, part.weights)
+        """What to mix by instead of the operator's own weights."""
+        self._marked = {below for node in walk(root) if isinstance(node, ops.Shard) for below in walk(node)}
+
+    @property
+    def alone(self) -> bool:
+        return self.part is None
+
+    # Sources
+
+    def ordinals(self, number: int, count: int) -> Callable[[int], Ordinals]:
+        """Return the splits of a source that are read in a pass, of `count` there are."""
+        part = self.part
+        if part is None:
+            every = AllSplits(number, count)
+            return lambda pass_: every
+        feed = part.feed
+        return lambda pass_: FedSplits(feed, number, pass_)
+
+    def dropped(self, number: int) -> frozenset[tuple[int, int]]:
+        found = () if self.part is None else self.part.dropped
+        return frozenset((split, index) for source, split, index in found if source == number)
+
+    def shards_at(self, node: Node) -> bool:
+        """Say whether elements are shared out right after this operator."""
+        part = self.part
+        if part is None or (part.keep is None and all(left.keep is None for left in self._lefts)):
+            return False
+        return isinstance(node, ops.Shard) or (not node.inputs and node not in self._marked)
+
+    def sharding(self, meter: StageMeter, upstream: Stage) -> Stage:
+        return Sharding(meter, upstream, self.share)
+
+    # Groups
+
+    def keeps_rest(self, node: Node) -> bool:
+        return self.part is not None and self.part.rest == "keep" and node is self.last_regrouping
+
+    def members(self, node: Node) -> int:
+        """Return how many outputs of this operator make a round; 0: it does not have to know."""
+        if self.part is None or node is not self.last_regrouping or not isinstance(node, IN_ROUNDS):
+            return 0
+        return self.part.coordinated
+
+    def left(self, reader: Node | None, upstream: Stage, advance: Advance) -> Stage:
+        """Return what an operator that regroups (None: whoever reads the run) gets: in a tail, what is left of streams.
+
+        `advance` makes and discards the outputs that a leftover begins with.
+        """
+        if self.part is None or not self._lefts or reader is not self.last_regrouping:
+            return upstream
+        return Leftovers(
+            StageMeter("leftovers"),
+            upstream,
+            self._remainder(reader, upstream),
+            leftovers=self._lefts,
+            feed=self.part.feed,
+            share=self.share,
+            advance=advance,
+        )
+
+    def _remainder(self, reader: Node | None, upstream: Stage) -> Remainder:
+        if reader is not None and self.members(reader):
+            return RoundsRemainder(upstream)
+        if isinstance(reader, (ops.BucketByLength, ops.GroupByWindow)):
+            return WaitingRemainder(upstream)
+        return RowsRemainder(upstream) if isinstance(reader, ops.Rebatch) else PlainRemainder(upstream)
+
+    # Work and memory
+
+    def flight(self) -> Flight | None:
+        part = self.part
+        if part is None or (part.recorder is None and not part.suspects):
+            return None
+        return Flight(part.recorder, {(source, split, index): count for source, split, index, count in part.suspects})
+
+    @property
+    def allocate(self) -> Allocate | None:
+        return None if self.part is None else self.part.allocate
+
+    @property
+    def empty(self) -> Empty:
+        """What gives memory for a batch's arrays: large ones of a stream lie where its owner wants them."""
+        allocate = self.allocate
+        if allocate is None:
+            return np.empty
+        given = allocate
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+            large = not dtype.hasobject and math.prod(shape) * dtype.itemsize >= ALLOCATED_BYTES
+            array = given(shape, dtype) if large else None
+            return np.empty(shape, dtype) if array is None else array
+
+        return empty
+
+
+def _mix_weights(root: Node, weights: tuple[float, ...]) -> tuple[float, ...]:
+    mixes = [node for node in walk(root) if isinstance(node, ops.Mix)]
+    if len(mixes) != 1:
+        raise InvalidPipelineError(
+            f"weights were given for a pipeline with {len(mixes) or 'no'} mix() operators; it needs exactly one"
+        )
+    return replace(mixes[0], weights=weights).weights  # the operator checks them

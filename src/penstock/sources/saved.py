@@ -1,0 +1,124 @@
+"""Saved datasets: the parts in the order of the manifest.
+
+Of one that is still being written, what is there so far makes splits as ever, and what will come is one more split: its
+reader looks for more until the manifest is complete. Parts are only ever added, so a position in it stays true.
+`FileRange.stop` is a part's number of elements; in the split of what will come, `start` is the first part's number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from time import monotonic
+
+from penstock.core.element import Element
+from penstock.core.errors import CorruptRecordError, NoFilesError, WaitTimeoutError
+from penstock.graph.readers import ReadSaved
+from penstock.sources.base import FileRange, Position, Records, Split
+from penstock.sources.listing import FileSplits
+from penstock.sources.projection import group_ranges
+from penstock.sources.saved_files import PROGRESS, Manifest, Part, decode, load_manifest, read_part
+from penstock.sources.storage import Options, folder_of, is_remote, normal_path
+
+LOOK_S = 0.1  # between two looks for more
+
+
+class SavedSource(FileSplits):
+    def __init__(self, node: ReadSaved) -> None:
+        self._node = node
+        self._folders = [normal_path(path).rstrip("/") for path in node.paths]
+        self.remote = any(map(is_remote, node.paths))
+
+    def list_splits(self) -> Sequence[Split]:
+        return self._splits
+
+    @cached_property
+    def _splits(self) -> list[Split]:
+        """Listed once: a second look would find more."""
+        return [split for folder in self._folders for split in self._list(folder)]
+
+    def _list(self, folder: str) -> list[Split]:
+        manifest = _manifest(folder, self._node.storage_options)
+        splits = group_ranges([(_range(folder, part), float(part.nbytes)) for part in manifest.parts])
+        if not manifest.complete:
+            rest = FileRange(f"{folder}/{PROGRESS}", 0, start=len(manifest.parts))
+            splits.append(Split(files=(rest,), note=repr(self._node.wait_s)))
+        return splits
+
+    def open(self, split: Split, at: Position) -> SavedReader:
+        return SavedReader(split, at, self._node.storage_options)
+
+
+class SavedReader:
+    def __init__(self, split: Split, at: Position, options: Options) -> None:
+        self._split, self._options = split, options
+        self._skip = at.index
+        self._closed = threading.Event()
+        self._runs = self._read()
+        self._elements: Sequence[Element] = ()
+
+    def read(self, want: int) -> Records:
+        if not self._elements:
+            self._elements = next(self._runs, ())
+        taken, self._elements = self._elements[:want], self._elements[want:]
+        return Records(taken)
+
+    def close(self) -> None:
+        """Stop; a thread that waits for more is woken."""
+        self._closed.set()
+
+    def _read(self) -> Iterator[Sequence[Element]]:
+        for piece in self._ranges():
+            if self._skip >= piece.stop:
+                self._skip -= piece.stop
+                continue
+            yield from self._part(piece)
+
+    def _part(self, piece: FileRange) -> Iterator[Sequence[Element]]:
+        try:
+            for count, batch in read_part(piece.path, piece.size, piece.etag, self._options):
+                if self._skip >= count:
+                    self._skip -= count
+                    continue
+                elements = decode(batch)[self._skip :]
+                self._skip = 0
+                yield elements
+        except (ValueError, TypeError) as error:
+            raise CorruptRecordError(piece.path, str(error), remedy="save the dataset anew") from error
+
+    def _ranges(self) -> Iterator[FileRange]:
+        if not self._split.note:
+            yield from self._split.files
+            return
+        rest = self._split.files[0]
+        yield from self._coming(folder_of(rest.path), rest.start, float(self._split.note))
+
+    def _coming(self, folder: str, known: int, wait_s: float) -> Iterator[FileRange]:
+        """Yield parts as they come. The deadline is for each next one: a dataset may take days to write."""
+        since = monotonic()
+        while True:
+            manifest = _manifest(folder, self._options)
+            for part in manifest.parts[known:]:
+                yield _range(folder, part)
+            if manifest.complete:
+                return
+            if len(manifest.parts) > known:
+                known, since = len(manifest.parts), monotonic()
+            waited_s = monotonic() - since
+            if waited_s >= wait_s:
+                why = "nothing was added; go on with save() if it was killed, or give a longer wait="
+                raise WaitTimeoutError(f"more of {folder} than {known} parts", why, waited_s)
+            if self._closed.wait(min(LOOK_S, wait_s - waited_s)):
+                raise ValueError(f"{folder}: the reader was closed")
+
+
+def _manifest(folder: str, options: Options) -> Manifest:
+    manifest = load_manifest(folder, options)
+    if manifest is None:
+        raise NoFilesError(folder, "holds no saved dataset")
+    return manifest
+
+
+def _range(folder: str, part: Part) -> FileRange:
+    return FileRange(f"{folder}/{part.file}", part.nbytes, part.checksum, 0, part.elements)

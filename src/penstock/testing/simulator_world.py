@@ -1,0 +1,186 @@
+"""A cluster's time and network, in one process: seeded, so that a run can be had again.
+
+Everything that happens is an entry of one heap, ordered by time and then by when it was put there. While the network is
+bad, messages are lost, doubled, held back and overtaken; after `heals_at` it is good, so that what does not finish then
+never would.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.core.ids import AttemptId
+from penstock.wire.messages import Answer, FromRunner, OpenEpoch, Push, Request, ToRunner
+
+Message = Any  # what actors send each other: the classes below, and the wire's own for the data plane
+
+
+class Failed(AssertionError):
+    """A promise was broken; the message says which."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """`seen` is the highest journal position the asker has heard of."""
+
+    number: int
+    body: Request
+    seen: int | None = None
+
+
+class Told(msgspec.Struct, frozen=True):
+    number: int
+    body: Answer
+    position: int = 0
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    body: Push
+
+
+class Data(msgspec.Struct, frozen=True):
+    """A frame of the data plane; `elements` is the payload of `Rounds`."""
+
+    header: ToRunner | FromRunner
+    elements: tuple[int, ...] = ()
+
+
+class Actor(Protocol):
+    name: str
+    alive: bool
+    frozen_until: float
+
+    def receive(self, sender: str, message: Message) -> None: ...
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, seed: int, *, heals_at: float) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.heals_at = heals_at
+        self.actors: dict[str, Actor] = {}
+        self.cuts: list[tuple[float, str, str]] = []
+        """(until, sender, receiver): nothing gets through in that direction."""
+        self.forgotten: dict[str, float] = {}
+        """To this receiver, nothing that was sent before gets through."""
+        self.log: list[str] = []
+        self.accepted = 0
+        self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self._ids = 0
+
+    def draw(self, kind: str = "r") -> str:
+        self._ids += 1
+        return f"{kind}{self._ids}"
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.now:7.3f} {text}")
+
+    def at(self, delay_s: float, actor: Actor | None, act: Callable[..., None], *args: Any) -> None:
+        """Have something done later, unless its actor is dead by then."""
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._count, actor, act, args))
+
+    def run(self, is_over: Callable[[], bool], *, until: float, most: int) -> bool:
+        """Let things happen; return whether it was over before `until` and `most` happenings."""
+        for _ in range(most):
+            if is_over():
+                return True
+            if not self._heap:
+                return False
+            when, _, actor, act, args = heapq.heappop(self._heap)
+            if when > until:
+                return False
+            self.now = max(self.now, when)
+            if actor is not None:
+                if not actor.alive:
+                    continue
+                if actor.frozen_until > self.now:
+                    self.at(actor.frozen_until - self.now, actor, act, *args)
+                    continue
+            act(*args)
+        return False
+
+    # The network
+
+    def send(self, sender: str, receiver: str, message: Message) -> None:
+        rng = self.rng
+        if self.now >= self.heals_at:
+            self.at(0.002, None, self._deliver, self.now, sender, receiver, message)
+            return
+        if any(until > self.now and (a, b) == (sender, receiver) for until, a, b in self.cuts):
+            return
+        luck = rng.random()
+        if luck < 0.04:
+            return
+        for _ in range(2 if luck > 0.96 else 1):
+            late = rng.random()
+            delay_s = 0.001 + 0.01 * late if late < 0.93 else rng.uniform(0.05, 1.5)
+            self.at(delay_s, None, self._deliver, self.now, sender, receiver, message)
+
+    def _deliver(self, sent_at: float, sender: str, receiver: str, message: Message) -> None:
+        actor = self.actors.get(receiver)
+        if actor is None or not actor.alive or sent_at < self.forgotten.get(receiver, 0.0):
+            return
+        if actor.frozen_until > self.now:
+            self.at(actor.frozen_until - self.now, None, self._deliver, sent_at, sender, receiver, message)
+            return
+        actor.receive(sender, message)
+
+
+DISPATCHER = "dispatcher"
+RESEND_S = 0.6
+
+
+class Peer:
+    """Somebody who asks the dispatcher, again and again until there is an answer."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.alive = True
+        self.frozen_until = 0.0
+        self._asked: dict[int, tuple[Request, Callable[[Answer], None] | None]] = {}
+        self._numbers = 0
+        self._seen: int | None = None
+        world.actors[name] = self
+
+    def ask(self, body: Request, then: Callable[[Answer], None] | None = None) -> None:
+        self._numbers += 1
+        self._asked[self._numbers] = (body, then)
+        self._send(self._numbers)
+
+    def _send(self, number: int) -> None:
+        asked = self._asked.get(number)
+        if asked is not None:
+            body = asked[0]
+            if isinstance(body, OpenEpoch):
+                # An id is proposed once: a dispatcher without memory could give it a second life.
+                body = msgspec.structs.replace(body, attempt=AttemptId(self.world.draw("attempt")))
+            self.world.send(self.name, DISPATCHER, Asked(number, body, self._seen))
+            self.world.at(RESEND_S, self, self._send, number)
+
+    def receive(self, sender: str, message: Message) -> None:
+        match message:
+            case Told():
+                self._seen = message.position if self._seen is None else max(self._seen, message.position)
+                _, then = self._asked.pop(message.number, (None, None))
+                if then is not None:
+                    then(message.body)
+            case Pushed():
+                self.pushed(message.body)
+            case Data():
+                self.data(sender, message)
+
+    def pushed(self, push: Push) -> None: ...
+
+    def data(self, sender: str, message: Data) -> None: ...
+
+    def die(self) -> None:
+        self.alive = False
+        self.world.actors.pop(self.name, None)

@@ -1,0 +1,117 @@
+"""Hands a file descriptor to processes of the same host that know a secret.
+
+The name is an abstract Unix address and a secret, `name.secret`. Abstract addresses are of this host and network
+namespace and vanish with their process; that the descriptor arrives is the proof that both are on one host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import socket as sockets
+import struct
+import threading
+import time
+
+from penstock.core.errors import PenstockError
+
+_SECRET_CHARACTERS = 32
+_PATIENCE_S = 2.0  # for somebody who connected to show the secret
+_STOP_DEADLINE_S = 5.0
+_SIZE = struct.Struct("<Q")
+
+
+class DescriptorServer:
+    """Sends one descriptor, and the size of what it refers to, to whoever shows the secret. The caller owns it."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._descriptor, self._size_bytes = descriptor, size_bytes
+        self._secret = secrets.token_hex(_SECRET_CHARACTERS // 2)
+        address = f"penstock-{secrets.token_hex(8)}"
+        self.name = f"{address}.{self._secret}"
+        self.refused = 0
+        self._listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
+        try:
+            self._listener.bind(f"\0{address}")
+            self._listener.listen(128)
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="penstock-slabs", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(_STOP_DEADLINE_S)
+        if self._thread.is_alive():
+            raise PenstockError(f"the thread that hands out slabs did not end within {_STOP_DEADLINE_S:.0f} s")
+        os.close(self._wake)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        waiting: dict[int, tuple[sockets.socket, float]] = {}
+        try:
+            while True:
+                for number, _ in poller.poll(200 if waiting else None):
+                    if number == self._wake:
+                        return
+                    if number == self._listener.fileno():
+                        with contextlib.suppress(OSError):
+                            peer = self._listener.accept()[0]
+                            peer.setblocking(False)
+                            waiting[peer.fileno()] = peer, time.monotonic() + _PATIENCE_S
+                            poller.register(peer, select.POLLIN)
+                    elif number in waiting:
+                        poller.unregister(number)
+                        with waiting.pop(number)[0] as peer:
+                            self._answer(peer)
+                now = time.monotonic()
+                for number in [number for number, (_, deadline) in waiting.items() if deadline < now]:
+                    poller.unregister(number)
+                    waiting.pop(number)[0].close()
+                    self.refused += 1
+        finally:
+            for peer, _ in waiting.values():
+                peer.close()
+
+    def _answer(self, peer: sockets.socket) -> None:
+        try:
+            shown = peer.recv(_SECRET_CHARACTERS + 1)
+            if hmac.compare_digest(shown, self._secret.encode()):
+                sockets.send_fds(peer, [_SIZE.pack(self._size_bytes)], [self._descriptor])
+                return
+        except OSError:
+            pass
+        self.refused += 1
+
+
+def receive_descriptor(name: str, deadline_s: float) -> tuple[int, int] | None:
+    """Return (descriptor, size) from the server of that name; None: it is not on this host, or does not know us.
+
+    The descriptor is the caller's to close.
+    """
+    address, _, secret = name.partition(".")
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as peer:
+        peer.settimeout(deadline_s)
+        try:
+            peer.connect(f"\0{address}")
+            peer.sendall(secret.encode())
+            content, descriptors, _, _ = sockets.recv_fds(peer, _SIZE.size, 1, sockets.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return None
+    if len(content) == _SIZE.size and len(descriptors) == 1:
+        return descriptors[0], _SIZE.unpack(content)[0]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None

@@ -1,0 +1,197 @@
+"""The guard of a context: a ZAP handler that lets in whoever shows the token or the key, and counts the others.
+
+It answers for every socket bound in its context. A peer that never gets as far as showing something (garbage, another
+mechanism, silence) is refused by libzmq itself; the guard sees that in the sockets' events and counts it too.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hmac
+import os
+import secrets
+import threading
+from typing import Any, TypeAlias
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from penstock.core.errors import PenstockError
+from penstock.wire.credentials import Credentials
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+USER = b"penstock"
+ZAP_DOMAIN = "penstock"
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_COUNTED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_STOP_DEADLINE_S = 5.0
+
+_guards: dict[int, Guard] = {}
+
+
+class Monitored(zmq.Socket[bytes]):
+    """A socket whose events somebody takes, and that stops sending them before it closes.
+
+    libzmq sends events from its I/O thread, and waits there if nobody is at the other end: then every socket of the
+    context stands still.
+    """
+
+    made_in: int = 0
+    events: Socket | None = None
+    """The receiving end, if it is this socket's to close."""
+
+    def send_events(self, wanted: int, receiving: Context) -> Socket:
+        """Return the end that receives the events from now on, a socket of `receiving` (the context or its shadow)."""
+        self.made_in = os.getpid()
+        endpoint = f"inproc://penstock-events-{secrets.token_hex(8)}"
+        self.monitor(endpoint, wanted)
+        receiver = receiving.socket(zmq.PAIR)
+        receiver.setsockopt(zmq.LINGER, 0)
+        receiver.setsockopt(zmq.RCVHWM, 0)
+        receiver.connect(endpoint)
+        return receiver
+
+    def close(self, linger: int | None = None) -> None:
+        if not self.closed and self.made_in == os.getpid():
+            self.disable_monitor()
+        super().close(linger=linger)
+        events, self.events = self.events, None
+        if events is not None:
+            events.close(linger=0)
+
+
+def guard_of(context: Context) -> Guard:
+    """Return the guard that runs in this context; raise if none does, since then anybody would be let in."""
+    guard = _guards.get(id(context))
+    if guard is None:
+        raise PenstockError("no Guard runs in this context: start one before anything is bound")
+    return guard
+
+
+class Guard:
+    """Start it before any bind, close it after the sockets and before the context."""
+
+    def __init__(self, context: Context, credentials: Credentials) -> None:
+        self.refused = 0
+        """Connections that were not let in."""
+        # A shadow: `destroy` of the owner's context does not reach into our thread for its sockets, but ends its poll.
+        self._context: Context = zmq.Context.shadow(context.underlying)
+        self._guarded = id(context)
+        self._credentials = credentials
+        self._thread: threading.Thread | None = None
+        self._wake = -1
+        self._stopping = False
+        self._new: collections.deque[Socket] = collections.deque()
+
+    def start(self) -> None:
+        door = self._context.socket(zmq.ROUTER)
+        door.setsockopt(zmq.LINGER, 0)
+        try:
+            door.bind(_ZAP_ENDPOINT)
+        except zmq.ZMQError:
+            door.close(linger=0)
+            raise PenstockError("another Guard runs in this context; one is enough") from None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._serve, args=(door,), name="penstock-guard", daemon=True)
+        self._thread.start()
+        _guards[self._guarded] = self
+
+    def count(self, socket: Monitored) -> None:
+        """Count the connections a socket refuses. Called by the thread that owns the socket, before it binds."""
+        self._new.append(socket.send_events(_COUNTED, self._context))
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if _guards.get(self._guarded) is self:
+            del _guards[self._guarded]
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        thread.join(_STOP_DEADLINE_S)
+        if thread.is_alive():
+            raise PenstockError(
+                f"the guard still watches over open sockets after {_STOP_DEADLINE_S:.0f} s; close them before the guard"
+            )
+        os.close(self._wake)
+
+    def _serve(self, door: Socket) -> None:
+        poller = zmq.Poller()
+        poller.register(door, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        counted: dict[Socket, dict[int, None]] = {}
+        try:
+            while not self._stopping or counted or self._new:
+                ready = dict(poller.poll())
+                if self._wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                    while self._new:
+                        events = self._new.popleft()
+                        counted[events] = {}
+                        poller.register(events, zmq.POLLIN)
+                if door in ready:
+                    self._answer(door)
+                for events in [socket for socket in counted if socket in ready]:
+                    if self._tally(events, counted[events]):
+                        poller.unregister(events)
+                        del counted[events]
+                        events.close(linger=0)
+        except zmq.ContextTerminated:
+            pass  # the context went first
+        finally:
+            for socket in (door, *counted, *self._new):
+                socket.close(linger=0)
+
+    def _answer(self, door: Socket) -> None:
+        while True:
+            try:
+                frames = door.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # [route..., empty, version, request, domain, address, identity, mechanism, what is shown...]
+            try:
+                start = frames.index(b"") + 1
+                version, request, domain, _, _, mechanism, *shown = frames[start:]
+            except ValueError:
+                continue
+            known = version == b"1.0" and domain == ZAP_DOMAIN.encode() and self._knows(mechanism, shown)
+            verdict = [b"200", b"OK", USER] if known else [b"400", b"refused", b""]
+            with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+                door.send_multipart([*frames[:start], b"1.0", request, *verdict, b""], zmq.NOBLOCK)
+
+    def _knows(self, mechanism: bytes, shown: list[bytes]) -> bool:
+        credentials = self._credentials
+        if credentials.kind == "plain" and mechanism == b"PLAIN" and len(shown) == 2:
+            return hmac.compare_digest(shown[0], USER) & hmac.compare_digest(shown[1], credentials.token.encode())
+        if credentials.kind == "curve" and mechanism == b"CURVE" and len(shown) == 1:
+            return hmac.compare_digest(z85.encode(shown[0]), credentials.client_public.encode())
+        return False
+
+    def _tally(self, events: Socket, handshaking: dict[int, None]) -> bool:
+        """Count what happened at one socket; return whether it was closed.
+
+        An event of success does not say whose it is. It is put down to the oldest handshake under way: so the number of
+        those refused is right as soon as no handshake is under way, whoever of them it was.
+        """
+        while True:
+            try:
+                message: Any = parse_monitor_message(events.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return False
+            event, descriptor = int(message["event"]), int(message["value"])
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                return True
+            if event == zmq.EVENT_ACCEPTED:
+                handshaking[descriptor] = None
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if handshaking:
+                    del handshaking[next(iter(handshaking))]
+            elif event == zmq.EVENT_DISCONNECTED and descriptor in handshaking:
+                del handshaking[descriptor]
+                self.refused += 1

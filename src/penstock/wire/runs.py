@@ -1,0 +1,273 @@
+"""Runs: many elements as columns in a few buffers, and back.
+
+A run of one element is that element's own buffers, untouched. In a longer run the structure stands once and each leaf
+is a column: arrays of one shape and type lie one behind the other and come back as rows of one array. What differs from
+element to element goes leaf by leaf (`wire.elements`), the small ones together in one buffer.
+
+Rows share a buffer but never overlap: a reader may write to any of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.core.element import Element, Ragged, is_namedtuple
+from penstock.core.errors import CodecError
+from penstock.wire.elements import (
+    Buffer,
+    array_bytes,
+    array_over,
+    bytes_over,
+    dtype_name,
+    flatten,
+    named_dtype,
+    named_type,
+    unflatten,
+)
+
+ONE, MANY = range(2)
+DICT, LIST, TUPLE, NAMED, RAGGED, ROWS, ZERO_DIM, SHAPES, SCALARS, PLAIN, BYTES, EACH = range(12)
+
+LARGE_BYTES = 1 << 18  # such a row is worth a buffer of its own more than it costs
+INLINE_BYTES = 4096  # such a column is not worth one
+ALIGNMENT = 64
+
+_PLAIN = {int, float, str, bool, type(None)}
+_SCALAR_KINDS = "biufcmM"
+_dtype_of = attrgetter("dtype")
+_shape_of = attrgetter("shape")
+
+
+def encode_run(elements: Sequence[Element]) -> tuple[bytes, list[Buffer]]:
+    """Return the layout and the buffers of a run."""
+    if len(elements) == 1:
+        header, buffers = flatten(elements[0])
+        return msgspec.msgpack.encode([ONE, header]), buffers
+    buffers = []
+    description = _encode(elements, buffers) if elements else []
+    return msgspec.msgpack.encode([MANY, len(elements), description]), buffers
+
+
+def decode_run(layout: bytes, buffers: Sequence[Any]) -> list[Element]:
+    """Return the elements. Arrays are views of the buffers, writable if those are, and aligned."""
+    try:
+        kind, *rest = msgspec.msgpack.decode(layout)
+        if kind == ONE:
+            return [unflatten(rest[0], buffers)]
+        count, description = rest
+        return _decode(description, count, iter(buffers)) if count else []
+    except (msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError) as error:
+        raise CodecError(f"these bytes are not a run of elements: {error!r}") from error
+
+
+def _encode(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+    types = set(map(type, column))
+    if types <= _PLAIN:
+        return _encode_plain(column, buffers)
+    if len(types) > 1:
+        return _encode_each(column, buffers)
+    kind = types.pop()
+    if kind is np.ndarray:
+        return _encode_arrays(column, buffers)
+    if kind is bytes:
+        sizes = np.fromiter(map(len, column), np.int64, len(column))
+        return [BYTES, _put(array_bytes(sizes), buffers), _put(b"".join(column), buffers)]
+    if issubclass(kind, dict):
+        return _encode_dicts(column, buffers)
+    if issubclass(kind, (list, tuple)):
+        return _encode_sequences(column, kind, buffers)
+    if kind is Ragged:
+        parts = ([row.values for row in column], [row.offsets for row in column])
+        return [RAGGED, [_encode(part, buffers) for part in parts]]
+    if issubclass(kind, np.generic) and column[0].dtype.kind in _SCALAR_KINDS:
+        dtype = column[0].dtype
+        if dtype.kind not in "mM" or all(value.dtype == dtype for value in column):
+            return [SCALARS, dtype_name(dtype, ""), _put(array_bytes(np.array(column, dtype)), buffers)]
+    return _encode_each(column, buffers)
+
+
+def _encode_plain(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+    try:
+        return [PLAIN, _put(msgspec.msgpack.encode(column), buffers)]
+    except (OverflowError, UnicodeEncodeError):
+        return _encode_each(column, buffers)
+
+
+def _encode_dicts(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+    keys = tuple(column[0])
+    # True, 1 and 1.0 are one key to Python, so only strings are compared by value alone.
+    if len(set(map(tuple, column))) > 1 or not all(isinstance(key, str) for key in keys):
+        return _encode_each(column, buffers)
+    return [DICT, list(keys), [_encode(list(map(itemgetter(key), column)), buffers) for key in keys]]
+
+
+def _encode_sequences(column: Sequence[Any], kind: type[Any], buffers: list[Buffer]) -> list[Any]:
+    if len(set(map(len, column))) > 1:
+        return _encode_each(column, buffers)
+    parts = [_encode(part, buffers) for part in zip(*column)]
+    if is_namedtuple(column[0]):
+        return [NAMED, kind.__name__, list(kind._fields), parts]
+    return [LIST if issubclass(kind, list) else TUPLE, parts]
+
+
+def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]) -> list[Any]:
+    first = column[0]
+    dtype, shape = first.dtype, first.shape
+    if dtype.hasobject or not dtype.itemsize or not _same_dtype(column, dtype):
+        return _encode_each(column, buffers)
+    if len(set(map(_shape_of, column))) > 1:
+        return _encode_shapes(column, buffers)
+    if first.nbytes >= LARGE_BYTES:
+        return _encode_each(column, buffers)
+    name = dtype_name(dtype, "")
+    # Into memory of our own: by itself numpy keeps the order of axes of its inputs, and changes the order of bytes.
+    if not shape:
+        return [ZERO_DIM, name, _put(array_bytes(np.stack(column, out=_memory((len(column),), dtype))), buffers)]
+    rows = _memory((len(column) * shape[0], *shape[1:]), dtype)
+    np.concatenate(column, out=rows)
+    return [ROWS, name, list(shape), _put(array_bytes(rows), buffers)]
+
+
+def _encode_shapes(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]) -> list[Any]:
+    dimensions = {array.ndim for array in column}
+    total = sum(array.nbytes for array in column)
+    if len(dimensions) > 1 or total >= LARGE_BYTES * len(column):
+        return _encode_each(column, buffers)
+    shapes = np.array([array.shape for array in column], np.int64)
+    flat = _memory((int(shapes.prod(axis=1).sum()),), column[0].dtype)
+    np.concatenate([array.reshape(-1) for array in column], out=flat)
+    sizes = _put(array_bytes(shapes), buffers)
+    return [SHAPES, dtype_name(flat.dtype, ""), shapes.shape[1], sizes, _put(array_bytes(flat), buffers)]
+
+
+def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    # numpy does not copy the padding of structured types: what lay there before would be sent.
+    return np.empty(shape, dtype) if dtype.names is None else np.zeros(shape, dtype)
+
+
+def _same_dtype(column: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> bool:
+    # The common types are single objects, so that comparing identities mostly settles it.
+    return len(set(map(id, map(_dtype_of, column)))) == 1 or all(array.dtype == dtype for array in column)
+
+
+def _encode_each(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+    headers, counts, own = [], [], []
+    for value in column:
+        header, parts = flatten(value)
+        headers.append(header)
+        counts.append(len(parts))
+        own.extend(parts)
+    sizes = [len(part) for part in own]
+    if sum(sizes) >= LARGE_BYTES * len(sizes):
+        buffers.extend(own)
+        return [EACH, headers, counts, None, None]
+    padded = [part for buffer, size in zip(own, sizes) for part in (buffer, bytes(-size % ALIGNMENT))]
+    return [EACH, headers, counts, sizes, _put(b"".join(padded), buffers)]
+
+
+def _put(content: Buffer, buffers: list[Buffer]) -> bytes | None:
+    """Return the content if it is small enough to stand in the layout; else make it the next buffer."""
+    if len(content) <= INLINE_BYTES:
+        return bytes(content)
+    buffers.append(content)
+    return None
+
+
+def _decode(description: list[Any], count: int, taken: Iterator[Any]) -> list[Any]:
+    kind = description[0]
+    if kind == ROWS:
+        dtype, shape = named_dtype(description[1]), tuple(description[2])
+        return list(array_over(_get(description[3], taken), dtype, (count, *shape)))
+    if kind == PLAIN:
+        return _decode_plain(_get(description[1], taken), count)
+    if kind == DICT:
+        return _dicts(description[1], [_decode(part, count, taken) for part in description[2]], count)
+    if kind in (TUPLE, LIST, NAMED):
+        rows = _tuples([_decode(part, count, taken) for part in description[-1]], count)
+        if kind == NAMED:
+            return list(itertools.starmap(named_type(description[1], tuple(description[2])), rows))
+        return rows if kind == TUPLE else list(map(list, rows))
+    if kind == SCALARS:
+        return list(array_over(_get(description[2], taken), named_dtype(description[1]), (count,)))
+    if kind == BYTES:
+        return _decode_bytes(_get(description[1], taken), _get(description[2], taken), count)
+    if kind == RAGGED:
+        return list(map(Ragged, *[_decode(part, count, taken) for part in description[1]]))
+    if kind == SHAPES:
+        return _decode_shapes(description, count, taken)
+    if kind == ZERO_DIM:
+        values = array_over(_get(description[2], taken), named_dtype(description[1]), (count, 1))
+        return [row.reshape(()) for row in values]
+    if kind == EACH:
+        return _decode_each(description, count, taken)
+    raise CodecError(f"unknown kind of column {kind!r}")
+
+
+def _get(inline: bytes | None, taken: Iterator[Any]) -> Any:
+    # What stands in the layout is shared with nobody, so a copy that can be written to costs little.
+    return next(taken) if inline is None else bytearray(inline)
+
+
+def _decode_plain(content: Any, count: int) -> list[Any]:
+    values: list[Any] = msgspec.msgpack.decode(content, type=list[Any])
+    if len(values) != count:
+        raise CodecError(f"a column of {len(values)} values in a run of {count}")
+    return values
+
+
+def _decode_bytes(sizes: Any, content: Any, count: int) -> list[bytes]:
+    ends = np.cumsum(array_over(sizes, np.dtype(np.int64), (count,)))
+    stops = ends.tolist()
+    joined = bytes(content)
+    if stops[-1] != len(joined) or min(ends[0], np.diff(ends).min(initial=0)) < 0:
+        raise CodecError(f"sizes that add up to {stops[-1]} of {len(joined)} bytes")
+    return [joined[start:stop] for start, stop in zip([0, *stops], stops)]
+
+
+def _decode_shapes(description: list[Any], count: int, taken: Iterator[Any]) -> list[np.ndarray[Any, Any]]:
+    _, name, dimensions, inline_shapes, inline = description
+    shapes = array_over(_get(inline_shapes, taken), np.dtype(np.int64), (count, dimensions))
+    ends = np.cumsum(shapes.prod(axis=1)).tolist()
+    flat = array_over(_get(inline, taken), named_dtype(name), (ends[-1],))
+    rows = [flat[start:stop] for start, stop in zip([0, *ends], ends)]
+    return rows if dimensions == 1 else list(map(np.reshape, rows, map(tuple, shapes.tolist())))
+
+
+def _decode_each(description: list[Any], count: int, taken: Iterator[Any]) -> list[Any]:
+    _, headers, counts, sizes, inline = description
+    if not count == len(headers) == len(counts):
+        raise CodecError(f"a column of {len(headers)} values in a run of {count}")
+    if sizes is not None:
+        taken = _cut(bytes_over(_get(inline, taken)), sizes)
+    return [unflatten(header, list(itertools.islice(taken, n))) for header, n in zip(headers, counts)]
+
+
+def _cut(content: np.ndarray[Any, Any], sizes: list[int]) -> Iterator[np.ndarray[Any, Any]]:
+    start = 0
+    for size in sizes:
+        yield content[start : start + size]
+        start += size + -size % ALIGNMENT
+
+
+def _dicts(keys: list[str], columns: list[list[Any]], count: int) -> list[dict[str, Any]]:
+    # Displays are three times as fast as `dict(zip(...))`, and most elements have few leaves.
+    if len(keys) == 1:
+        (k,) = keys
+        return [{k: a} for a in columns[0]]
+    if len(keys) == 2:
+        k, m = keys
+        return [{k: a, m: b} for a, b in zip(*columns)]
+    if len(keys) == 3:
+        k, m, o = keys
+        return [{k: a, m: b, o: c} for a, b, c in zip(*columns)]
+    return [dict(zip(keys, row)) for row in _tuples(columns, count)]
+
+
+def _tuples(columns: list[list[Any]], count: int) -> list[tuple[Any, ...]]:
+    return list(zip(*columns)) if columns else [()] * count

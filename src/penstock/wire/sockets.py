@@ -1,0 +1,287 @@
+"""ZeroMQ sockets as both planes use them, and the guard at the door.
+
+Rules, each bought with a lost message somewhere:
+
+- The guard runs before anything is bound: without a ZAP handler CURVE accepts any key.
+- A dialled socket has a fresh random identity, so nobody inherits what was meant for another.
+- A data socket never reconnects by itself: frames lost in between would go unnoticed. `Watch` says that it is lost.
+- Nothing is queued for a peer that is not there (IMMEDIATE), no high-water mark drops what credit allowed, a ROUTER
+  raises for a peer it does not know, and nothing lingers.
+- Only a data listener on loopback may use its own TCP settings; elsewhere the system's stand.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import socket as sockets
+import time
+from collections.abc import Iterator
+from typing import Any, TypeAlias, cast
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
+from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
+from penstock.wire.credentials import Credentials
+from penstock.wire.guard import USER, ZAP_DOMAIN, Guard, Monitored, guard_of
+
+__all__ = ["Guard", "Watch", "bind_router", "dial"]
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+MAX_CONTROL_BYTES = 80 << 20  # a piece of a blob (64 MB) and its envelope
+MAX_DATA_BYTES = 64 << 30  # a single array; what a reader can be sent is limited by its credit
+# An unauthenticated peer holds a connection no longer than this. A runner's guard may have to wait for user code that
+# holds the GIL: that is slow, not dead.
+CONTROL_HANDSHAKE_MS = 5_000
+DATA_HANDSHAKE_MS = 15_000
+CONNECT_MS = 4_000
+LISTEN_BACKLOG = 1_024
+SEND_BUFFER_BYTES = 1 << 20
+SYSTEM_TCP_VARIABLE = "PENSTOCK_SYSTEM_TCP"
+
+# (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
+# reconnects under its identity does not meet its own ghost.
+_DATA_BEATS = (1_000, 4_000, 4_000)
+_CONTROL_BEATS = (1_000, 6_000, 6_000)
+_CONTROL_CLIENT_BEATS = (1_000, 10_000, 6_000)
+
+
+def bind_router(
+    context: Context,
+    credentials: Credentials,
+    bind: str,
+    *,
+    port: int = 0,
+    port_range: tuple[int, int] | None = None,
+    advertise: str | None = None,
+    data: bool,
+    tuned: bool = True,
+) -> tuple[Socket, str]:
+    """Return a listening ROUTER and the address others should dial.
+
+    `port` 0 takes a free one, out of `port_range` (both ends included) if that is given. `tuned`: a data listener on
+    loopback uses reno and a large send buffer, which is a third faster there.
+    """
+    host = _numeric(bind)
+    loopback = is_loopback(host)
+    if not loopback and credentials.kind != "curve":
+        raise InvalidArgumentError(
+            f"will not listen at {bind!r} with a token only: others on the network could read it. Make keys with "
+            f"`penstock keys` and give them to dispatcher, workers and clients, or bind to 127.0.0.1"
+        )
+    guard = guard_of(context)
+    socket = cast(Monitored, context.socket(zmq.ROUTER, socket_class=Monitored))
+    try:
+        _common(socket, data, beats=_DATA_BEATS if data else _CONTROL_BEATS)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        socket.setsockopt(zmq.BACKLOG, LISTEN_BACKLOG)
+        # What comes in here, on either plane, is requests: large data only goes out.
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        if credentials.kind == "curve":
+            if not credentials.server_secret:
+                raise InvalidArgumentError(
+                    "listening needs the service's own keys, not a client's: see `penstock keys`"
+                )
+            socket.curve_server = True
+            socket.curve_secretkey = credentials.server_secret.encode()
+        else:
+            socket.plain_server = True
+        guard.count(socket)
+        tuned = tuned and data and loopback and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1"
+        bound = _bind(socket, host, port, port_range, tuned)
+    except BaseException:
+        socket.close(linger=0)
+        raise
+    return socket, advertised(bind, bound, advertise)
+
+
+_LOST: dict[int, str] = {
+    zmq.EVENT_DISCONNECTED: "the connection was lost",
+    zmq.EVENT_CLOSED: "the connection was refused or timed out",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the other side did not finish the handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the other side speaks another protocol, or other credentials",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refused our token or keys",
+}
+
+
+class Dialled(Monitored):
+    """A dialled socket and the events of its connection, which it owns: `Watch` reads them."""
+
+
+def dial(context: Context, credentials: Credentials, address: str, *, data: bool) -> Dialled:
+    """Return a connecting DEALER. It can be written to once it polls for output: the other side has let us in."""
+    split_tcp(address)
+    socket = cast(Dialled, context.socket(zmq.DEALER, socket_class=Dialled))
+    try:
+        prepare_dealer(socket, credentials, data=data)
+        # Before connecting: on loopback a refusal comes at once. In a shadow of the context, so that the context's
+        # `destroy` closes the receiving end with the socket, and not before.
+        shadow: Context = zmq.Context.shadow(context.underlying)
+        socket.events = socket.send_events(zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_LOST), shadow)
+        socket.connect(address)
+    except BaseException:
+        socket.close(linger=0)
+        raise
+    return socket
+
+
+def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool) -> None:
+    """Set all options of a DEALER that is about to connect."""
+    _common(socket, data, beats=_DATA_BEATS if data else _CONTROL_CLIENT_BEATS)
+    socket.setsockopt(zmq.ROUTING_ID, b"P" + secrets.token_bytes(16))
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_DATA_BYTES if data else MAX_CONTROL_BYTES)
+    if data:
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    else:
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+    if credentials.kind == "curve":
+        socket.curve_serverkey = credentials.server_public.encode()
+        socket.curve_publickey = credentials.client_public.encode()
+        socket.curve_secretkey = credentials.client_secret.encode()
+    else:
+        socket.plain_username = USER
+        socket.plain_password = credentials.token.encode()
+
+
+def _common(socket: Socket, data: bool, *, beats: tuple[int, int, int]) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, DATA_HANDSHAKE_MS if data else CONTROL_HANDSHAKE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, beats[0])
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, beats[1])
+    socket.setsockopt(zmq.HEARTBEAT_TTL, beats[2])
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+
+
+def _numeric(bind: str) -> str:
+    """Return the address to bind to: libzmq takes no names there."""
+    host = bind.strip("[]")
+    if host == "*":
+        return host
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        return str(sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise InvalidArgumentError(f"bind={bind!r} is not an address of this host: {error.strerror}") from None
+
+
+def _bind(socket: Socket, bind: str, port: int, port_range: tuple[int, int] | None, tuned: bool) -> int:
+    candidates = [port]
+    if not port and port_range is not None:
+        first, last = port_range
+        if not 0 < first <= last < 65536:
+            raise InvalidArgumentError(f"port_range={port_range!r} is not (first, last) of ports from 1 to 65535")
+        candidates = list(range(first, last + 1))
+        random.shuffle(candidates)  # processes that start together should not race through the same order
+    for candidate in candidates:
+        try:
+            return _listen_tuned(socket, bind, candidate) if tuned else _listen(socket, bind, candidate)
+        except OSError as error:  # ZMQError is not one; see `_listen`
+            reason = error
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                break
+    where = join_tcp(bind, port) if len(candidates) == 1 else f"tcp://{bind} in ports {port_range}"
+    raise CannotListenError(where, os.strerror(reason.errno) if reason.errno else str(reason))
+
+
+def _listen(socket: Socket, bind: str, port: int) -> int:
+    try:
+        socket.bind(f"tcp://[{bind}]:{port or '*'}" if ":" in bind else f"tcp://{bind}:{port or '*'}")
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from None
+    return _bound_port(socket)
+
+
+def _listen_tuned(socket: Socket, bind: str, port: int) -> int:
+    family, _, _, _, where = sockets.getaddrinfo(bind, port, type=sockets.SOCK_STREAM)[0]
+    with sockets.socket(family, sockets.SOCK_STREAM) as listener:
+        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, SEND_BUFFER_BYTES)
+        try:
+            listener.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_CONGESTION, b"reno")
+        except OSError:
+            pass  # not offered by this kernel, or not allowed: the system's stands
+        listener.bind(where)
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+        chosen = int(listener.getsockname()[1])
+        # From here on the descriptor is libzmq's: it closes it with the socket, and we never do.
+        socket.setsockopt(zmq.USE_FD, listener.detach())
+    try:
+        socket.bind(join_tcp(bind, chosen))
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from None
+    return chosen
+
+
+def _bound_port(socket: Socket) -> int:
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+
+
+class Watch:
+    """Watches a dialled socket's connection, from the thread that owns the socket. It owns nothing itself.
+
+    `socket` polls for input when there is something for `lost` to look at.
+    """
+
+    def __init__(self, dialled: Dialled) -> None:
+        if dialled.events is None:
+            raise PenstockError("only a socket from dial() that is still open can be watched")
+        self.socket: Socket = dialled.events
+        self.connected = False
+        self.refused = False
+        """Our token or keys were refused: dialling again will not help."""
+        self.failed_handshakes = 0
+        """In a row, since a handshake last succeeded."""
+        self._reason: str | None = None
+        self._give_up_at: float | None = time.monotonic() + (CONNECT_MS + DATA_HANDSHAKE_MS) / 1000
+
+    def lost(self) -> str | None:
+        """Return why the connection is gone (or was not to be had), or None. Never blocks.
+
+        A control socket reconnects by itself: then `connected` is true again and there is no reason any more.
+        """
+        for event, value in self._events():
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.connected, self.refused, self._reason, self.failed_handshakes = True, False, None, 0
+                self._give_up_at = None
+                continue
+            self.connected = False
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                # Only 400 is a verdict on us; 300 and 500 say that the guard itself is in trouble.
+                self.refused = value == 400
+            if event not in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+                self.failed_handshakes += 1
+            self._reason = self._reason or _LOST[event]
+        # A name that does not resolve causes no event at all.
+        if self._reason is None and self._give_up_at is not None and time.monotonic() > self._give_up_at:
+            self._reason = "there was no connection in time"
+        return self._reason
+
+    def _events(self) -> Iterator[tuple[int, int]]:
+        while not self.socket.closed:
+            try:
+                message: Any = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if message["event"] in _LOST or message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                yield int(message["event"]), int(message["value"])

@@ -1,0 +1,1 @@
+"""Runs streams and serves their output: nursery, agent, runner."""

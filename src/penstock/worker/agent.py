@@ -1,0 +1,389 @@
+"""The agent: looks after the workers of one host, in a process without user code.
+
+Rules. The loop's thread owns everything; the control client's thread only puts things into the inbox. What the
+dispatcher pushes may come twice and is done once. A runner's death is reported at once, with what it was working on.
+Whenever the dispatcher may have forgotten us (it said so, or the connection was lost), everything is registered again.
+
+A worker leaves in peace: it takes no new streams, its runner serves on until the dispatcher stops it or the time is up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import DispatcherUnavailableError
+from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.graph.installed import version_of
+from penstock.wire.addresses import host_id
+from penstock.wire.control import ControlClient
+from penstock.wire.envelopes import refusal
+from penstock.wire.messages import (
+    AgentBeat,
+    AgentLeaving,
+    Answer,
+    NotKnown,
+    Push,
+    Refused,
+    RegisterAgent,
+    RunnerGone,
+    RunnerPlace,
+    RunnerReady,
+    StartRunner,
+    StopRunner,
+    ViewChanged,
+    WorkerPlace,
+)
+from penstock.worker.flight import read_flight
+from penstock.worker.processes import (
+    Children,
+    Died,
+    FromNursery,
+    NurseryLink,
+    Ready,
+    Spawn,
+    Spawned,
+    Stop,
+    Told,
+    describe_exit,
+)
+from penstock.worker.processes_agent import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers, runner_child
+from penstock.worker.runner import RunnerConfig
+
+BEAT_S = 1.0
+STOP_GRACE_S = 3.0
+RUNNER_START_S = 120.0  # importing what user functions need may take long; a runner that never gets there is ended
+REGISTER_S = 10.0
+RUNNER_ENTRY = "penstock.worker.runner:run"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Worker:
+    place: WorkerPlace
+    leave_by_s: float | None = None
+    told: bool = False
+    """The dispatcher knows that it leaves."""
+
+
+@dataclass(slots=True)
+class _Runner:
+    runner: RunnerId
+    worker: WorkerId
+    job: JobName
+    started_s: float
+    pid: int = 0
+    address: str = ""
+    """Empty: it is not ready."""
+    reason: str = ""
+    """Why it was stopped; empty: it was not."""
+
+    @property
+    def child(self) -> str:
+        return runner_child(self.worker, self.runner)
+
+    @property
+    def place(self) -> RunnerPlace:
+        return RunnerPlace(self.runner, self.worker, self.job, self.address)
+
+
+def run(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink) -> None:
+    """Serve until SIGTERM, and then until the workers have left in peace."""
+    Agent(config, nursery).run(ready)
+
+
+class Agent:
+    def __init__(self, config: AgentConfig, nursery: NurseryLink) -> None:
+        self._config = config
+        self._nursery = nursery
+        self._workers = {each.worker: _Worker(each) for each in config.workers}
+        self._runners: dict[str, _Runner] = {}
+        """By the id their process has in the nursery."""
+        self._inbox: deque[Callable[[], None]] = deque()
+        # Closed with the process only: the control client's thread may write to it until then.
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._registered = False
+        self._registering = False
+        self._changed = False
+        self._beating = False
+        self._next_beat_s = 0.0
+        self._leaving = False
+        self._orders: msgspec.msgpack.Decoder[AgentOrder] = msgspec.msgpack.Decoder(AgentOrder)
+        self._control = ControlClient(
+            config.dispatcher,
+            config.credentials.as_client(),
+            name=config.agent,
+            on_push=lambda push: self._put(lambda: self._obey(push)),
+            on_reconnect=lambda: self._put(self._register),
+        )
+
+    def run(self, ready: Callable[[str], None]) -> None:
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            self._register_first()
+            ready(self._config.agent)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._nursery.fileno(), selectors.EVENT_READ)
+                selector.register(self._wake, selectors.EVENT_READ)
+                while not (self._leaving and not self._workers):
+                    selector.select(self._timeout_s())
+                    self._turn()
+        finally:
+            self._control.close()
+
+    def _turn(self) -> None:
+        while (event := self._nursery.receive(0.0)) is not None:
+            self._hear(event)
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._leaving:
+            self._leave(tuple(self._workers), self._config.drain_s)
+        self._act_on_time()
+
+    def _put(self, act: Callable[[], None]) -> None:
+        """Have the loop's thread do something."""
+        self._inbox.append(act)
+        os.eventfd_write(self._wake, 1)
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        if not self._registered and not self._runners:
+            raise SystemExit(0)  # there is nothing to leave in peace
+        self._leaving = True
+        os.eventfd_write(self._wake, 1)
+
+    # Registering
+
+    def _registration(self) -> RegisterAgent:
+        return RegisterAgent(
+            agent=self._config.agent,
+            host=host_id(),
+            workers=tuple(each.place for each in self._workers.values()),
+            runners=tuple(each.place for each in self._runners.values() if each.address and not each.reason),
+            versions=(("python", platform.python_version()), ("numpy", version_of("numpy"))),
+            pid=os.getpid(),
+        )
+
+    def _register_first(self) -> None:
+        """Wait until there is a dispatcher. Wrong credentials and refusals are raised: waiting will not help."""
+        waited_s = 0.0
+        while not self._registered:
+            try:
+                answer = self._control.ask(self._registration(), timeout_s=REGISTER_S, what="registering workers")
+                self._registered = not isinstance(answer, NotKnown)
+            except DispatcherUnavailableError:
+                waited_s += REGISTER_S
+                _log.warning(
+                    "waiting for the dispatcher", extra={"address": self._config.dispatcher, "waited_s": waited_s}
+                )
+
+    def _register(self) -> None:
+        if not self._registered:
+            return  # the first one is under way, and sent again by itself
+        if self._registering:
+            self._changed = True  # one at a time: an older one must not arrive last
+            return
+        self._registering, self._changed = True, False
+        self._control.post(self._registration(), lambda answer: self._put(lambda: self._on_registered(answer)))
+
+    def _on_registered(self, answer: Answer) -> None:
+        self._registering = False
+        if isinstance(answer, Refused):
+            raise refusal(answer)
+        if self._changed:
+            self._register()
+        leaving = tuple(key for key, worker in self._workers.items() if worker.leave_by_s is not None)
+        if leaving:
+            self._control.post(AgentLeaving(agent=self._config.agent, workers=leaving))
+        self._next_beat_s = 0.0
+
+    # What the dispatcher says
+
+    def _obey(self, push: Push) -> None:
+        match push:
+            case StartRunner():
+                self._start(push)
+            case StopRunner():
+                for runner in self._runners.values():
+                    if runner.runner == push.runner:
+                        self._stop(runner, push.reason)
+            case ViewChanged():
+                pass  # for clients
+
+    def _start(self, push: StartRunner) -> None:
+        runner = _Runner(runner=push.runner, worker=push.worker, job=push.job, started_s=time.monotonic())
+        known = self._runners.get(runner.child)
+        if known is not None:
+            if known.address and not known.reason:
+                self._control.post(RunnerReady(agent=self._config.agent, place=known.place))
+            return
+        worker = self._workers.get(push.worker)
+        if worker is None or worker.leave_by_s is not None:
+            self._report_gone(runner, "its worker leaves")
+            return
+        config = RunnerConfig(
+            runner=push.runner,
+            worker=push.worker,
+            job=push.job,
+            dispatcher=self._config.dispatcher,
+            credentials=self._config.credentials,
+            bind=self._config.bind,
+            advertise=self._config.advertise,
+            port_range=self._config.port_range,
+            memory_bytes=self._config.memory_bytes,
+            threads=self._config.threads,
+            host=host_id(),
+        )
+        self._runners[runner.child] = runner
+        self._nursery.send(
+            Spawn(id=runner.child, entry=RUNNER_ENTRY, config=msgspec.msgpack.encode(config), record=True)
+        )
+
+    def _stop(self, runner: _Runner, reason: str) -> None:
+        if not runner.reason:
+            runner.reason = reason or "it was stopped"
+            self._nursery.send(Stop(id=runner.child, grace_s=STOP_GRACE_S))
+
+    # What the nursery says
+
+    def _hear(self, event: FromNursery) -> None:
+        match event:
+            case Spawned():
+                if (spawned := self._runners.get(event.id)) is not None:
+                    spawned.pid = event.pid
+            case Ready():
+                runner = self._runners.get(event.id)
+                if runner is not None and not runner.reason:
+                    runner.address = event.text
+                    self._control.post(RunnerReady(agent=self._config.agent, place=runner.place))
+            case Died():
+                gone = self._runners.pop(event.id, None)
+                if gone is not None:
+                    how = describe_exit(event.code, event.failure)
+                    self._report_gone(gone, f"{how}: {gone.reason}" if gone.reason else how, event.record)
+            case Told():
+                self._take_order(self._orders.decode(event.body))
+            case Children():
+                pass  # never asked for
+
+    def _report_gone(self, runner: _Runner, reason: str, record: bytes = b"") -> None:
+        # Of a runner that was told to stop, what was under way is nobody's fault.
+        in_flight = () if runner.reason else tuple(each.plain() for each in read_flight(record))
+        self._control.post(
+            RunnerGone(
+                agent=self._config.agent,
+                runner=runner.runner,
+                worker=runner.worker,
+                job=runner.job,
+                reason=reason,
+                in_flight=in_flight,
+            )
+        )
+
+    def _take_order(self, order: AgentOrder) -> None:
+        match order:
+            case JoinWorkers():
+                for place in order.workers:
+                    self._workers.setdefault(place.worker, _Worker(place))
+                self._register()
+            case LeaveWorkers():
+                self._leave(order.workers, order.drain_s)
+
+    # Leaving
+
+    def _leave(self, workers: tuple[WorkerId, ...], drain_s: float) -> None:
+        """Begin to leave; asked twice, the first deadline stands."""
+        fresh = [each for each in workers if each in self._workers and self._workers[each].leave_by_s is None]
+        if not fresh:
+            return
+        for each in fresh:
+            self._workers[each].leave_by_s = time.monotonic() + drain_s
+        self._control.post(
+            AgentLeaving(agent=self._config.agent, workers=tuple(fresh)),
+            lambda answer: self._put(lambda: self._on_leaving_known(fresh)),
+        )
+
+    def _on_leaving_known(self, workers: list[WorkerId]) -> None:
+        for each in workers:
+            if each in self._workers:
+                self._workers[each].told = True
+
+    def _finish_leaving(self, now_s: float) -> None:
+        for key, worker in list(self._workers.items()):
+            if worker.leave_by_s is None:
+                continue
+            late = now_s >= worker.leave_by_s
+            runners = [each for each in self._runners.values() if each.worker == key]
+            if late:
+                for runner in runners:
+                    self._stop(runner, "its worker left before its streams were taken over")
+            # Nobody is told while there is no dispatcher; one that comes back hears it by the agent's absence.
+            if not runners and (worker.told or late or not self._control.connected):
+                del self._workers[key]
+                self._control.post(AgentLeaving(agent=self._config.agent, workers=(key,), gone=True))
+
+    # Time
+
+    def _timeout_s(self) -> float:
+        now_s = time.monotonic()
+        leaving = (each.leave_by_s for each in self._workers.values() if each.leave_by_s is not None)
+        return max(0.0, min([self._next_beat_s, *(at_s for at_s in leaving if at_s > now_s)]) - now_s)
+
+    def _act_on_time(self) -> None:
+        now_s = time.monotonic()
+        self._finish_leaving(now_s)
+        if now_s < self._next_beat_s:
+            return
+        self._next_beat_s = now_s + BEAT_S
+        for runner in self._runners.values():
+            if not runner.address and now_s - runner.started_s > RUNNER_START_S:
+                self._stop(runner, f"it was not ready after {RUNNER_START_S:.0f} s")
+        if not self._beating:
+            self._beating = True
+            self._control.post(self._beat(), lambda answer: self._put(lambda: self._on_beat(answer)))
+
+    def _beat(self) -> AgentBeat:
+        alive: list[RunnerId] = []
+        statistics: dict[str, Any] = {}
+        for runner in self._runners.values():
+            usage = read_usage(runner.pid)
+            if usage is not None:
+                alive.append(runner.runner)
+                statistics[runner.runner] = usage
+        return AgentBeat(agent=self._config.agent, runners=tuple(alive), statistics=statistics)
+
+    def _on_beat(self, answer: Answer) -> None:
+        self._beating = False
+        if isinstance(answer, NotKnown):
+            self._register()
+
+
+def read_usage(pid: int) -> dict[str, float] | None:
+    """Return what a process has used, or None if it does not live (a stopped one does not: it serves nobody)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if fields[0] in (b"T", b"Z", b"X"):
+        return None
+    return {
+        "cpu_s": (int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        "rss_bytes": int(fields[21]) * _PAGE_BYTES,
+    }

@@ -1,0 +1,185 @@
+"""Outputs of the engine, in order, as rounds: round r is outputs r·m to r·m + m - 1.
+
+Rules:
+
+1. Only whole rounds are taken; the outputs of an incomplete one wait for the next chunk.
+2. `Cut.since` rounds after the cut's engine state are made and dropped: they were received before.
+3. With `Cut.regroup` the outputs right after the engine state came in rounds of another width, and some consumers had
+   received more of them than others. What they received is dropped, one by one; the rest makes the first rounds. As
+   long as a round ends inside that stretch no engine state alone describes it, so its cut counts from the old one.
+   In coordinated reads the engine itself takes those rounds back when it opens, and all its outputs are new.
+4. A state is asked of the marks once for all rounds taken together, not once a round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.element import Element
+from penstock.runtime.contract import Chunk, Marks, State
+from penstock.wire.messages import Cut, Regroup
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A place between two rounds, as the engine sees it: the part of a `Cut` that does not name splits."""
+
+    engine: State
+    since: int = 0
+    regroup: Regroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """`count` whole rounds from `seq` on, and where the stream stands after them."""
+
+    seq: int
+    count: int
+    outputs: Sequence[Element]
+    after: Standing
+    repeated: bool = False
+    """Some outputs go to more than one consumer."""
+
+    def of(self, consumer: int, *, skip: int = 0) -> list[Element]:
+        """Return the outputs of one consumer, without its first `skip` rounds."""
+        width = len(self.outputs) // self.count
+        return list(self.outputs[skip * width + consumer :: width])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Outputs that follow each other in one chunk."""
+
+    elements: Sequence[Element]
+    marks: Marks
+    first: int
+    """Of them, in the chunk."""
+    number: int
+    """Of the first, among the outputs after the engine state the stream was opened at."""
+
+    def rest(self, count: int) -> _Piece:
+        return _Piece(self.elements[count:], self.marks, self.first + count, self.number + count)
+
+
+class RoundMaker:
+    """Groups outputs from a cut on; `next_round` is the number of the next round to be taken."""
+
+    def __init__(self, *, width: int, cut: Cut, next_round: int, coordinated: bool = False) -> None:
+        self.width = width
+        self.next_round = next_round
+        self._start = cut
+        self._given = 0  # whole rounds taken since the start
+        self._to_drop = cut.since * width
+        self._pieces: deque[_Piece] = deque()
+        self._waiting = 0
+        self._made = 0  # outputs seen since the engine state
+        regroup = cut.regroup
+        self._stretch_end = 0 if regroup is None or coordinated else max(regroup.given, default=0) * regroup.width
+        self.standing = Standing(cut.engine, cut.since, cut.regroup)
+        """After the last round taken."""
+
+    @property
+    def ready(self) -> int:
+        """How many whole rounds wait."""
+        return self._waiting // self.width
+
+    @property
+    def to_drop(self) -> int:
+        """How many outputs are still to be made and dropped, at least, before a round can begin."""
+        return self._to_drop
+
+    def add(self, chunk: Chunk) -> None:
+        elements, first = chunk.elements, 0
+        if self._made < self._stretch_end:
+            first = min(len(elements), self._stretch_end - self._made)
+            for k in range(first):
+                if not self._was_received(self._made + k):
+                    self._keep(_Piece(elements[k : k + 1], chunk.marks, k, self._made + k))
+        if first < len(elements):
+            self._keep(_Piece(elements[first:] if first else elements, chunk.marks, first, self._made + first))
+        self._made += len(elements)
+
+    def _was_received(self, number: int) -> bool:
+        regroup = self._start.regroup
+        assert regroup is not None
+        round_, consumer = divmod(number, regroup.width)
+        return round_ < regroup.given[consumer]
+
+    def _keep(self, piece: _Piece) -> None:
+        if self._to_drop:
+            dropped = min(self._to_drop, len(piece.elements))
+            self._to_drop -= dropped
+            piece = piece.rest(dropped)
+        if len(piece.elements):
+            self._pieces.append(piece)
+            self._waiting += len(piece.elements)
+
+    def take(self, most: int = 1 << 62) -> Taken | None:
+        """Return the whole rounds that wait, at most so many."""
+        count = min(self.ready, most)
+        if not count:
+            return None
+        outputs: list[Element] = []
+        want = count * self.width
+        while len(outputs) < want:
+            piece = self._pieces.popleft()
+            room = want - len(outputs)
+            outputs.extend(piece.elements[:room])
+            last, at = piece, min(room, len(piece.elements))
+        if at < len(last.elements):
+            self._pieces.appendleft(last.rest(at))
+        self._waiting -= want
+        self._given += count
+        if last.number + at >= self._stretch_end:
+            self.standing = Standing(last.marks.at(last.first + at))
+        else:
+            self.standing = Standing(self._start.engine, self._start.since + self._given, self._start.regroup)
+        taken = Taken(self.next_round, count, outputs, self.standing)
+        self.next_round += count
+        return taken
+
+    def take_rest(self, *, pad: bool) -> Taken | None:
+        """At the end of everything: return the incomplete round filled up with its own outputs, or drop it."""
+        outputs = [element for piece in self._pieces for element in piece.elements]
+        self._pieces.clear()
+        self._waiting = 0
+        if not outputs or not pad:
+            return None
+        filled = [outputs[k % len(outputs)] for k in range(self.width)]
+        # No engine state lies after repeated outputs: opened here again, the round is made up and dropped.
+        last = self.standing
+        self.standing = Standing(last.engine, last.since + 1, last.regroup)
+        taken = Taken(self.next_round, 1, filled, self.standing, repeated=True)
+        self.next_round += 1
+        return taken
+
+    @property
+    def incomplete(self) -> int:
+        """How many outputs wait for a round to be whole."""
+        return self._waiting % self.width
+
+
+def outputs_received(cut: Cut, width: int) -> int:
+    """Return how many outputs after a cut's engine state were received, for a reader that can only skip a number.
+
+    After a change of the number of consumers there may be gaps: outputs that nobody has before one that somebody has.
+    They count as received. There are fewer of them than make a round, since whole rounds of them were given.
+
+    >>> outputs_received(Cut(since=2), 3), outputs_received(Cut(since=1, regroup=Regroup(2, (3, 1))), 1)
+    (6, 5)
+    """
+    given = cut.since * width
+    regroup = cut.regroup
+    if regroup is None:
+        return given
+    last = 0
+    for number in range(max(regroup.given, default=0) * regroup.width):
+        round_, consumer = divmod(number, regroup.width)
+        if round_ < regroup.given[consumer]:
+            last = number + 1
+        elif given:
+            given -= 1
+            last = number + 1
+    return last + given

@@ -1,0 +1,128 @@
+"""A job as a runner needs it: what to run, over which splits, what to leave out. Loaded once, on first use."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from penstock.core.errors import DispatcherUnavailableError, ProtocolError
+from penstock.core.ids import BlobHash, JobName
+from penstock.graph import ops
+from penstock.graph.codec import decode_graph
+from penstock.graph.node import Node
+from penstock.graph.readers import SourceNode
+from penstock.graph.regrouping import last_regrouping
+from penstock.graph.traverse import walk
+from penstock.passes import optimize
+from penstock.runtime.groups import IN_ROUNDS
+from penstock.runtime.streams import StreamStopped
+from penstock.sources.base import Source
+from penstock.sources.listing_codec import Listing, decode_listings, open_source
+from penstock.wire.control import ControlClient
+from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, JobSpec, Spec
+
+ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
+SAY_AFTER_S = 30.0
+REFRESH_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedJob:
+    spec: JobSpec
+    graph: Node
+    listings: tuple[Listing, ...]
+    caches: bool
+    """Some elements are kept and given again."""
+    makes_rounds: bool = False
+    """Coordinated reads of what the engine has to group into rounds itself: buckets, padded batches."""
+
+    def source_opener(self) -> Callable[[SourceNode], Source]:
+        """Return the way from a node to its source. Runs share none: a source reports bad records to one run."""
+        nodes = [node for node in walk(self.graph) if isinstance(node, SourceNode)]
+        listing_of = dict(zip(nodes, self.listings))
+        opened: dict[SourceNode, Source] = {}
+
+        def source_of(node: SourceNode) -> Source:
+            if node not in opened:
+                opened[node] = open_source(node, listing_of[node])
+            return opened[node]
+
+        return source_of
+
+
+class Job:
+    """Asks the dispatcher for the job; any thread may ask for it."""
+
+    def __init__(self, control: ControlClient, name: JobName) -> None:
+        self.name = name
+        self._control = control
+        self._lock = threading.Lock()
+        self._loaded: LoadedJob | None = None
+        self._spec: Spec | None = None
+
+    def load(self, is_stopped: Callable[[], bool]) -> LoadedJob:
+        """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
+        with self._lock:
+            if self._loaded is None:
+                spec = self._ask_spec(is_stopped)
+                graph = optimize(decode_graph(self._blob(spec.spec.graph, "the pipeline", is_stopped)))
+                listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
+                self._spec = spec
+                self._loaded = LoadedJob(
+                    spec=spec.spec,
+                    graph=graph,
+                    listings=tuple(listings),
+                    caches=_caches(graph),
+                    makes_rounds=spec.spec.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
+                )
+            return self._loaded
+
+    def excluded(self) -> Spec:
+        """Return what to leave out, as fresh as the dispatcher can say now: others may have died since this started."""
+        assert self._spec is not None
+        try:
+            answer = self._control.ask(GetSpec(job=self.name), timeout_s=REFRESH_S, what="elements to leave out")
+        except DispatcherUnavailableError:
+            return self._spec
+        if isinstance(answer, Spec):
+            self._spec = answer
+        return self._spec
+
+    def _ask_spec(self, is_stopped: Callable[[], bool]) -> Spec:
+        answer = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)
+        if not isinstance(answer, Spec):
+            raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question what job it is")
+        return answer
+
+    def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:
+        data = bytearray()
+        while True:
+            answer = self._ask(GetBlob(hash=name, offset=len(data)), f"{what} of {self.name!r}", is_stopped)
+            if not isinstance(answer, BlobPiece):
+                raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question for {what}")
+            data += answer.piece
+            if len(data) >= answer.size:
+                return bytes(data)
+            if not answer.piece:
+                raise ProtocolError(f"the dispatcher has only {len(data)} of {answer.size} bytes of {what}")
+
+    def _ask(self, request: GetSpec | GetBlob, what: str, is_stopped: Callable[[], bool]) -> object:
+        say_at = monotonic() + SAY_AFTER_S
+        while True:
+            if is_stopped():
+                raise StreamStopped
+            try:
+                return self._control.ask(request, timeout_s=ASK_S, what=what)
+            except DispatcherUnavailableError as error:
+                if monotonic() > say_at:
+                    say_at = monotonic() + SAY_AFTER_S
+                    _log.warning("still waiting for the dispatcher: %s", error)
+
+
+def _caches(graph: Node) -> bool:
+    return any(isinstance(node, ops.Cache) for node in walk(graph))

@@ -1,0 +1,456 @@
+"""`python -m penstock.worker.nursery FD PARENT`: forks the processes of a service. See `worker.processes`.
+
+Rules. One thread and no ZeroMQ context, so that forking is safe. It never blocks except in its selector. It ends with
+its starter's process (seen by pidfd: a parent-death signal would follow the starter's *thread*), and its children die
+with it by a parent-death signal, which is exact here because the one thread is the process. In a child every inherited
+descriptor is closed by the object that owns it: a number closed twice may by then be somebody else's.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import mmap
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.worker.processes import (
+    MAX_PACKET_BYTES,
+    RECORD_BYTES,
+    ChildLine,
+    Children,
+    Died,
+    End,
+    FromNursery,
+    ListChildren,
+    Prepare,
+    Ready,
+    Spawn,
+    Spawned,
+    Stop,
+    Tell,
+    Told,
+    ToNursery,
+)
+from penstock.worker.processes_child import be_child
+
+PRELOADED = (
+    "penstock.dispatcher.main",
+    "penstock.worker.agent",
+    "penstock.worker.runner",
+    "numpy.random",
+    "zmq",
+    "cloudpickle",
+)
+"""What children need. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children need them."""
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+STEADY_S = 10.0  # a child that lived this long did not fail because of how it was started
+PARENT_POLL_S = 0.5  # only where the kernel has no pidfd
+KEPT_EVENTS = 512  # for a reader that does not read; the oldest are dropped, and `ListChildren` still tells the truth
+FAILURE_CHARACTERS = 2000
+
+
+class _Starter:
+    """Whoever holds the other end of a link."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.socket = end
+        self.outgoing: deque[bytes] = deque(maxlen=KEPT_EVENTS)
+
+    def flush(self) -> bool:
+        """Send what can be sent; return whether something is left."""
+        while self.outgoing:
+            try:
+                self.socket.send(self.outgoing[0])
+            except BlockingIOError:
+                return True
+            except OSError:
+                self.outgoing.clear()  # its end is seen by reading
+                return False
+            self.outgoing.popleft()
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    spawn: Spawn
+    owner: _Starter
+    pid: int = 0
+    """0: it does not run (it is waiting to be started again)."""
+    started_s: float = 0.0
+    starts: int = 0
+    backoff_s: float = FIRST_BACKOFF_S
+    ready: str | None = None
+    failure: str = ""
+    pipe: int = -1
+    said: bytearray = field(default_factory=bytearray)
+    record: mmap.mmap | None = None
+    link: _Starter | None = None
+    stopping: bool = False
+    start_at_s: float | None = None
+    kill_at_s: float | None = None
+
+
+class Nursery:
+    """The loop. Children are known by the id their spawner chose."""
+
+    def __init__(self, starter: socket.socket, parent_pid: int) -> None:
+        self._pid = os.getpid()
+        self._parent_pid = parent_pid
+        self._decoder: msgspec.msgpack.Decoder[ToNursery] = msgspec.msgpack.Decoder(ToNursery)
+        self._selector = selectors.DefaultSelector()
+        self._starter = _Starter(starter)
+        self._children: dict[str, _Child] = {}
+        self._scratch = ""
+        self._ending = False
+        self._selector.register(starter, selectors.EVENT_READ, self._starter)
+        self._parent_pidfd = _open_pidfd(parent_pid)
+        if self._parent_pidfd is not None:
+            self._selector.register(self._parent_pidfd, selectors.EVENT_READ, "parent")
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ, "signal")
+        signal.signal(signal.SIGCHLD, _nothing)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the starter ends or asks to end; then nothing is left."""
+        try:
+            while not self._ending:
+                for key, events in self._selector.select(self._timeout_s()):
+                    self._handle(key, events)
+                    if self._ending:
+                        break
+                if os.getppid() != self._parent_pid:
+                    break
+                self._reap()
+                self._act_on_time()
+            if self._ending and os.getppid() == self._parent_pid:
+                self._end_gracefully()
+        finally:
+            self._kill_all()
+            if self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+            if os.getpgrp() == self._pid:
+                os.killpg(self._pid, signal.SIGKILL)  # whatever the children started, and this process
+
+    # What arrives
+
+    def _handle(self, key: selectors.SelectorKey, events: int) -> None:
+        match key.data:
+            case "parent":
+                self._ending = True
+            case "signal":
+                _drain(self._wake)
+            case _Starter() as starter:
+                if events & selectors.EVENT_WRITE:
+                    self._flush(starter)
+                if events & selectors.EVENT_READ:
+                    self._hear(starter)
+            case _Child() as child:
+                self._listen(child)
+
+    def _hear(self, starter: _Starter) -> None:
+        while starter.socket.fileno() >= 0:
+            try:
+                packet = starter.socket.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._drop(starter)
+                return
+            self._obey(starter, self._decoder.decode(packet))
+
+    def _obey(self, starter: _Starter, request: ToNursery) -> None:
+        match request:
+            case Prepare():
+                if request.path:
+                    sys.path[:] = request.path
+                self._scratch = request.scratch or self._scratch
+            case Spawn():
+                known = self._children.get(request.id)
+                if known is not None:
+                    known.spawn = request  # for the next time it is started
+                else:
+                    child = self._children[request.id] = _Child(spawn=request, owner=starter)
+                    self._fork(child)
+            case Stop():
+                if (stopped := self._children.get(request.id)) is not None:
+                    self._stop(stopped, request.grace_s)
+            case Tell():
+                told = self._children.get(request.id)
+                if told is not None and told.link is not None:
+                    self._push(told.link, Told(body=request.body))
+            case ListChildren():
+                lines = tuple(
+                    ChildLine(
+                        id=each.spawn.id, entry=each.spawn.entry, pid=each.pid, ready=each.ready, starts=each.starts
+                    )
+                    for each in self._children.values()
+                )
+                self._push(starter, Children(number=request.number, children=lines))
+            case End():
+                self._ending = True
+
+    def _drop(self, starter: _Starter) -> None:
+        """A link has ended: so do the children spawned over it."""
+        if starter is self._starter:
+            self._ending = True
+            return
+        if starter.socket.fileno() >= 0:
+            self._selector.unregister(starter.socket)
+            starter.socket.close()
+        for child in list(self._children.values()):
+            if child.owner is starter:
+                self._stop(child, 0.0)
+
+    def _listen(self, child: _Child) -> None:
+        """Read the lines a child wrote: `+` its ready text, `-` its failure."""
+        try:
+            while piece := os.read(child.pipe, 65536):
+                child.said += piece
+        except BlockingIOError:
+            pass
+        else:
+            self._selector.unregister(child.pipe)
+            os.close(child.pipe)
+            child.pipe = -1
+        while (end := child.said.find(b"\n")) >= 0:
+            line = child.said[:end].decode("utf-8", "replace")
+            del child.said[: end + 1]
+            if line.startswith("+"):
+                child.ready = line[1:]
+                self._push(child.owner, Ready(id=child.spawn.id, text=line[1:]))
+            elif line.startswith("-"):
+                child.failure = line[1:]
+
+    # What is sent
+
+    def _push(self, starter: _Starter, event: FromNursery) -> None:
+        if starter.socket.fileno() < 0:
+            return
+        starter.outgoing.append(msgspec.msgpack.encode(event))
+        self._flush(starter)
+
+    def _flush(self, starter: _Starter) -> None:
+        waiting = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._selector.modify(starter.socket, waiting if starter.flush() else selectors.EVENT_READ, starter)
+
+    # Children
+
+    def _fork(self, child: _Child) -> None:
+        spawn = child.spawn
+        child.start_at_s = child.kill_at_s = child.ready = None
+        child.failure, child.said = "", bytearray()
+        child.started_s = time.monotonic()
+        child.starts += 1
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        record = mmap.mmap(-1, RECORD_BYTES) if spawn.record else None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if spawn.nursery else (None, None)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(read_end)
+            os.close(write_end)
+            for end in (ours, theirs):
+                if end is not None:
+                    end.close()
+            child.failure = f"it could not be forked: {error}"
+            self._after_death(child, 0, 71)
+            return
+        if pid == 0:
+            os.close(read_end)
+            if ours is not None:
+                ours.close()
+            be_child(spawn, self._pid, self._let_go, pipe=write_end, record=record, link=theirs)
+        os.close(write_end)
+        child.pid, child.pipe, child.record = pid, read_end, record
+        self._selector.register(read_end, selectors.EVENT_READ, child)
+        if ours is not None and theirs is not None:
+            theirs.close()
+            child.link = _Starter(ours)
+            self._selector.register(ours, selectors.EVENT_READ, child.link)
+        self._push(child.owner, Spawned(id=spawn.id, pid=pid))
+
+    def _let_go(self) -> None:
+        """Close, in a child, what belongs to the nursery and to other children."""
+        self._selector.close()
+        self._wake.close()
+        self._waker.close()
+        self._starter.socket.close()
+        if self._parent_pidfd is not None:
+            os.close(self._parent_pidfd)
+        for other in self._children.values():
+            if other.pipe >= 0:
+                os.close(other.pipe)
+            if other.link is not None:
+                other.link.socket.close()
+            if other.record is not None:
+                other.record.close()
+
+    def _stop(self, child: _Child, grace_s: float) -> None:
+        child.stopping = True
+        if not child.pid:
+            del self._children[child.spawn.id]
+            return
+        if grace_s <= 0:
+            _signal(child.pid, signal.SIGKILL)
+        else:
+            _signal(child.pid, signal.SIGTERM)
+            child.kill_at_s = time.monotonic() + grace_s
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for child in list(self._children.values()):
+                if child.pid == pid:
+                    self._after_death(child, pid, os.waitstatus_to_exitcode(status))
+
+    def _after_death(self, child: _Child, pid: int, code: int) -> None:
+        if child.pipe >= 0:
+            self._listen(child)  # what it wrote before it died
+        if child.pipe >= 0:
+            self._selector.unregister(child.pipe)
+            os.close(child.pipe)
+        record = b""
+        if child.record is not None:
+            record = bytes(child.record)
+            child.record.close()
+        again = child.spawn.restart and not child.stopping
+        link, child.link = child.link, None
+        child.pid, child.pipe, child.record = 0, -1, None
+        if again:
+            now_s = time.monotonic()
+            if now_s - child.started_s >= STEADY_S:
+                child.backoff_s = FIRST_BACKOFF_S
+            child.start_at_s = now_s + child.backoff_s
+            child.backoff_s = min(child.backoff_s * 2, LONGEST_BACKOFF_S)
+        else:
+            del self._children[child.spawn.id]
+        failure = child.failure[:FAILURE_CHARACTERS]
+        self._push(
+            child.owner,
+            Died(id=child.spawn.id, pid=pid, code=code, failure=failure, record=record, again=again),
+        )
+        if link is not None:
+            self._drop(link)
+
+    def _act_on_time(self) -> None:
+        now_s = time.monotonic()
+        for child in list(self._children.values()):
+            if child.start_at_s is not None and child.start_at_s <= now_s:
+                self._fork(child)
+            elif child.kill_at_s is not None and child.kill_at_s <= now_s:
+                child.kill_at_s = None
+                _signal(child.pid, signal.SIGKILL)
+
+    def _timeout_s(self) -> float | None:
+        times = [each.start_at_s for each in self._children.values() if each.start_at_s is not None]
+        times += [each.kill_at_s for each in self._children.values() if each.kill_at_s is not None]
+        timeout_s = max(0.0, min(times) - time.monotonic()) if times else None
+        if self._parent_pidfd is None:
+            timeout_s = PARENT_POLL_S if timeout_s is None else min(timeout_s, PARENT_POLL_S)
+        return timeout_s
+
+    # The end
+
+    def _end_gracefully(self) -> None:
+        """Ask those with a grace to end, kill the others, and wait no longer than the longest grace."""
+        for child in list(self._children.values()):
+            self._stop(child, child.spawn.grace_s)
+        deadline_s = time.monotonic() + max((each.spawn.grace_s for each in self._children.values()), default=0.0)
+        while self._children and (left_s := deadline_s - time.monotonic()) > 0:
+            _drain(self._wake)
+            self._reap()
+            if self._children:
+                _wait_for(self._wake, left_s)
+
+    def _kill_all(self) -> None:
+        running = [each for each in self._children.values() if each.pid]
+        for child in running:
+            _signal(child.pid, signal.SIGKILL)
+        for child in running:
+            try:
+                os.waitpid(child.pid, 0)
+            except ChildProcessError:
+                pass
+
+
+def _wait_for(end: socket.socket, timeout_s: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(end, selectors.EVENT_READ)
+        selector.select(timeout_s)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _drain(end: socket.socket) -> None:
+    try:
+        while end.recv(4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # an old kernel or a sandbox: the parent is looked at now and then
+
+
+def _nothing(number: int, frame: object) -> None:
+    """A handler, so that the signal wakes the selector."""
+
+
+def preload() -> None:
+    """Import what children need. What does not import fails in the child that needs it, with its own message."""
+    gc.disable()
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            continue
+    gc.enable()
+    gc.freeze()  # collections in children leave these pages shared
+
+
+def main(arguments: list[str]) -> None:
+    descriptor, parent_pid = map(int, arguments)
+    starter = socket.socket(fileno=descriptor)
+    starter.set_inheritable(False)
+    if os.getppid() != parent_pid:
+        return
+    nursery = Nursery(starter, parent_pid)
+    preload()
+    nursery.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

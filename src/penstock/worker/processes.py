@@ -1,0 +1,257 @@
+"""How processes are started: what is said to a nursery, and the two ends of saying it.
+
+A nursery (`worker.nursery`) is asked over a Unix socket that nobody else has; every message is one packet. Whoever
+spawned a child hears of it: `Spawned`, `Ready`, `Died`. A child that was given a link of its own may spawn others; they
+die with it.
+
+The nursery dies with its starter, and all children die with the nursery: nothing survives, whatever is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.core.errors import NurseryGoneError
+
+RECORD_BYTES = 64 << 10
+MAX_PACKET_BYTES = 1 << 20
+ENVIRONMENT = {
+    # Memory that is freed stays with the process: fresh pages cost more than they are worth to a worker.
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+    "MALLOC_ARENA_MAX": "1",
+    # No threads in the nursery (it forks), and one pool of threads in a runner, its own.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""Read by libraries when they are loaded, so it is the environment the nursery starts in."""
+
+
+# Requests
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
+    """`path` is the starter's `sys.path`; `scratch` is a folder to be removed when the nursery ends."""
+
+    path: tuple[str, ...] = ()
+    scratch: str = ""
+
+
+class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag="spawn"):
+    """Fork a child that calls `entry`, a `module:function`, and ends with it.
+
+    The function's first parameter is `config`, decoded to the type it is annotated with. It may also take `ready` (a
+    function of one text), `record` (shared memory that outlives the child, if asked for here) and `nursery` (a link of
+    its own, if asked for here). Asked again while the child is there, the new config is for its next start.
+    """
+
+    id: str
+    entry: str
+    config: bytes
+    restart: bool = False
+    """Fork it again when it ends."""
+    record: bool = False
+    nursery: bool = False
+    grace_s: float = 0.0
+    """At the end of everything: how long it may take after SIGTERM. 0: it is killed at once."""
+    environment: dict[str, str] = {}
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """SIGTERM, and SIGKILL after `grace_s`. It is not started again."""
+
+    id: str
+    grace_s: float
+
+
+class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
+    """Pass `body` to a child that has a link."""
+
+    id: str
+    body: bytes
+
+
+class ListChildren(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
+    number: int
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """End all children, then yourself."""
+
+
+ToNursery: TypeAlias = Prepare | Spawn | Stop | Tell | ListChildren | End
+
+
+# Events
+
+
+class Spawned(msgspec.Struct, frozen=True, kw_only=True, tag="spawned"):
+    id: str
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The child called `ready(text)`."""
+
+    id: str
+    text: str
+
+
+class Died(msgspec.Struct, frozen=True, kw_only=True, tag="died"):
+    """`code` is negative for a signal. `record` is what the child left in its shared memory."""
+
+    id: str
+    pid: int
+    code: int
+    failure: str = ""
+    """The exception that ended it, for people."""
+    record: bytes = b""
+    again: bool = False
+    """It is going to be started again."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    body: bytes
+
+
+class ChildLine(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    entry: str
+    pid: int
+    ready: str | None
+    """None: not yet."""
+    starts: int
+
+
+class Children(msgspec.Struct, frozen=True, kw_only=True, tag="children"):
+    number: int
+    children: tuple[ChildLine, ...]
+
+
+FromNursery: TypeAlias = Spawned | Ready | Died | Told | Children
+
+
+def describe_exit(code: int, failure: str = "") -> str:
+    """
+    >>> describe_exit(-9)
+    'killed by SIGKILL'
+    >>> describe_exit(1, "ValueError: no")
+    'exited with code 1 (ValueError: no)'
+    """
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"killed by {name}"
+    return f"exited with code {code}" + (f" ({failure})" if failure else "")
+
+
+class NurseryLink:
+    """The asking end. Not thread-safe: one thread sends and receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._socket.setblocking(False)
+        self._decoder: msgspec.msgpack.Decoder[FromNursery] = msgspec.msgpack.Decoder(FromNursery)
+        self._number = 0
+        self._kept: list[FromNursery] = []
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, request: ToNursery, *, timeout_s: float = 10.0) -> None:
+        packet = msgspec.msgpack.encode(request)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._socket.send(packet)
+                return
+            except BlockingIOError:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(f"the nursery took no request for {timeout_s:.0f} s; it is stopped") from None
+                select.select([], [self._socket], [], left_s)
+            except OSError:
+                raise NurseryGoneError from None
+
+    def receive(self, timeout_s: float) -> FromNursery | None:
+        """Return the next event, or None if there was none in time."""
+        if self._kept:
+            return self._kept.pop(0)
+        return self._receive(time.monotonic() + timeout_s)
+
+    def children(self, *, timeout_s: float = 10.0) -> tuple[ChildLine, ...]:
+        """Return all children, whoever spawned them. Events that come meanwhile are kept for `receive`."""
+        self._number += 1
+        self.send(ListChildren(number=self._number), timeout_s=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            event = self._receive(deadline)
+            if event is None:
+                raise TimeoutError(f"the nursery did not list its children in {timeout_s:.0f} s; it is stopped")
+            if isinstance(event, Children):
+                if event.number == self._number:
+                    return event.children
+                continue
+            self._kept.append(event)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self, deadline: float) -> FromNursery | None:
+        while True:
+            try:
+                packet = self._socket.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                select.select([self._socket], [], [], left_s)
+                continue
+            except OSError:
+                raise NurseryGoneError from None
+            if not packet:
+                raise NurseryGoneError
+            return self._decoder.decode(packet)
+
+
+def start_nursery() -> tuple[subprocess.Popen[bytes], NurseryLink]:
+    """Start a nursery of this process's own; return at once, while it still imports.
+
+    It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        process = subprocess.Popen(
+            # -P: a file of the working directory named like a module of ours or of Python's must not be taken for it.
+            [sys.executable, "-P", "-m", "penstock.worker.nursery", str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, NurseryLink(ours)
+
+
+def _environment() -> dict[str, str]:
+    environment = {**os.environ, **ENVIRONMENT}
+    root = Path(__file__).parents[2]
+    if root.name not in ("site-packages", "dist-packages"):  # run from a checkout: the nursery must find it too
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))
+    return environment

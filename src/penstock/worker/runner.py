@@ -1,0 +1,382 @@
+"""The process that runs one job's streams in a worker's place, and serves their rounds.
+
+Threads: one owns the data socket (`sending`), one the connection to the dispatcher, two belong to each stream (`pump`)
+beside the engine's own, and the main one looks after the rest once a second. A user's function runs in the engine's and
+the streams' threads only: it may hang, raise or print without keeping the others from their work.
+
+The process ends with SIGTERM. Nothing that matters is lost by that: what readers have received they hold, and the rest
+is made again elsewhere.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import mmap
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+import zmq
+
+from penstock.core.ids import JobName, RunnerId, StreamId, WorkerId, stream_number
+from penstock.runtime.budget import Budget
+from penstock.runtime.iterator import Run
+from penstock.runtime.streams import Left, StreamPart, TornRounds
+from penstock.wire.addresses import RunnerAddress
+from penstock.wire.compression import compress
+from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
+from penstock.wire.failures import describe_failure
+from penstock.wire.liveness import is_gone
+from penstock.wire.messages import (
+    Answer,
+    CloseStream,
+    Credit,
+    Cut,
+    FromRunner,
+    GrantSplits,
+    Leftover,
+    OpenStream,
+    Output,
+    RemoteFailure,
+    SlabPlaces,
+    StreamFailed,
+    StreamRefused,
+    ToRunner,
+)
+from penstock.wire.slabs import Arena
+from penstock.wire.sockets import Guard, bind_router
+from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
+from penstock.worker.flight import RECORD_BYTES, FlightRecord, HangWatch, InFlight
+from penstock.worker.grouping import outputs_received
+from penstock.worker.job import Job, LoadedJob
+from penstock.worker.ledger import Ledger
+from penstock.worker.output import OutputCapture
+from penstock.worker.pump import OpenedRun, Pump
+from penstock.worker.sending import DataSocket
+from penstock.worker.streams import Stream, Terms
+
+ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
+ARENA_SHARE = 0.5
+LEAST_ENGINE_BYTES = 16 << 20
+HANG_S = 60.0
+LOOK_S = 1.0
+STOP_WAIT_S = 2.0
+FORGET_S = 600.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere
+
+_log = logging.getLogger(__name__)
+
+
+class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    runner: RunnerId
+    worker: WorkerId
+    job: JobName
+    dispatcher: str
+    credentials: Credentials
+    memory_bytes: int
+    threads: int
+    host: str = ""
+    bind: str = "127.0.0.1"
+    advertise: str | None = None
+    port_range: tuple[int, int] | None = None
+
+
+def run(config: RunnerConfig, ready: Callable[[str], None], record: mmap.mmap | None = None) -> None:
+    """Serve until SIGTERM. `ready` is told the address; `record` is memory that outlives this process."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    runner = Runner(config, record)
+    capture = OutputCapture(config.worker, runner.forward_output)
+    faulthandler.enable(capture.own_stderr)
+    runner.start()
+    ready(runner.address.text())
+    while not stop.wait(LOOK_S):
+        runner.look_after()
+        capture.settle()
+    # A thread in the middle of a user's function cannot be ended: it has a moment, then the process goes without it.
+    threading.Thread(target=_leave_anyway, name="penstock leave", daemon=True).start()
+    capture.close()
+    runner.close()
+    os._exit(0)
+
+
+def _leave_anyway() -> None:
+    threading.Event().wait(STOP_WAIT_S)
+    os._exit(0)
+
+
+class Runner:
+    """All of it but the process: tests run it in their own."""
+
+    def __init__(self, config: RunnerConfig, record: Any = None) -> None:
+        self.config = config
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = Guard(self._context, config.credentials)
+        self._guard.start()
+        self._arena = Arena(int(config.memory_bytes * ARENA_SHARE))
+        self._control = ControlClient(
+            config.dispatcher, config.credentials, name=f"runner {config.runner}", context=self._context
+        )
+        self._job = Job(self._control, config.job)
+        self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
+        self._hangs = HangWatch(HANG_S)
+        self._streams: dict[StreamId, Stream] = {}
+        self._early: list[tuple[bytes, OpenStream]] = []
+        """Came before the job was loaded."""
+        self._loaded: LoadedJob | None = None
+        self._load_failure: RemoteFailure | None = None
+        self._processes: dict[bytes, str] = {}
+        """Of the peers that share this process's memory."""
+        self._checked_at = 0.0
+        self._closed = False
+        socket, tcp = bind_router(
+            self._context,
+            config.credentials,
+            config.bind,
+            port_range=config.port_range,
+            advertise=config.advertise,
+            data=True,
+        )
+        self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
+        self._data = DataSocket(socket, on_message=self._take, on_lost=self._lost, on_tick=self._tick)
+        self._loading = threading.Thread(target=self._load, name="penstock load", daemon=True)
+
+    def start(self) -> None:
+        self._data.start()
+        self._loading.start()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        pumps = [pump for stream in list(self._streams.values()) if (pump := stream.close()) is not None]
+        deadline = monotonic() + STOP_WAIT_S / 2
+        for pump in pumps:
+            pump.join(max(0.0, deadline - monotonic()))
+        self._data.stop()
+        self._control.close()
+        self._loading.join(STOP_WAIT_S)
+        self._arena.close()
+        self._guard.close()
+        self._context.destroy(linger=0)
+
+    def _load(self) -> None:
+        try:
+            self._loaded = self._job.load(lambda: self._closed)
+        except BaseException as error:
+            self._load_failure = describe_failure(error)
+
+    # What readers say: in the data socket's thread.
+
+    def _take(self, peer: bytes, message: ToRunner) -> None:
+        if isinstance(message, OpenStream):
+            self._open(peer, message)
+        elif isinstance(message, Credit):
+            if message.returned:
+                self._arena.release(message.returned)
+            if (stream := self._streams.get(message.stream)) is not None:
+                stream.credit(peer, message.opening, message.credit)
+        elif isinstance(message, CloseStream) and (stream := self._streams.get(message.stream)) is not None:
+            stream.close_reader(peer, message.opening)
+
+    def _open(self, peer: bytes, message: OpenStream) -> None:
+        if message.slab and message.process:
+            self._processes[peer] = message.process
+        if message.runner != self.config.runner:
+            reason = f"this is runner {self.config.runner}, not {message.runner}"
+            self.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
+        elif self._loaded is not None:
+            spec = self._loaded.spec
+            stream = self._streams.setdefault(
+                message.stream, Stream(message.stream, self, coordinated=self._loaded.makes_rounds)
+            )
+            stream.open(peer, message, 1 if spec.uneven == "allow" else spec.consumers)
+        elif self._load_failure is not None:
+            self._tell_failure(peer, message, self._load_failure)
+        else:
+            self._early.append((peer, message))
+
+    def _tell_failure(self, peer: bytes, message: OpenStream, failure: RemoteFailure) -> None:
+        self.send(
+            peer,
+            StreamFailed(
+                stream=message.stream,
+                binding=message.binding,
+                opening=message.opening,
+                seq=message.round,
+                failure=failure,
+            ),
+        )
+
+    def _lost(self, peer: bytes) -> None:
+        for stream in list(self._streams.values()):
+            stream.close_reader(peer)
+
+    def _tick(self, now: float) -> None:
+        if self._early and (self._loaded is not None or self._load_failure is not None):
+            early, self._early = self._early, []
+            for peer, message in early:
+                self._open(peer, message)
+        for stream in list(self._streams.values()):
+            if now - stream.idle_since > FORGET_S:
+                stream.close()
+                del self._streams[stream.id]
+                continue
+            for peer in stream.tick(now):
+                # Nothing to say, but the socket finds out whether there is still somebody to say it to.
+                self.send(peer, Output(worker=self.config.worker, text=""))
+        if now - self._checked_at >= LOOK_S:
+            self._checked_at = now
+            self._take_back_memory()
+
+    def _take_back_memory(self) -> None:
+        """Release what ended processes held. A peer that is merely lost may have its arrays still."""
+        for process in set(self._processes.values()):
+            if is_gone(process):
+                for peer in [peer for peer, of in self._processes.items() if of == process]:
+                    del self._processes[peer]
+                    self._lost(peer)
+                self._arena.release_all(process)
+
+    # What streams need: in their pumps' threads.
+
+    def send(
+        self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
+    ) -> None:
+        self._data.send(peer, header, buffers, unsent=unsent)
+
+    def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
+        # What a cache holds will be sent again: nobody may write to it.
+        exclusive = exclusive and self._loaded is not None and not self._loaded.caches
+        return self._arena.place(buffers, self._processes.get(peer, ""), exclusive=exclusive)
+
+    def release(self, lease: int) -> None:
+        self._arena.release((lease,))
+
+    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        assert self._loaded is not None
+        kind = self._loaded.spec.compression
+        return ("", buffers) if kind == "none" else (kind, compress(kind, buffers))
+
+    def open_run(self, stream: Stream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
+        job = self._job.load(lambda: pump.abandoned)
+        excluded = self._job.excluded()
+        spec, feed_spec = job.spec, terms.feed
+        ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
+        final = feed_spec.kind == "tail" or spec.sharding == "off"
+        feed = self._feed(stream, terms, ledger, spec.split_counts)
+        pump.adopt(feed)
+        arena = self._arena
+        part = StreamPart(
+            feed=feed,
+            rest="give" if final else "keep",
+            shuffle_parts=terms.share,
+            keep=feed_spec.keep,
+            leftovers=tuple(_left(leftover, job) for leftover in feed_spec.leftovers),
+            coordinated=spec.consumers if spec.coordinated else 0,
+            torn=_torn(start) if job.makes_rounds else None,
+            dropped=frozenset(excluded.dropped),
+            suspects=frozenset(excluded.suspects),
+            allocate=lambda shape, dtype: arena.array(shape, dtype) if stream.uses_slabs else None,
+            recorder=self._flight.recorder(stream.id),
+        )
+        # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
+        run = Run(
+            job.graph,
+            seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
+            epoch=terms.epoch,
+            budget=self._budget(),
+            source_of=job.source_opener(),
+            part=part,
+        )
+        try:
+            run.open(terms.epoch, start.engine)
+        except BaseException:
+            run.close()
+            raise
+        return OpenedRun(run=run, feed=feed, ledger=ledger, final=final, pad=spec.uneven == "pad")
+
+    def _feed(self, stream: Stream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]) -> ClosableFeed:
+        if ledger is None:
+            return fixed_feed(terms.feed, split_counts)
+        return GrantedFeed(
+            ledger,
+            self._post_grant,
+            job=self.config.job,
+            attempt=terms.attempt,
+            stream=stream.id,
+            binding=terms.binding,
+        )
+
+    def _post_grant(self, request: GrantSplits, then: Callable[[Answer], None]) -> None:
+        self._control.post(request, then)
+
+    def _budget(self) -> Budget:
+        """Share memory and threads among the streams that run now, the one that asks included."""
+        reading = max(1, sum(stream.running for stream in list(self._streams.values())))
+        memory = max(LEAST_ENGINE_BYTES, int(self.config.memory_bytes * ENGINE_SHARE) // reading)
+        return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
+
+    # Looking after
+
+    def look_after(self) -> None:
+        """Name what hangs; called about once a second."""
+        now = monotonic()
+        for work in self._hangs.overdue(self._flight.in_flight(), now):
+            self._say(_hang_text(work, now))
+
+    def _say(self, text: str) -> None:
+        if not self.forward_output(text):
+            _log.warning(text)
+
+    def forward_output(self, text: str) -> bool:
+        """Send text to everybody who reads here; False if nobody does."""
+        peers = list(self._data.peers)
+        for peer in peers:
+            self.send(peer, Output(worker=self.config.worker, text=text))
+        return bool(peers)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what the agent's heartbeat carries: a few numbers a stream and a stage."""
+        streams: dict[str, Any] = {}
+        stages: dict[str, list[float]] = {}
+        for stream in list(self._streams.values()):
+            pump, counts = stream.pump, stream.counts
+            streams[stream.id] = {
+                "rounds": counts.rounds,
+                "bytes": counts.nbytes,
+                "busy_s": 0.0 if pump is None else round(pump.busy_s, 3),
+                "credit_wait_s": round(counts.credit_wait_s, 3),
+                "runs": counts.runs,
+            }
+            run = None if pump is None else pump.run
+            for stage in () if run is None else run.statistics().stages:
+                total = stages.setdefault(stage.name, [0, 0.0, 0])
+                total[0] += stage.elements
+                total[1] += stage.busy_s
+                total[2] += stage.bytes
+        return {"streams": streams, "stages": stages, "refused": self._guard.refused}
+
+
+def _left(leftover: Leftover, job: LoadedJob) -> Left:
+    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.consumers
+    if job.makes_rounds:
+        return Left(cut.engine, cut.since * consumers, cut.share, keep, _torn(cut))
+    return Left(cut.engine, outputs_received(cut, consumers), cut.share, keep)
+
+
+def _torn(cut: Cut) -> TornRounds | None:
+    return None if cut.regroup is None else TornRounds(cut.regroup.width, cut.regroup.given)
+
+
+def _hang_text(work: InFlight, now: float) -> str:
+    return (
+        f"stream {work.stream}: {work.count} element(s) from element {work.index} of split {work.split} on have been "
+        f"worked on for {now - work.began:.0f} s; the other streams go on"
+    )

@@ -1,0 +1,73 @@
+"""What `distribute` refuses at once, and the names it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import penstock as ps
+from penstock.client.options import check_options, job_name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"consumers": 4}, "consumers=4 without consumer="),
+        ({"consumers": 2, "consumer": 2}, "consumer=2 is not one of consumers=2"),
+        ({"consumers": 2, "consumer": -1}, "consumer=-1"),
+        ({"consumers": 0}, "consumers=0"),
+        ({"job": ""}, "job=''"),
+        ({"job": "  "}, "job='  '"),
+        ({"sharding": "files"}, "sharding='files' is not one of 'dynamic', 'off'"),
+        ({"guarantee": "once"}, "guarantee='once' is not one of 'exactly_once'"),
+        ({"sharding": "off", "guarantee": "exactly_once"}, "zero_or_more"),
+        ({"guarantee": "zero_or_more"}, "sharding='off'"),
+        ({"order": "sorted"}, "order='sorted' is not one of 'relaxed', 'deterministic'"),
+        ({"uneven": "x"}, "uneven='x' is not one of 'drop', 'pad', 'allow'"),
+        ({"compression": "gzip"}, "compression='gzip' is not one of 'none', 'lz4', 'zstd'"),
+        ({"target": "here"}, "target='here' is not one of 'local', 'remote', 'any'"),
+        ({"streams": 4}, "order='relaxed'"),
+        ({"streams": 4, "sharding": "file"}, "streams=4"),
+        ({"replica": 1}, "order='deterministic'"),
+        ({"uneven": "allow", "order": "deterministic"}, "uneven='allow'"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"weight": -1.0}, "weight=-1.0"),
+        ({"max_workers": 0}, "max_workers=0"),
+        ({"memory_bytes": 1.5}, "memory_bytes=1.5"),
+        ({"to": "udp://x:1"}, "tcp://host:port"),
+        ({"to": 0}, "to=0"),
+        ({"to": 3.5}, "to=3.5"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once_with_the_choices(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        ps.range(3).distribute(**arguments)  # type: ignore[arg-type]
+    assert words in str(refused.value)
+
+
+def test_the_guarantee_follows_from_the_sharding() -> None:
+    assert check_options().guarantee == "exactly_once"
+    assert check_options(sharding="off").guarantee == "zero_or_more"
+    assert check_options(sharding="file", guarantee="at_most_once").guarantee == "at_most_once"
+    assert check_options(sharding=lambda splits, workers: [[]]).sharding == "custom"
+
+
+def test_a_deterministic_job_has_sixteen_streams_a_consumer() -> None:
+    assert check_options(order="deterministic", consumers=2, consumer=0).streams == 32
+    assert check_options(streams=1).order == "deterministic"
+
+
+def test_a_job_is_named_after_the_launchers_run() -> None:
+    options = check_options()
+    counts: Counter[str] = Counter()
+    assert job_name(options, "abcdef0123", {"SLURM_JOB_ID": "77"}, counts) == "77-abcdef01"
+    assert job_name(options, "abcdef0123", {"SLURM_JOB_ID": "77"}, counts) == "77-abcdef01-2"
+    assert job_name(options, "abcdef0123", {"TORCHELASTIC_RUN_ID": "none"}, counts).endswith("-abcdef01")
+    assert job_name(options, "abcdef0123", {}, counts) != job_name(options, "abcdef0123", {}, counts)
+    assert job_name(check_options(job="mine"), "abcdef0123", {"SLURM_JOB_ID": "77"}, counts) == "mine"
+
+
+def test_several_consumers_without_a_launcher_need_a_name() -> None:
+    with pytest.raises(ValueError, match="give job="):
+        job_name(check_options(consumers=2, consumer=1), "abc", {})

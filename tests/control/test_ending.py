@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.wire.messages import (
+    Cut,
+    Done,
+    Feed,
+    GetPipeline,
+    Leftover,
+    ListJobs,
+    ListWorkers,
+    Named,
+    NotKnown,
+    PutPipeline,
+    Refused,
+    Resume,
+    Spec,
+    StreamResume,
+)
+from tests.control.cluster import JOB, Cluster, spec, started
+from tests.control.test_placing import rebind
+
+REST = Cut(engine=["@", 0, 0, 3, 1], named=(Named(0, 0, (3,)),))
+
+
+def test_a_stream_ends_when_all_its_consumers_say_so() -> None:
+    cluster = started(workers=1, consumers=3)
+    (stream,) = cluster.view().streams
+    for consumer in (0, 2, 2):
+        assert cluster.end(stream, consumer) == Done()
+        assert not cluster.view().streams[0].ended
+    cluster.end(stream, 1)
+    assert cluster.view().streams[0].ended
+    assert cluster.view().finished
+
+
+def test_leftovers_become_one_last_stream() -> None:
+    cluster = started(workers=3)
+    first, second, third = cluster.view().streams
+    cluster.end(third, leftover=REST)
+    cluster.end(second)
+    assert len(cluster.view().streams) == 3
+    cluster.end(first, leftover=Cut(engine=[9]))
+    view = cluster.view()
+    tail = view.streams[3]
+    granted = Feed(kind="granted")
+    assert tail.feed == Feed(kind="tail", leftovers=(Leftover(0, Cut(engine=[9]), granted), Leftover(2, REST, granted)))
+    assert tail.number == 3
+    assert tail.runner is not None
+    assert not view.finished
+    cluster.end(tail)
+    assert cluster.view().finished
+    cluster.restart()
+
+
+def test_the_tail_of_streams_with_owners_is_the_first_consumers() -> None:
+    cluster = started(workers=1, consumers=2, uneven="allow")
+    one, other = cluster.view().streams
+    refused = cluster.end(one, 1)
+    assert isinstance(refused, Refused)
+    cluster.end(one, 0, leftover=REST)
+    cluster.end(other, 1)
+    tail = cluster.view().streams[2]
+    assert (tail.feed.kind, tail.owner) == ("tail", 0)
+    cluster.end(tail, 0)
+    assert cluster.view().finished
+
+
+def test_no_new_stream_is_made_once_there_is_a_tail() -> None:
+    cluster = started(workers=1)
+    cluster.end(cluster.view().streams[0], leftover=REST)
+    cluster.register("w9", agent="B")
+    cluster.ready()
+    assert len(cluster.view().streams) == 2
+
+
+def test_consumers_that_counted_differently_are_told() -> None:
+    cluster = started(consumers=2)
+    (stream,) = cluster.view().streams
+    cluster.end(stream, 0, rounds=3)
+    refused = cluster.end(stream, 1, rounds=4)
+    assert isinstance(refused, Refused)
+    assert "same result for the same input" in refused.reason
+
+
+def test_an_ended_stream_is_opened_again_for_a_consumer_that_came_back() -> None:
+    cluster = started(workers=1)
+    (stream,) = cluster.view().streams
+    cluster.end(stream)
+    cluster.die(stream.runner)
+    assert cluster.view().streams[0].runner is None
+    cluster.open(rejoin="a0")
+    assert cluster.view().finished
+    cluster.ask(rebind(cluster.view()))
+    cluster.ready()
+    again = cluster.view().streams[0]
+    assert again.runner is not None
+    assert again.binding > stream.binding
+    cluster.end(again)
+    assert not cluster.state.jobs[JOB].iterations["a0"].streams[stream.stream].reopened
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_checkpoint_inside_the_tail_resumes_inside_the_tail(ended: bool) -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    feed = Feed(kind="tail", leftovers=(Leftover(0, REST, Feed(kind="granted")),))
+    resume = Resume(
+        epoch=0,
+        consumers=1,
+        streams=(
+            StreamResume(number=0, cut=REST, round=3, marks=(3,), ended=True),
+            StreamResume(number=1, cut=Cut(engine=[5]), round=1, marks=(1,), feed=feed, ended=ended),
+        ),
+        digest="d",
+    )
+    view = cluster.open(resume=resume).view
+    assert view.finished == ended
+    cluster.ready()
+    assert len(cluster.view().streams) == 2
+
+
+def test_a_pipeline_is_registered_once() -> None:
+    cluster = Cluster()
+    assert cluster.ask(PutPipeline(id="p", spec=spec())) == Done()
+    assert cluster.ask(PutPipeline(id="p", spec=spec(seed=9))) == Done()
+    refused = cluster.ask(PutPipeline(id="p", spec=spec(fingerprint="f2")))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "pipeline_mismatch"
+    assert cluster.ask(GetPipeline(id="p")) == Spec(spec=spec())
+    assert isinstance(cluster.ask(GetPipeline(id="q")), NotKnown)
+    cluster.restart()
+
+
+def test_lines_say_what_there_is() -> None:
+    cluster = started(workers=2, owner="ann")
+    cluster.grant(cluster.view().streams[0])
+    (job,) = cluster.ask(ListJobs()).jobs
+    assert (job.job, job.owner, job.clients, job.workers, job.streams, job.splits_left, job.status) == (
+        JOB,
+        "ann",
+        1,
+        2,
+        2,
+        9,
+        "reading",
+    )
+    lines = cluster.ask(ListWorkers()).workers
+    assert [(line.worker, line.jobs, line.streams, line.status) for line in lines] == [
+        ("w0", (JOB,), 1, "ready"),
+        ("w1", (JOB,), 1, "ready"),
+    ]

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.wire.messages import Cut, Named, NotKnown, Ranges, Rebind, Refused, Resume, StreamResume
+from tests.control.cluster import JOB, Cluster, spec, started
+
+
+def test_splits_are_granted_in_order_and_to_one_stream_each() -> None:
+    cluster = started(workers=2)
+    one, other = cluster.view().streams
+    got: list[int] = []
+    ends: dict[str, int | None] = {one.stream: None, other.stream: None}
+    for stream in (one, other, one, one, other, one, other, one, one, one):
+        granted = cluster.grant(stream, ends[stream.stream])
+        got.extend(granted)
+        ends[stream.stream] = granted[-1]
+    assert got == list(range(10))
+    assert cluster.grant(one, ends[one.stream]) == ()
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    cluster = started(workers=2)
+    one, other = cluster.view().streams
+    first = cluster.grant(one)
+    cluster.grant(other)
+    second = cluster.grant(one, first[-1])
+    for _ in range(2):
+        assert cluster.grant(one) == (*first, *second)
+        assert cluster.grant(one, first[-1]) == second
+    assert cluster.decide(cluster.granting(one, first[0])).events == ()
+
+
+def test_a_pass_that_is_through_stays_through() -> None:
+    cluster = started(split_counts=(1,))
+    (stream,) = cluster.view().streams
+    assert cluster.grant(stream) == (0,)
+    assert cluster.grant(stream, 0) == cluster.grant(stream, 0) == ()
+    assert cluster.grant(stream, pass_=1) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_split", "count", "streams", "granted"),
+    [(0.0, 1000, 1, 1), (0.5, 1000, 1, 1), (0.1, 1000, 1, 5), (0.001, 1000, 1, 16), (0.001, 9, 2, 2), (0.001, 1, 2, 1)],
+)
+def test_short_splits_are_granted_several_at_a_time_and_fewer_toward_the_end(
+    seconds_per_split: float, count: int, streams: int, granted: int
+) -> None:
+    cluster = started(workers=streams, split_counts=(count,))
+    stream = cluster.view().streams[0]
+    assert len(cluster.grant(stream, seconds_per_split=seconds_per_split)) == granted
+
+
+def test_an_older_binding_is_refused() -> None:
+    cluster = started(workers=2)
+    stale = cluster.view().streams[0]
+    cluster.ask(Rebind(job=JOB, attempt="a0", stream=stale.stream, binding=stale.binding, reason="gap"))
+    refused = cluster.ask(cluster.granting(stale))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "stale"
+    assert cluster.grant(cluster.view().streams[0]) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"after": 3}, "never granted"),
+        ({"source": 1}, "no source"),
+        ({"stream": "a0.9"}, "no splits are granted"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, object], answer: str) -> None:
+    cluster = started()
+    refused = cluster.ask(cluster.granting(cluster.view().streams[0], **changes))
+    assert isinstance(refused, Refused)
+    assert answer in refused.reason
+
+
+def test_an_attempt_that_is_no_more_is_not_known() -> None:
+    cluster = started()
+    stream = cluster.view().streams[0]
+    assert isinstance(cluster.ask(cluster.granting(stream, attempt="older")), NotKnown)
+
+
+def test_after_a_resume_only_what_is_left_is_granted() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    cut = Cut(engine=["@", 0, 0, 7, 3], named=(Named(0, 0, (7,)),), share=2)
+    ended = Cut(engine=["@", 0, 0, 4, 1], named=(Named(0, 0, (4,)),))
+    resume = Resume(
+        epoch=0,
+        consumers=1,
+        streams=(
+            StreamResume(number=0, cut=cut, round=5, marks=(5,)),
+            StreamResume(number=3, cut=ended, round=2, marks=(2,), ended=True),
+        ),
+        done=(Ranges(0, 0, ((0, 2), (5, 6))),),
+        digest="d",
+    )
+    cluster.open(resume=resume, spec=spec())
+    cluster.ready()
+    stream, over = cluster.view().streams
+    assert (stream.start, stream.first_round, stream.marks, stream.share) == (cut, 5, (5,), 2)
+    assert over.ended
+    assert cluster.grant(stream) == (7,)
+    got = [7]
+    while granted := cluster.grant(stream, got[-1], seconds_per_split=0.001):
+        got.extend(granted)
+    assert got == [7, 2, 3, 6, 8, 9]
+    cluster.restart()
+
+
+def test_many_short_splits_are_granted_without_looking_at_all_of_them() -> None:
+    cluster = started(split_counts=(1_000_000,))
+    stream = cluster.view().streams[0]
+    decision = cluster.decide(cluster.granting(stream, seconds_per_split=0.001))
+    assert len(decision.events) == 1
+    assert cluster.state.jobs[JOB].iterations["a0"].ledger.lists == {}

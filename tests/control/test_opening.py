@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.control.views import view_of
+from penstock.wire.messages import (
+    Beat,
+    CloseClient,
+    Cut,
+    Done,
+    EpochOpened,
+    NotKnown,
+    NotYet,
+    Ranges,
+    Refused,
+    Resume,
+    SteerJob,
+    StreamResume,
+    View,
+)
+from tests.control.cluster import JOB, Cluster, spec, started
+
+
+def beat(client: str, attempt: str = "a0", *, consumer: int = 0, version: int = 0) -> Beat:
+    return Beat(job=JOB, client=client, consumer=consumer, attempt=attempt, version=version)
+
+
+def close(client: str, attempt: str, *, consumer: int = 0, finished: bool = True) -> CloseClient:
+    return CloseClient(job=JOB, client=client, consumer=consumer, attempt=attempt, finished=finished)
+
+
+def resume(digest: str = "d", **changes: Any) -> Resume:
+    held = StreamResume(number=0, cut=Cut(engine=[1]), round=4, marks=(4,))
+    fields: dict[str, Any] = {"epoch": 0, "consumers": 1, "streams": (held,), "digest": digest}
+    return Resume(**{**fields, "done": (Ranges(0, 0, ((0, 3),)),), **changes})
+
+
+def test_a_job_waits_for_its_blobs_and_names_them() -> None:
+    cluster = Cluster()
+    cluster.blobs = frozenset({"graph"})
+    answer = cluster.ask(cluster.opening())
+    assert isinstance(answer, NotYet)
+    assert answer.missing_blobs == ("splits",)
+    assert cluster.state.jobs == {}
+
+
+def test_an_opening_sent_twice_opens_once() -> None:
+    cluster = started()
+    request = cluster.opening(epoch=1)
+    first = cluster.ask(request)
+    before = len(cluster.journal)
+    assert cluster.ask(request) == first
+    assert len(cluster.journal) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": "f2"},
+        {"sharding": "file"},
+        {"guarantee": "at_most_once"},
+        {"order": "deterministic"},
+        {"max_workers": 3},
+    ],
+)
+def test_another_job_of_the_same_name_is_refused_and_the_difference_shown(changes: dict[str, Any]) -> None:
+    cluster = started()
+    refused = cluster.ask(cluster.opening(epoch=1, spec=spec(**changes)))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "job_mismatch"
+    ((field, value),) = changes.items()
+    assert f"{field}: {value!r} here, {getattr(spec(), field)!r} in the job" in refused.reason
+
+
+def test_the_creators_seed_host_and_owner_win() -> None:
+    cluster = started(consumers=2, seed=5, owner="ann")
+    answer = cluster.open(1, spec=spec(consumers=2, seed=6, host="elsewhere", owner="bob"), replica=1)
+    assert (answer.spec.seed, answer.spec.owner, answer.spec.host) == (5, "ann", "")
+
+
+@pytest.mark.parametrize("changes", [{"consumer": 1}, {"consumer": -1}, {"replica": -1}, {"job": ""}])
+def test_arguments_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    cluster = Cluster()
+    refused = cluster.ask(cluster.opening(**changes))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "invalid_argument"
+
+
+def test_the_newest_reader_of_a_slot_wins() -> None:
+    cluster = started()
+    joined = cluster.open(rejoin="a0")
+    assert joined.view.attempt == "a0"
+    refused = cluster.ask(beat("c0"))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "superseded"
+    assert isinstance(cluster.ask(beat("c1")), View | Done)
+
+
+def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    request = cluster.opening()
+    cluster.ask(request)
+    cluster.open(rejoin=request.attempt)
+    refused = cluster.ask(request)
+    assert isinstance(refused, Refused)
+    assert refused.kind == "superseded"
+
+
+def test_consumers_that_open_the_same_epoch_share_an_attempt() -> None:
+    cluster = started(consumers=3)
+    assert {slot: held.client for slot, held in cluster.state.jobs[JOB].iterations["a0"].opened.items()} == {
+        (0, 0): "c0",
+        (1, 0): "c1",
+        (2, 0): "c2",
+    }
+
+
+def test_a_view_says_which_consumers_are_missing() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    cluster.open(spec=spec(consumers=3))
+    cluster.ready()
+    assert cluster.view().waiting_for == "consumers 1, 2 have not opened the epoch"
+
+
+def test_a_lone_consumer_that_returns_without_state_starts_over() -> None:
+    cluster = started()
+    answer = cluster.open()
+    assert answer.view.attempt == "a1"
+    assert list(cluster.state.jobs[JOB].iterations) == ["a1"]
+    assert isinstance(cluster.ask(beat("c0")), NotKnown)
+
+
+def test_one_of_several_that_returns_without_state_waits_for_the_others() -> None:
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    returned = cluster.opening(0, spec=described)
+    answer = cluster.ask(returned)
+    assert isinstance(answer, NotYet)
+    assert "consumers 1 to start over" in answer.waiting_for
+    assert "consumer 0 returned without its state while others go on" in answer.waiting_for
+    assert "restart all consumers" in answer.waiting_for
+    other = cluster.ask(cluster.opening(1, spec=described))
+    assert isinstance(other, EpochOpened)
+    again = cluster.ask(returned)
+    assert isinstance(again, EpochOpened)
+    assert again.view.attempt == other.view.attempt == "a3"
+
+
+def test_a_wish_to_start_over_lapses() -> None:
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    cluster.ask(cluster.opening(0, spec=described))
+    cluster.now += 6
+    assert isinstance(cluster.ask(cluster.opening(1, spec=described)), NotYet)
+
+
+def test_an_epoch_that_was_read_to_its_end_starts_anew() -> None:
+    cluster = started()
+    cluster.ask(close("c0", "a0"))
+    assert cluster.open().view.attempt == "a1"
+
+
+def test_consumers_may_be_one_epoch_apart_but_not_two() -> None:
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    cluster.ask(close("c0", "a0"))
+    first = cluster.open(0, epoch=1, spec=described).view.attempt
+    assert list(cluster.state.jobs[JOB].iterations) == ["a0", first]
+    cluster.ask(close("c2", first))
+    waiting = cluster.ask(cluster.opening(0, epoch=2, spec=described))
+    assert isinstance(waiting, NotYet)
+    assert waiting.waiting_for == "consumers 1 to be through with epoch 0"
+    assert cluster.open(1, epoch=1, spec=described).view.attempt == first
+    assert list(cluster.state.jobs[JOB].iterations) == [first]
+    third = cluster.open(0, epoch=2, spec=described).view.attempt
+    assert list(cluster.state.jobs[JOB].iterations) == [first, third]
+
+
+def test_the_dead_hold_nobody_back() -> None:
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    cluster.ask(close("c0", "a0"))
+    cluster.open(0, epoch=1, spec=described)
+    request = cluster.opening(0, epoch=2, spec=described)
+    assert isinstance(cluster.ask(request), NotYet)
+    cluster.live(31, [beat("c2", "a2")])
+    assert isinstance(cluster.ask(request), EpochOpened)
+
+
+def test_a_state_of_the_present_attempt_rejoins_it() -> None:
+    cluster = started(consumers=2)
+    answer = cluster.open(1, rejoin="a0", spec=spec(consumers=2))
+    assert answer.view.attempt == "a0"
+    assert isinstance(cluster.ask(cluster.opening(1, rejoin="gone", spec=spec(consumers=2))), NotKnown)
+
+
+def test_an_attempt_that_ended_can_be_rejoined() -> None:
+    cluster = started()
+    cluster.end(cluster.view().streams[0])
+    cluster.ask(close("c0", "a0"))
+    assert cluster.open(rejoin="a0").view.finished
+
+
+def test_a_state_of_a_job_that_is_described_otherwise_does_not_rejoin() -> None:
+    cluster = started()
+    answer = cluster.ask(cluster.opening(rejoin="a0", spec=spec(consumers=2)))
+    assert isinstance(answer, NotKnown)
+
+
+def test_consumers_that_load_the_same_checkpoint_share_an_attempt() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    described = spec(consumers=2)
+    held = resume(consumers=2)
+    one = cluster.open(0, resume=held, spec=described)
+    other = cluster.open(1, resume=held, spec=described)
+    assert one.view.attempt == other.view.attempt == "a0"
+    assert one.view.streams[0].start == Cut(engine=[1])
+    assert one.view.streams[0].first_round == 4
+    again = cluster.ask(cluster.opening(0, resume=held, spec=described))
+    assert isinstance(again, NotYet)
+    assert cluster.open(1, resume=held, spec=described).view.attempt == "a3"
+
+
+def test_a_consumer_without_the_checkpoint_does_not_join_those_who_have_it() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    described = spec(consumers=2)
+    cluster.open(0, resume=resume(consumers=2), spec=described)
+    answer = cluster.ask(cluster.opening(1, spec=described))
+    assert isinstance(answer, NotYet)
+    assert "consumer 1 returned without its state" in answer.waiting_for
+    assert cluster.open(0, spec=described).view.streams == ()
+
+
+def test_a_checkpoint_fences_the_attempts_at_its_epoch() -> None:
+    cluster = started()
+    stale = cluster.view().streams[0]
+    attempt = cluster.open(resume=resume()).view.attempt
+    assert list(cluster.state.jobs[JOB].iterations) == [attempt]
+    assert isinstance(cluster.ask(cluster.granting(stale)), NotKnown)
+    assert cluster.open(resume=resume("another")).view.attempt == "a2"
+
+
+def test_a_checkpoint_with_another_number_of_consumers_replaces_the_job_once_nobody_holds_it() -> None:
+    cluster = started(consumers=2)
+    request = cluster.opening(resume=resume(), spec=spec(consumers=1))
+    answer = cluster.ask(request)
+    assert isinstance(answer, NotYet)
+    assert "consumers: 1 here, 2 in the job" in answer.waiting_for
+    for consumer in (0, 1):
+        cluster.ask(close(f"c{consumer}", "a0", consumer=consumer, finished=False))
+    opened = cluster.ask(request)
+    assert isinstance(opened, EpochOpened)
+    assert opened.spec.consumers == 1
+
+
+def test_a_checkpoint_of_another_seed_does_not_go_on_with_the_jobs() -> None:
+    cluster = started()
+    cluster.ask(close("c0", "a0", finished=False))
+    assert cluster.open(resume=resume(), spec=spec(seed=99)).spec.seed == 99
+
+
+def test_a_view_is_sent_only_when_it_is_newer() -> None:
+    cluster = started()
+    answer = cluster.ask(beat("c0"))
+    assert isinstance(answer, View)
+    assert isinstance(cluster.ask(beat("c0", version=answer.view.version)), Done)
+
+
+def test_leases_begin_anew_after_a_restart_and_versions_never_go_back() -> None:
+    cluster = started()
+    before = view_of(cluster.state, JOB)
+    cluster.restart()
+    answer = cluster.ask(beat("c0", version=before.version))
+    assert isinstance(answer, View)
+    assert answer.view.version > before.version
+    assert [stream.stream for stream in answer.view.streams] == [stream.stream for stream in before.streams]
+    assert cluster.state.clients[JOB].keys() == {"c0"}
+
+
+def test_a_job_nobody_holds_is_collected_and_its_name_is_free() -> None:
+    cluster = started(collect_after_s=60.0)
+    cluster.ask(close("c0", "a0"))
+    cluster.live(59)
+    assert JOB in cluster.state.jobs
+    cluster.live(2)
+    assert JOB not in cluster.state.jobs
+    assert cluster.open(spec=spec(fingerprint="another")).spec.fingerprint == "another"
+
+
+def test_a_job_somebody_holds_is_not_collected_even_unread_and_across_restarts() -> None:
+    cluster = started(collect_after_s=60.0)
+    cluster.live(100, [beat("c0")])
+    cluster.restart()
+    cluster.live(100, [beat("c0")])
+    assert JOB in cluster.state.jobs
+
+
+def test_a_silent_client_loses_its_lease_and_may_come_back() -> None:
+    cluster = started()
+    cluster.live(31)
+    assert cluster.state.clients == {}
+    assert isinstance(cluster.ask(beat("c0")), View)
+    assert cluster.state.clients[JOB].keys() == {"c0"}
+
+
+def test_a_cancelled_job_says_so_and_makes_room() -> None:
+    cluster = started()
+    cluster.ask(SteerJob(job=JOB, action="cancel"))
+    assert cluster.view().failure == "the job was cancelled"
+    refused = cluster.ask(cluster.opening(rejoin="a0"))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "job_cancelled"
+    cluster.ask(close("c0", "a0", finished=False))
+    assert cluster.open().view.failure == ""

@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.wire.messages import (
+    AgentBeat,
+    AgentLeaving,
+    CloseClient,
+    Cut,
+    Done,
+    DrainWorker,
+    Feed,
+    GetSpec,
+    JobView,
+    NotKnown,
+    Rebind,
+    Refused,
+    Resume,
+    RunnerGone,
+    RunnerPlace,
+    RunnerReady,
+    StartRunner,
+    SteerJob,
+    StopRunner,
+    StreamResume,
+    View,
+    ViewChanged,
+)
+from tests.control.cluster import JOB, Cluster, spec, started
+from tests.control.test_opening import beat
+
+
+def rebind(view: JobView, number: int = 0, **changes: Any) -> Rebind:
+    stream = view.streams[number]
+    fields: dict[str, Any] = {"job": JOB, "attempt": view.attempt, "stream": stream.stream, "binding": stream.binding}
+    return Rebind(**{**fields, "reason": "the connection was lost", **changes})
+
+
+def loads(view: JobView) -> Counter[str]:
+    return Counter(str(stream.worker) for stream in view.streams if not stream.ended)
+
+
+def test_every_worker_gets_a_process_and_every_process_a_stream() -> None:
+    cluster = started(workers=3)
+    view = cluster.view()
+    assert [stream.number for stream in view.streams] == [0, 1, 2]
+    assert {stream.worker for stream in view.streams} == {"w0", "w1", "w2"}
+    assert all(stream.share == 3 and stream.binding == 1 and stream.address for stream in view.streams)
+    assert view.waiting_for == view.failure == ""
+
+
+def test_a_worker_that_joins_in_the_middle_gets_a_stream_of_its_own() -> None:
+    cluster = started(workers=1)
+    cluster.register("w9", agent="B")
+    cluster.ready()
+    view = cluster.view()
+    assert [stream.worker for stream in view.streams] == ["w0", "w9"]
+
+
+def test_clients_are_pushed_each_change_once() -> None:
+    cluster = started(workers=1, consumers=2)
+    cluster.pushed.clear()
+    cluster.register("w9", agent="B")
+    cluster.ready()
+    peers = [peer for peer, push in cluster.pushed if isinstance(push, ViewChanged)]
+    assert sorted(peers) == ["peer of c0", "peer of c1"]
+    view = next(push.view for _, push in cluster.pushed if isinstance(push, ViewChanged))
+    assert view == cluster.view()
+
+
+def test_streams_with_owners_come_one_a_consumer() -> None:
+    cluster = started(workers=2, consumers=2, uneven="allow")
+    assert [(s.number, s.owner) for s in cluster.view().streams] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert {s.share for s in cluster.view().streams} == {4}
+
+
+def test_without_sharding_every_worker_runs_over_everything_once() -> None:
+    cluster = started(workers=3, sharding="off", guarantee="zero_or_more")
+    view = cluster.view()
+    assert [(s.number, s.feed) for s in view.streams] == [(n, Feed(kind="dealt", number=0, of=1)) for n in range(3)]
+    cluster.die(view.streams[0].runner)
+    cluster.ready()
+    assert len(cluster.view().streams) == 3
+    for stream in cluster.view().streams:
+        cluster.end(stream)
+    assert cluster.view().finished
+
+
+def test_runs_over_everything_that_a_checkpoint_holds_are_not_begun_again() -> None:
+    cluster = Cluster()
+    cluster.register("w0", "w1", "w2")
+    feed = Feed(kind="dealt", number=0, of=1)
+    held = tuple(StreamResume(number=n, cut=Cut(engine=[n]), round=1, marks=(1,), feed=feed) for n in range(2))
+    resume = Resume(epoch=0, consumers=1, streams=held, digest="d")
+    cluster.open(resume=resume, spec=spec(sharding="off", guarantee="zero_or_more"))
+    cluster.ready()
+    cluster.live(3)
+    view = cluster.view()
+    assert [(s.number, s.start.engine) for s in view.streams] == [(0, [0]), (1, [1]), (2, None)]
+    assert loads(view) == {"w0": 1, "w1": 1, "w2": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"order": "deterministic", "streams": 6},
+        {"sharding": "file", "feeds": tuple(Feed(kind="listed", listed=((n,),)) for n in range(6))},
+    ],
+)
+def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(changes: dict[str, Any]) -> None:
+    cluster = started(workers=2, **changes)
+    assert loads(cluster.view()) == {"w0": 3, "w1": 3}
+    before = {stream.stream: stream.binding for stream in cluster.view().streams}
+    cluster.register("w2", agent="B")
+    cluster.ready()
+    view = cluster.view()
+    assert loads(view) == {"w0": 2, "w1": 2, "w2": 2}
+    assert len(view.streams) == 6
+    moved = [stream for stream in view.streams if stream.binding > before[stream.stream]]
+    assert [stream.worker for stream in moved] == ["w2", "w2"]
+
+
+def test_no_more_processes_start_than_there_are_streams() -> None:
+    cluster = started(workers=4, order="deterministic", streams=2)
+    assert sum(loads(cluster.view()).values()) == 2
+    assert len(cluster.state.runners[JOB]) == 2
+
+
+def test_a_process_that_died_gives_its_streams_to_others_at_once() -> None:
+    cluster = started(workers=2)
+    victim = cluster.view().streams[0]
+    cluster.die(victim.runner)
+    view = cluster.view()
+    assert view.streams[0].binding == victim.binding + 1
+    assert loads(view) == {"w1": 2}
+    cluster.ready()
+    assert loads(cluster.view()) == {"w1": 1, "w0": 1}
+
+
+def test_streams_do_not_grow_in_number_however_often_processes_die() -> None:
+    cluster = started(workers=3)
+    for _ in range(10):
+        for stream in cluster.view().streams:
+            if stream.runner in cluster.state.runners[JOB]:
+                cluster.die(stream.runner)
+        cluster.ready()
+    assert loads(cluster.view()) == {"w0": 1, "w1": 1, "w2": 1}
+
+
+def test_a_stream_waits_for_the_only_worker_to_have_a_process_again() -> None:
+    cluster = started(workers=1)
+    cluster.die(cluster.view().streams[0].runner)
+    view = cluster.view()
+    assert view.streams[0].runner is None
+    assert view.waiting_for == "a worker's process is starting"
+    cluster.ready()
+    assert len(cluster.view().streams) == 1
+    assert cluster.view().streams[0].runner is not None
+
+
+def test_a_rebind_goes_to_another_worker_if_there_is_one_and_counts_once() -> None:
+    cluster = started(workers=2)
+    request = rebind(cluster.view())
+    answer = cluster.ask(request)
+    assert isinstance(answer, View)
+    assert answer.view.streams[0].worker == "w1"
+    assert answer.view.streams[0].binding == 2
+    assert cluster.decide(request).events == ()
+    alone = started(workers=1)
+    alone.ask(rebind(alone.view()))
+    assert (alone.view().streams[0].worker, alone.view().streams[0].binding) == ("w0", 2)
+
+
+def test_a_rebind_of_what_is_not_known_is_said_so() -> None:
+    cluster = started()
+    assert isinstance(cluster.ask(rebind(cluster.view(), attempt="older")), NotKnown)
+    assert isinstance(cluster.ask(rebind(cluster.view(), stream="a0.7")), NotKnown)
+
+
+def test_an_agent_that_is_silent_is_lost_with_all_its_workers() -> None:
+    cluster = started(workers=2)
+    cluster.register("w9", agent="B")
+    cluster.ready()
+    for _ in range(7):
+        cluster.now += 1.0
+        cluster.beat("B")
+        cluster.tick()
+    assert loads(cluster.view()) == {"w9": 3}
+    assert isinstance(cluster.ask(AgentBeat(agent="A", runners=())), NotKnown)
+
+
+def test_a_process_that_its_agent_does_not_see_alive_is_lost_and_ended() -> None:
+    cluster = started(workers=2)
+    zombie = cluster.view().streams[0].runner
+    for _ in range(7):
+        cluster.now += 1.0
+        cluster.beat("A", without=(zombie,))
+        cluster.tick()
+    assert loads(cluster.view()) == {"w1": 2}
+    assert zombie in [push.runner for push in cluster.pushes(StopRunner)]
+
+
+def test_a_late_registration_brings_no_dead_process_back_for_good() -> None:
+    cluster = started(workers=2)
+    dead = cluster.view().streams[0]
+    cluster.die(dead.runner)
+    cluster.ready()
+    cluster.register("w0", "w1", runners=(RunnerPlace(dead.runner, "w0", JOB, dead.address),))
+    for _ in range(7):
+        cluster.now += 1.0
+        cluster.beat("A", without=(dead.runner,))
+        cluster.tick()
+    assert dead.runner not in cluster.state.runners[JOB]
+    assert dead.runner not in {stream.runner for stream in cluster.view().streams}
+
+
+def test_a_dispatcher_that_was_stopped_itself_loses_nobody() -> None:
+    cluster = started(workers=2)
+    cluster.tick()
+    cluster.now += 3600.0
+    cluster.tick()
+    assert set(cluster.state.agents) == {"A"}
+    assert cluster.state.clients[JOB].keys() == {"c0"}
+
+
+@pytest.mark.parametrize("how", ["drain", "leave"])
+def test_streams_of_a_drained_worker_go_on_elsewhere(how: str) -> None:
+    cluster = started(workers=2)
+    runner = cluster.view().streams[0].runner
+    request = DrainWorker(worker="w0") if how == "drain" else AgentLeaving(agent="A", workers=("w0",))
+    assert cluster.ask(request) == Done()
+    assert loads(cluster.view()) == {"w1": 2}
+    assert [push.runner for push in cluster.pushes(StopRunner)] == [runner]
+    assert cluster.decide(request).events == ()
+    cluster.live(3)
+    assert cluster.pushes(StartRunner) == []
+
+
+def test_a_drained_worker_stays_so_across_a_restart() -> None:
+    cluster = started(workers=2)
+    cluster.ask(DrainWorker(worker="w0"))
+    cluster.restart()
+    cluster.register("w0", "w1")
+    cluster.ask(beat("c0"))
+    assert {push.worker for push in cluster.pushes(StartRunner)} <= {"w1"}
+    cluster.ask(AgentLeaving(agent="A", workers=("w0",), gone=True))
+    assert not cluster.state.drained
+
+
+def test_after_a_restart_processes_that_still_run_go_on_with_their_streams() -> None:
+    cluster = started(workers=2)
+    before = cluster.view()
+    cluster.restart()
+    runners = tuple(RunnerPlace(s.runner, s.worker, JOB, s.address) for s in before.streams)
+    cluster.ask(beat("c0"))
+    cluster.register("w0", "w1", runners=runners)
+    cluster.live(10, [beat("c0")])
+    after = cluster.view()
+    assert [(s.stream, s.binding, s.runner) for s in after.streams] == [
+        (s.stream, s.binding, s.runner) for s in before.streams
+    ]
+    assert cluster.pushes(StartRunner) == []
+
+
+def test_after_a_restart_streams_of_processes_that_are_gone_go_on_elsewhere() -> None:
+    cluster = started(workers=2)
+    before = cluster.view()
+    cluster.restart()
+    kept = before.streams[1]
+    cluster.register("w0", "w1", runners=(RunnerPlace(kept.runner, kept.worker, JOB, kept.address),))
+    assert loads(cluster.view()) == {"w1": 2}
+
+
+def test_after_a_restart_streams_of_agents_that_never_return_go_on_elsewhere() -> None:
+    cluster = started(workers=1)
+    cluster.restart()
+    cluster.register("w9", agent="B")
+    cluster.ask(beat("c0"))
+    cluster.ready()
+    cluster.live(6, [beat("c0")])
+    assert cluster.view().streams[0].worker == "w9"
+    assert cluster.view().streams[0].binding == 2
+
+
+def test_a_process_that_is_not_ready_in_time_is_replaced() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    cluster.open()
+    (first,) = cluster.pushes(StartRunner)
+    cluster.live(22, [beat("c0")])
+    (second,) = cluster.pushes(StartRunner)
+    assert second.runner != first.runner
+    late = RunnerPlace(first.runner, first.worker, JOB, "tcp://late")
+    cluster.ask(RunnerReady(agent="A", place=late), peer="peer of A")
+    assert [push.runner for push in cluster.pushes(StopRunner)] == [first.runner]
+    assert cluster.view().streams == ()
+
+
+def test_a_process_that_dies_while_starting_is_started_again_but_not_at_full_speed() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    cluster.open()
+    starts = 1
+    for _ in range(60):
+        for push in cluster.pushes(StartRunner):
+            starts += 1
+            cluster.die(push.runner, reason="exit code 1: ImportError")
+        cluster.live(1, [beat("c0")])
+    assert 5 <= starts <= 15
+    assert "exit code 1: ImportError" in cluster.view().waiting_for
+
+
+def test_a_process_of_an_unknown_job_is_stopped() -> None:
+    cluster = started()
+    cluster.pushed.clear()
+    stray = RunnerPlace("stray", "w0", "another", "tcp://stray")
+    assert cluster.ask(RunnerReady(agent="A", place=stray), peer="peer of A") == Done()
+    assert [push.runner for push in cluster.pushes(StopRunner)] == ["stray"]
+    cluster.ask(AgentBeat(agent="A", runners=("stray",)), peer="peer of A")
+    assert [push.runner for push in cluster.pushes(StopRunner)] == ["stray"]
+
+
+def test_processes_linger_between_epochs_and_end_when_nobody_comes_back() -> None:
+    cluster = started()
+    cluster.live(31, [beat("c0")])  # nothing is stopped soon after a dispatcher's start
+    runner = cluster.view().streams[0].runner
+    cluster.end(cluster.view().streams[0])
+    cluster.ask(CloseClient(job=JOB, client="c0", consumer=0, attempt="a0", finished=True))
+    cluster.live(8)
+    cluster.open(epoch=1)
+    assert cluster.view().streams[0].runner == runner
+    cluster.ask(CloseClient(job=JOB, client="c1", consumer=0, attempt="a1", finished=True))
+    cluster.pushed.clear()
+    cluster.live(12)
+    assert [push.runner for push in cluster.pushes(StopRunner)] == [runner]
+
+
+def test_a_paused_job_has_no_process_until_it_goes_on() -> None:
+    cluster = started(workers=2)
+    cluster.ask(SteerJob(job=JOB, action="pause"))
+    assert "paused" in cluster.view().waiting_for
+    assert all(stream.runner is None for stream in cluster.view().streams)
+    assert len(cluster.pushes(StopRunner)) == 2
+    cluster.ask(SteerJob(job=JOB, action="resume"))
+    cluster.ready()
+    assert loads(cluster.view()) == {"w0": 1, "w1": 1}
+    assert isinstance(cluster.ask(SteerJob(job="nobody", action="pause")), Refused)
+
+
+@pytest.mark.parametrize(
+    ("job", "worker", "waiting"),
+    [
+        ({}, None, "no worker is connected"),
+        ({"requires": ("gpu", "big")}, {"tags": ("gpu",)}, "no worker has the tags gpu, big"),
+        ({"target": "local", "host": "h1"}, {"host": "h2"}, "no worker runs on the trainer's host"),
+        ({"target": "remote", "host": "h1"}, {"host": "h1"}, "no worker runs on another host than the trainer's"),
+        ({"requires": ("gpu",)}, {"tags": ("gpu", "x")}, "a worker's process is starting"),
+        ({"target": "local", "host": "h1"}, {"host": "h1"}, "a worker's process is starting"),
+    ],
+)
+def test_a_job_without_a_process_says_what_it_waits_for(
+    job: dict[str, Any], worker: dict[str, Any] | None, waiting: str
+) -> None:
+    cluster = Cluster()
+    if worker is not None:
+        cluster.register("w0", **worker)
+    answer = cluster.open(spec=spec(**job))
+    assert answer.view.waiting_for == waiting
+    assert bool(cluster.pushes(StartRunner)) == ("starting" in waiting)
+
+
+@pytest.mark.parametrize(
+    ("there", "fits"),
+    [
+        ((("python", "3.11.2"), ("numpy", "2.3.1"), ("tiktoken", "0.7.0")), True),
+        ((("python", "3.12.0"), ("numpy", "2.3.1")), False),
+        ((("python", "3.11.2"), ("numpy", "1.26.4")), False),
+        ((("python", "3.11.2"), ("numpy", "2.3.1"), ("tiktoken", "0.8.0")), False),
+        ((("python", "3.11.2"),), True),
+    ],
+)
+def test_workers_with_other_versions_are_not_used_and_named(there: Any, fits: bool) -> None:
+    cluster = Cluster()
+    cluster.register("w0", versions=there)
+    versions = (("python", "3.11.9"), ("numpy", "2.0.0"), ("tiktoken", "0.7.0"))
+    view = cluster.open(spec=spec(versions=versions)).view
+    assert bool(cluster.pushes(StartRunner)) == fits
+    assert (view.failure == "") == fits
+    if not fits:
+        assert "worker 'w0' has" in view.failure
+        assert "instead of" in view.failure
+        cluster.register("w1", agent="B", versions=versions)
+        assert cluster.view().failure == ""
+
+
+def test_max_workers_is_kept() -> None:
+    cluster = started(workers=5, max_workers=2)
+    assert len(cluster.view().streams) == 2
+    cluster.die(cluster.view().streams[0].runner)
+    assert len(cluster.state.runners[JOB]) == 2
+
+
+def test_at_most_once_gives_up_what_a_lost_process_had() -> None:
+    cluster = started(workers=2, guarantee="at_most_once")
+    victim = cluster.view().streams[0]
+    cluster.die(victim.runner)
+    cluster.ready()
+    view = cluster.view()
+    assert [(s.number, s.lost) for s in view.streams] == [(0, True), (1, False), (2, False)]
+    assert isinstance(cluster.ask(cluster.granting(victim)), Refused)
+    cluster.end(view.streams[1])
+    cluster.end(view.streams[2])
+    assert cluster.view().finished
+
+
+def test_elements_that_kill_are_suspected_then_dropped_at_the_third_death() -> None:
+    cluster = started(workers=1)
+    stream = cluster.view().streams[0].stream
+    for in_flight in (((stream, 0, 4, 0, 64),), ((stream, 0, 4, 17, 1),)):
+        cluster.die(cluster.view().streams[0].runner, in_flight=in_flight)
+        cluster.ready()
+        assert cluster.view().dropped == ()
+    assert cluster.ask(GetSpec(job=JOB)).suspects == ((0, 4, 0, 64),)
+    cluster.die(cluster.view().streams[0].runner, in_flight=((stream, 0, 4, 17, 1),))
+    assert cluster.view().dropped == ("element 17 of split 4 of source 0",)
+    assert cluster.ask(GetSpec(job=JOB)).dropped == ((0, 4, 17),)
+    cluster.restart()
+
+
+def test_a_death_that_is_reported_twice_or_was_meant_does_not_count() -> None:
+    cluster = started(workers=1)
+    runner = cluster.view().streams[0].runner
+    report = {"agent": "A", "runner": runner, "worker": "w0", "job": JOB, "in_flight": (("a0.0", 0, 1, 2, 1),)}
+    for _ in range(3):
+        cluster.ask(RunnerGone(reason="killed by signal 11", **report))
+    assert cluster.state.jobs[JOB].deaths == {(0, 1, 2): 1}
+    cluster.ask(RunnerGone(reason="stopped: drained", **{**report, "runner": "r9"}))
+    assert cluster.state.jobs[JOB].deaths == {(0, 1, 2): 1}
+
+
+def test_a_worker_that_comes_back_with_another_agent_is_taken_over() -> None:
+    cluster = started(workers=1)
+    before = cluster.view().streams[0]
+    cluster.register("w0", agent="B")
+    cluster.ready()
+    after = cluster.view().streams[0]
+    assert after.runner not in (None, before.runner)
+    assert after.binding > before.binding
+
+
+def test_an_agent_whose_worker_went_down_with_another_registers_again() -> None:
+    cluster = started(workers=1)
+    cluster.register("w0", agent="B")
+    cluster.register("w0", agent="A")  # a late duplicate, of a machine that is no more
+    for _ in range(7):
+        cluster.now += 1.0
+        if isinstance(cluster.beat("B"), NotKnown):
+            cluster.register("w0", agent="B")
+        cluster.tick()
+    assert cluster.state.workers["w0"].agent == "B"

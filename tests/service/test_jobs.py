@@ -1,0 +1,164 @@
+"""Jobs, their consumers, their names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+from .checks import Background, assert_exactly_once, kill, wait_until
+
+
+def consumers_of(
+    dataset: ps.Dataset, service: ps.LocalService, job: str, count: int, **options: object
+) -> list[list[np.ndarray]]:
+    """Read a job with several consumers at once; return what each got."""
+    loaders = [
+        dataset.distribute(service, job=job, consumers=count, consumer=c, timeout=60, **options) for c in range(count)
+    ]
+    readings = [Background(lambda loader=loader: list(loader)) for loader in loaders]
+    read = [reading.result(90) for reading in readings]
+    for loader in loaders:
+        loader.close()
+    return read
+
+
+@pytest.mark.parametrize("order", ["relaxed", "deterministic"])
+@pytest.mark.parametrize("uneven", ["drop", "allow"])
+def test_two_consumers_share_the_data(three_workers: ps.LocalService, order: str, uneven: str) -> None:
+    job = f"two-{order}-{uneven}"
+    if uneven == "allow" and order == "deterministic":
+        pytest.skip("streams of deterministic order belong to all consumers")
+    read = consumers_of(ps.range(1000).batch(10), three_workers, job, 2, order=order, uneven=uneven)
+    assert_exactly_once([batch for each in read for batch in each], range(1000))
+    if uneven == "drop":
+        assert len(read[0]) == len(read[1]) == 50
+
+
+@pytest.mark.parametrize(("rows", "batch", "consumers"), [(1003, 10, 2), (95, 10, 3), (7, 1, 5), (1000, 33, 4)])
+def test_all_consumers_get_the_same_number_of_steps(
+    three_workers: ps.LocalService, rows: int, batch: int, consumers: int
+) -> None:
+    read = consumers_of(ps.range(rows).batch(batch), three_workers, f"steps-{rows}-{batch}", consumers)
+    batches = -(-rows // batch)
+    assert [len(each) for each in read] == [batches // consumers] * consumers
+    given = np.concatenate([np.concatenate(each) for each in read if each] or [np.empty(0, int)])
+    assert len(set(given.tolist())) == len(given)
+
+
+def test_one_file_and_two_consumers(one_worker: ps.LocalService, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("".join(f"{i}\n" for i in range(101)))
+    read = consumers_of(ps.read_text(str(tmp_path / "one.txt")).map(int), one_worker, "one-file", 2)
+    assert [len(each) for each in read] == [50, 50]
+
+
+def test_pad_gives_everybody_the_larger_number(three_workers: ps.LocalService) -> None:
+    read = consumers_of(ps.range(1001).batch(10), three_workers, "padded", 3, uneven="pad")
+    assert [len(each) for each in read] == [34, 34, 34]
+    assert {int(i) for each in read for batch in each for i in batch} == set(range(1001))
+
+
+def test_drop_last_at_many_streams_drops_less_than_a_batch_a_consumer(three_workers: ps.LocalService) -> None:
+    dataset = ps.range(10_000).batch(64, drop_last=True)
+    loader = dataset.distribute(three_workers, order="deterministic", streams=64)
+    assert sum(map(len, loader)) == 10_000 // 64 * 64
+
+
+def test_a_split_filtered_empty_does_not_make_consumers_uneven(three_workers: ps.LocalService) -> None:
+    read = consumers_of(ps.range(3000).filter(lambda i: i > 1500).batch(10), three_workers, "filtered", 2)
+    assert [len(each) for each in read] == [75, 75]
+
+
+def test_jobs_of_other_names_get_everything(one_worker: ps.LocalService) -> None:
+    for job in ("first name", "second name"):
+        assert_exactly_once(ps.range(100).distribute(one_worker, job=job), range(100))
+
+
+def test_replicas_read_identical_batches(three_workers: ps.LocalService) -> None:
+    loaders = [
+        ps.range(500)
+        .shuffle(seed=1)
+        .batch(10)
+        .distribute(three_workers, job="replicas", replica=r, order="deterministic", timeout=60)
+        for r in range(2)
+    ]
+    readings = [Background(lambda loader=loader: [batch.tolist() for batch in loader]) for loader in loaders]
+    first, second = (reading.result(90) for reading in readings)
+    assert first == second and len(first) == 50
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"dataset": ps.range(101)}, "fingerprint|range"),
+        ({"sharding": "off"}, "sharding"),
+        ({"guarantee": "at_most_once"}, "at_most_once"),
+        ({"order": "deterministic"}, "order"),
+    ],
+    ids=["pipeline", "sharding", "guarantee", "order"],
+)
+def test_another_job_under_the_same_name_is_refused(
+    one_worker: ps.LocalService, change: dict[str, object], shown: str
+) -> None:
+    with ps.range(100).distribute(one_worker, job="taken") as holder:
+        next(iter(holder))
+        dataset = change.pop("dataset", ps.range(100))
+        with pytest.raises(ps.PenstockError, match=shown):
+            list(dataset.distribute(one_worker, job="taken", timeout=20, **change))
+
+
+def test_a_job_nobody_reads_is_collected_and_its_name_free_again(one_worker: ps.LocalService) -> None:
+    with ps.range(100).distribute(one_worker, job="short-lived", collect_after=0.5) as loader:
+        next(iter(loader))
+        assert "short-lived" in {line.job for line in one_worker.jobs()}
+    wait_until(lambda: "short-lived" not in {line.job for line in one_worker.jobs()}, "the job to be collected")
+    assert_exactly_once(ps.range(7).distribute(one_worker, job="short-lived"), range(7))
+
+
+def test_a_job_that_is_held_is_not_collected_across_a_restart() -> None:
+    held = ps.range(1000)
+    with ps.LocalService(workers=1) as service, held.distribute(service, job="held", collect_after=0.5) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        kill(service.dispatcher_pid)
+        wait_until(lambda: "held" in {line.job for line in service.jobs()}, "the restarted dispatcher")
+        assert_exactly_once([first, *iterator], range(1000))
+
+
+BAD_ARGUMENTS = [
+    ({"consumers": 2}, "consumer"),
+    ({"consumers": 2, "consumer": 2, "job": "x"}, "consumer"),
+    ({"consumers": 0, "consumer": 0}, "consumers"),
+    ({"job": ""}, "job"),
+    ({"sharding": "sideways"}, "dynamic"),
+    ({"guarantee": "maybe"}, "exactly_once"),
+    ({"order": "random"}, "deterministic"),
+    ({"uneven": "odd"}, "drop"),
+    ({"compression": "rar"}, "zstd"),
+    ({"target": "moon"}, "remote"),
+    ({"to": "http://nowhere"}, "tcp://"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS, ids=lambda value: str(value))
+def test_bad_arguments_are_refused_at_once(
+    one_worker: ps.LocalService, arguments: dict[str, object], named: str
+) -> None:
+    arguments = {"to": one_worker, **arguments}
+    with pytest.raises(ValueError, match=named):
+        ps.range(10).distribute(arguments.pop("to"), **arguments)
+
+
+def test_a_registered_pipeline_is_read_without_its_code(one_worker: ps.LocalService) -> None:
+    ps.register(one_worker, ps.range(20).map(lambda i: i * 3), id="triples")
+    ps.register(one_worker, ps.range(20).map(lambda i: i * 3), id="triples")
+    with pytest.raises(ps.PenstockError, match="triples"):
+        ps.register(one_worker, ps.range(21), id="triples")
+    program = f"import penstock as ps\nprint(sorted(ps.read_registered({str(one_worker.service_file)!r}, 'triples')))\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str([i * 3 for i in range(20)])

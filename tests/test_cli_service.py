@@ -1,0 +1,256 @@
+"""`penstock serve`, `dispatcher`, `worker`, `jobs`, `drain` and `keys`, as a shell runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.wire.credentials import Credentials, find_service
+
+COMMAND = str(Path(sys.executable).parent / "penstock")
+DEADLINE_S = 30.0
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}"
+        time.sleep(0.02)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Return all processes below one."""
+    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [below for each in found for below in children_of(each)]
+
+
+class Running:
+    """A command in the foreground; what it says is read line by line."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [COMMAND, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self.said: list[str] = []
+
+    def wait_said(self, text: str) -> str:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            self.said.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"it ended without {text!r}: {''.join(self.said)}")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+@contextmanager
+def running(*arguments: str, **environment: str) -> Iterator[Running]:
+    command = Running(*arguments, **environment)
+    try:
+        yield command
+    finally:
+        command.process.kill()
+        command.process.wait()
+        assert command.process.stdout is not None
+        command.process.stdout.close()
+
+
+def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_runs_until_it_is_told_to_end(tmp_path, number):
+    file = tmp_path / "service.json"
+    with running("serve", "--workers", "1", "--port", "0", "--service-file", str(file)) as serve:
+        address = serve.wait_said("serving at").split()[2]
+        serve.wait_said("distribute(")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert find_service(str(file)).address == address
+        listed = penstock("jobs", "--service", str(file))
+        assert listed.returncode == 0, listed.stderr
+        assert listed.stdout.splitlines()[0].split()[:2] == ["job", "owner"]
+        pids = children_of(serve.process.pid)
+        assert len(pids) == 3
+        assert serve.end(number) == 0
+        wait_until(lambda: not any(map(is_alive, pids)), "its processes' end")
+        assert not file.exists()
+
+
+def test_serve_starts_a_killed_dispatcher_again(tmp_path):
+    with running("serve", "--workers", "0", "--port", "0") as serve:
+        file = serve.wait_said("service file:").split()[2]
+        (nursery,) = (
+            int(each)
+            for each in Path(f"/proc/{serve.process.pid}/task/{serve.process.pid}/children").read_text().split()
+        )
+        os.kill(children_of(nursery)[0], signal.SIGKILL)
+        serve.wait_said("killed by SIGKILL; it is started again")
+        assert penstock("jobs", PENSTOCK_SERVICE=file).returncode == 0
+        assert serve.end() == 0
+
+
+def test_a_killed_serve_leaves_nothing(tmp_path):
+    with running("serve", "--workers", "1", "--port", "0") as serve:
+        serve.wait_said("serving at")
+        pids = children_of(serve.process.pid)
+        serve.process.kill()
+        serve.process.wait()
+        wait_until(lambda: not any(map(is_alive, pids)), "its processes' end")
+
+
+def test_a_dispatcher_and_a_worker_started_in_either_order(tmp_path):
+    file = tmp_path / "service.json"
+    with running("worker", "--dispatcher", str(file), "--processes", "2", "--tags", "fast,big") as worker:
+        worker.wait_said("waiting for the dispatcher")
+        with running(
+            "dispatcher", "--port", "0", "--service-file", str(file), "--journal", str(tmp_path / "j")
+        ) as dispatcher:
+            dispatcher.wait_said("serving at")
+            names = worker.wait_said("registered at").rpartition(": ")[2].split(", ")
+            assert len(names) == 2
+            listed = penstock("jobs", "--service", str(file)).stdout
+            assert all(name.strip() in listed for name in names) and "fast" in listed
+            drained = penstock("drain", names[0], "--service", str(file))
+            assert drained.returncode == 0 and "draining" in drained.stdout, drained.stderr
+            pids = children_of(worker.process.pid)
+            assert worker.end() == 0
+            assert "left" in worker.process.stdout.read()
+            wait_until(lambda: not any(map(is_alive, pids)), "its processes' end")
+            wait_until(lambda: names[1].strip() not in penstock("jobs", "--service", str(file)).stdout, "its absence")
+            assert dispatcher.end(signal.SIGINT) == 0
+
+
+def test_a_worker_that_is_told_to_end_hands_its_work_over(tmp_path):
+    file = str(tmp_path / "service.json")
+    with (
+        running("serve", "--workers", "1", "--port", "0", "--service-file", file) as serve,
+        running("worker", "--dispatcher", file, "--processes", "1") as worker,
+    ):
+        serve.wait_said("serving at")
+        worker.wait_said("registered at")
+        seen: list[int] = []
+        with ps.range(3000).map(slow).batch(10).distribute(file, timeout=60) as loader:
+            for step, batch in enumerate(loader):
+                seen.extend(batch.tolist())
+                if step == 20:
+                    worker.process.send_signal(signal.SIGTERM)
+        assert sorted(seen) == list(range(3000))
+        assert worker.process.wait(DEADLINE_S) == 0
+        workers = penstock("jobs", "--service", file).stdout.split("\n\n")[1]
+        assert len(workers.splitlines()) == 2, workers  # the header, and the one of `serve`
+
+
+def slow(number: int) -> int:
+    time.sleep(0.0005)
+    return number
+
+
+def test_a_worker_with_a_wrong_token_says_so(tmp_path):
+    with running("dispatcher", "--port", "0", "--service-file", str(tmp_path / "service.json")) as dispatcher:
+        address = dispatcher.wait_said("serving at").split()[2]
+        refused = penstock("worker", "--dispatcher", address, "--processes", "1", PENSTOCK_TOKEN="wrong")
+        assert refused.returncode == 1
+        assert "refused us" in refused.stderr
+
+
+def test_keys_let_a_service_listen_beyond_this_host(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "keys"
+    assert main(["keys", str(folder)]) == 0
+    for name in ("server.json", "client.json"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+    assert Credentials.read(folder / "server.json").server_secret
+    assert not Credentials.read(folder / "client.json").server_secret
+    assert main(["keys", str(folder)]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+    server, client = str(folder / "server.json"), str(folder / "client.json")
+    with running(
+        "dispatcher", "--bind", "0.0.0.0", "--advertise", "127.0.0.1", "--port", "0", "--keys", server
+    ) as head:
+        address = head.wait_said("serving at").split()[2]
+        with running(
+            "worker", "--dispatcher", address, "--bind", "0.0.0.0", "--processes", "1", "--keys", server
+        ) as worker:
+            name = worker.wait_said("registered at").rpartition(": ")[2].strip()
+            listed = penstock("jobs", "--service", address, PENSTOCK_KEYS=client)
+            assert name in listed.stdout, listed.stderr
+            other = tmp_path / "other"
+            assert main(["keys", str(other)]) == 0
+            stranger = penstock("jobs", "--service", address, PENSTOCK_KEYS=str(other / "client.json"))
+            assert stranger.returncode == 1 and "refused us" in stranger.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["serve", "--bind", "0.0.0.0"], 2, "penstock keys"),
+        (["dispatcher", "--bind", "0.0.0.0"], 2, "penstock keys"),
+        (["dispatcher"], 2, "--service-file"),
+        (["worker"], 2, "--dispatcher"),
+        (["worker", "--dispatcher", "tcp://127.0.0.1:1", "--bind", "0.0.0.0"], 2, "penstock keys"),
+        (["worker", "--dispatcher", "tcp://head:5050", "--keys", "nowhere.json"], 1, "does not exist"),
+        (["jobs"], 1, "PENSTOCK_SERVICE"),
+        (["jobs", "cancel"], 2, "which job"),
+        (["serve", "--keys", "nowhere.json"], 1, "does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_refused_at_once(arguments, code, message, capsys, monkeypatch):
+    for name in ("PENSTOCK_SERVICE", "PENSTOCK_KEYS", "PENSTOCK_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    if "tcp://127.0.0.1:1" in arguments:
+        monkeypatch.setenv("PENSTOCK_TOKEN", "secret")
+    with alarm(20):
+        assert main(arguments) == code
+    assert message in capsys.readouterr().err
+
+
+@contextmanager
+def alarm(seconds: int) -> Iterator[None]:
+    """A command that waits for ever must not: it is told to end."""
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--workers", "some"], ["--port", "70000"], ["--port-range", "9-1"], ["--threads", "0"]]
+)
+def test_arguments_that_are_none_are_named(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", *arguments])
+    assert stop.value.code == 2
+    assert arguments[0] in capsys.readouterr().err

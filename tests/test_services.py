@@ -1,0 +1,206 @@
+"""Local services as real processes: they start, what dies comes back, and nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.api.services import ServiceOptions, ServiceProcesses, hold_port
+from penstock.core.errors import CannotListenError, InvalidArgumentError, ServiceClosedError
+from penstock.wire.credentials import Credentials, find_service
+
+DEADLINE_S = 30.0
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}"
+        time.sleep(0.01)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_gone(pids: list[int]) -> None:
+    wait_until(lambda: not [pid for pid in pids if is_alive(pid)], f"the end of {pids}")
+
+
+@pytest.fixture(scope="module")
+def service():
+    with ps.LocalService(workers=2) as made:
+        made.wait_ready(DEADLINE_S)
+        yield made
+
+
+def test_a_service_has_its_workers(service):
+    lines = wait_until(lambda: len(service.workers()) == 2 and service.workers(), "two workers")
+    assert len({line.worker for line in lines}) == 2
+    assert len(service.pids()) == 3  # nursery, dispatcher, agent: no job, no runner
+    assert service.worker_pids() == {}
+    assert service.jobs() == []
+
+
+def test_the_service_file_names_it_to_others_of_this_user(service):
+    assert stat.S_IMODE(service.service_file.stat().st_mode) == 0o600
+    found = find_service(str(service.service_file))
+    assert found.address == service.address
+    assert found.credentials.token == service.credentials.token
+    assert service.credentials.token not in repr(service.credentials)
+
+
+def test_workers_are_added_and_removed(service):
+    added = service.add_worker(tags=("fast",))
+    line = wait_until(
+        lambda: next((line for line in service.workers() if line.worker == added), None), "the added worker"
+    )
+    assert line.tags == ("fast",)
+    assert service.remove_worker() == added
+    wait_until(lambda: added not in {line.worker for line in service.workers()}, "the removed worker's end")
+    with pytest.raises(InvalidArgumentError, match="is not one of"):
+        service.remove_worker("nobody")
+
+
+def test_a_killed_dispatcher_comes_back_at_its_address(service):
+    first = service.dispatcher_pid
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: service.dispatcher_pid != first, "another dispatcher")
+    wait_until(lambda: len(service.workers()) == 2, "its workers")
+
+
+def test_a_killed_agent_comes_back_with_its_workers(service):
+    before = {line.worker for line in service.workers()}
+    added = service.add_worker()
+    wait_until(lambda: added in {line.worker for line in service.workers()}, "the added worker")
+    agent = next(child.pid for child in service._processes.children() if child.id == "agent")
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: not is_alive(agent), "its death")
+    wait_until(
+        lambda: {line.worker for line in service.workers() if line.status != "lost"} == before | {added},
+        "the same workers",
+    )
+    service.remove_worker(added)
+
+
+def test_nothing_is_left_after_close():
+    service = ps.LocalService(workers=1)
+    service.wait_ready(DEADLINE_S)
+    pids, folder = service.pids(), service.service_file.parent
+    before = time.monotonic()
+    service.close()
+    assert time.monotonic() - before < 4  # two seconds are promised, on a machine that is not busy
+    wait_gone(pids)
+    assert not folder.exists()
+    service.close()
+    with pytest.raises(ServiceClosedError):
+        service.pids()
+    assert "closed" in repr(service)
+
+
+def test_closing_before_anything_has_started_leaves_nothing():
+    service = ps.LocalService(workers=1)
+    nursery, folder = service._processes.nursery_pid, service._processes.scratch
+    service.close()
+    wait_gone([nursery])
+    assert not folder.exists()
+
+
+def test_a_forgotten_service_is_closed():
+    before = threading.active_count()
+    service = ps.LocalService(workers=0)
+    assert service.jobs() == []
+    assert threading.active_count() > before
+    pids, folder = service.pids(), service._processes.scratch
+    del service
+    gc.collect()
+    wait_gone(pids)
+    assert not folder.exists()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)", "raise SystemExit(3)", "os._exit(0)"])
+def test_nothing_is_left_when_the_process_ends(end):
+    code = (
+        "import os, penstock as ps\n"
+        "service = ps.LocalService(workers=1)\n"
+        "service.wait_ready(60)\n"
+        "print(service._processes.scratch, *service.pids(), flush=True)\n"
+        f"{end}\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    folder, *pids = ran.stdout.split()
+    assert len(pids) == 3, ran.stderr
+    wait_gone(list(map(int, pids)))
+    wait_until(lambda: not Path(folder).exists(), "the folder's removal")
+
+
+def test_a_fork_of_the_trainer_does_not_end_its_service():
+    code = (
+        "import os, sys, penstock as ps\n"
+        "service = ps.LocalService(workers=1)\n"
+        "service.wait_ready(60)\n"
+        "if os.fork() == 0:\n"
+        "    sys.exit(0)\n"  # runs what is to be done at exit
+        "os.wait()\n"
+        "print(len(service.workers()), service._processes.scratch.exists())\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == ["1", "True"], ran.stderr
+
+
+def test_a_held_port_is_refused_to_others():
+    held = hold_port("127.0.0.1", 0, None)
+    port = held.getsockname()[1]
+    held.listen()  # as if somebody else served there
+    try:
+        with pytest.raises(CannotListenError, match=str(port)):
+            hold_port("127.0.0.1", port, None)
+        with pytest.raises(CannotListenError, match="in ports"):
+            hold_port("127.0.0.1", 0, (port, port))
+    finally:
+        held.close()
+
+
+def test_another_bind_than_loopback_needs_keys():
+    with pytest.raises(InvalidArgumentError, match="penstock keys"):
+        ServiceProcesses(ServiceOptions(workers=1, credentials=Credentials.new_token(), bind="0.0.0.0"))
+    processes = ServiceProcesses(ServiceOptions(workers=1, credentials=Credentials.new_keys(), bind="0.0.0.0"))
+    try:
+        processes.wait_ready(DEADLINE_S)
+        assert processes.control() is processes.control()
+    finally:
+        processes.close()
+
+
+def test_a_service_that_cannot_start_says_why(tmp_path):
+    (tmp_path / "journal").write_text("not a folder")
+    said = "the service did not start: the dispatcher exited with code 1"
+    with (
+        ps.LocalService(workers=1, journal=tmp_path / "journal") as service,
+        pytest.raises(ps.PenstockError, match=said),
+    ):
+        service.wait_ready(DEADLINE_S)
+
+
+def test_starting_returns_at_once():
+    before = time.monotonic()
+    with ps.LocalService(workers=2) as service:
+        assert time.monotonic() - before < 1
+        service.wait_ready(DEADLINE_S)

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import socket as sockets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import CodecError
+from penstock.wire.messages import SlabPlaces
+from penstock.wire.ranges import FreeRanges
+from penstock.wire.runs import decode_run, encode_run
+from penstock.wire.slabs import COPY_BELOW_BYTES, Arena, SlabReader
+from tests.wire.services import wait_until
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(64 * MB)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(arena: Arena) -> SlabReader:
+    made = SlabReader.connect(arena.name)
+    assert made is not None
+    return made
+
+
+def batch(value: int, size: int = 2 * MB) -> np.ndarray:  # type: ignore[type-arg]
+    return np.full(size // 4, value, np.float32)
+
+
+def test_a_batch_is_read_where_it_was_written_and_can_be_written_to(arena: Arena, reader: SlabReader) -> None:
+    layout, buffers = encode_run([{"x": batch(1), "y": np.arange(100)}])
+    places = arena.place(buffers)
+    assert places is not None
+    (got,) = decode_run(layout, reader.buffers(places))
+    assert (got["x"] == 1).all() and (got["y"] == np.arange(100)).all()
+    assert got["x"].flags.writeable and got["x"].flags.aligned and got["x"].ctypes.data % 64 == 0
+    got["x"][:] = 5
+
+
+def test_an_array_made_in_the_arena_is_not_copied(arena: Arena, reader: SlabReader) -> None:
+    rows = arena.array((64, 8192), np.float32)
+    assert rows is not None
+    rows[...] = 3
+    free = arena.free_bytes
+    layout, buffers = encode_run([rows])
+    places = arena.place(buffers)
+    assert places is not None and arena.free_bytes == free
+    del buffers
+    rows[0, 0] = 77  # the same memory: the reader sees it
+    (got,) = decode_run(layout, reader.buffers(places))
+    assert got[0, 0] == 77 and got.shape == (64, 8192)
+
+
+def test_what_is_sent_twice_is_copied_so_that_readers_do_not_share_it(arena: Arena) -> None:
+    rows = arena.array((MB,), np.float32)
+    assert rows is not None
+    places = [arena.place([rows], exclusive=exclusive) for exclusive in (False, True, True, False)]
+    starts = [place.places[0][0] for place in places if place is not None]
+    assert len(set(starts)) == 4
+
+
+def test_the_lease_ends_with_the_last_array_over_it_and_not_before(arena: Arena, reader: SlabReader) -> None:
+    layout, buffers = encode_run([{"x": batch(1), "y": batch(2)}])
+    places = arena.place(buffers)
+    assert places is not None
+    (got,) = decode_run(layout, reader.buffers(places))
+    row = got["x"][10:20].reshape(2, 5).view(np.int32)
+    del got
+    gc.collect()
+    assert reader.returned() == ()
+    assert (row.view(np.float32) == 1).all()
+    del row
+    assert reader.returned() == (places.lease,)
+    assert reader.returned() == ()
+
+
+def test_rows_of_a_run_each_keep_the_lease(arena: Arena, reader: SlabReader) -> None:
+    elements = [{"x": np.full(256, i, np.float32), "y": i} for i in range(4000)]
+    layout, buffers = encode_run(elements)
+    places = arena.place(buffers)
+    assert places is not None
+    kept = decode_run(layout, reader.buffers(places))[1234]
+    gc.collect()
+    assert reader.returned() == ()
+    assert (kept["x"] == 1234).all() and kept["y"] == 1234
+    del kept
+    assert reader.returned() == (places.lease,)
+
+
+def test_what_is_small_is_copied_by_the_reader_and_given_back_at_once(arena: Arena, reader: SlabReader) -> None:
+    places = arena.place([batch(1, COPY_BELOW_BYTES // 2)])
+    assert places is not None
+    (kept,) = reader.buffers(places)
+    assert reader.returned() == (places.lease,)
+    arena.release([places.lease])
+    again = arena.place([batch(2, COPY_BELOW_BYTES // 2)])
+    assert again is not None and again.places == places.places
+    assert (kept.view(np.float32) == 1).all() and kept.flags.writeable
+
+
+def test_memory_is_not_written_to_while_anybody_has_it(arena: Arena, reader: SlabReader) -> None:
+    """Random placing, keeping and dropping: whatever is kept never changes."""
+    choose = random.Random(7)
+    kept: list[tuple[int, object, object]] = []
+    for number in range(400):
+        if choose.random() < 0.2:
+            made = arena.array((choose.randrange(MB // 2, MB),), np.float32)
+            source = batch(number) if made is None else made
+            source[...] = number
+        else:
+            source = batch(number, choose.randrange(COPY_BELOW_BYTES, 4 * MB) // 4 * 4)
+        places = arena.place([source])
+        source = made = None
+        if places is not None:
+            kept.append((number, places, reader.buffers(places)[0].view(np.float32)))
+        while kept and (places is None or choose.random() < 0.45):
+            expected, _, array = kept.pop(choose.randrange(len(kept)))
+            assert (array == expected).all()  # type: ignore[attr-defined]
+            del array
+            arena.release(reader.returned())
+            places = ()  # type: ignore[assignment]
+    for expected, _, array in kept:
+        assert (array == expected).all()  # type: ignore[attr-defined]
+    del array
+    kept.clear()
+    gc.collect()
+    arena.release(reader.returned())
+    assert arena.free_bytes == arena.max_bytes and arena.leases == 0
+
+
+def test_a_reader_that_keeps_everything_is_sent_by_socket_and_later_by_slab_again(
+    arena: Arena, reader: SlabReader
+) -> None:
+    kept = []
+    while (places := arena.place([batch(len(kept), 8 * MB)])) is not None:
+        kept.append(reader.buffers(places)[0].view(np.float32))
+    assert 6 <= len(kept) <= 8
+    assert arena.array((4 * MB,), np.float32) is None
+    assert all((array == i).all() for i, array in enumerate(kept))
+    kept.clear()
+    arena.release(reader.returned())
+    assert arena.place([batch(0, 8 * MB)]) is not None
+
+
+def test_a_lost_readers_leases_are_taken_back_and_no_others(arena: Arena) -> None:
+    mine, other = arena.place([batch(1)], "a"), arena.place([batch(2)], "b")
+    assert mine is not None and other is not None
+    arena.release([other.lease, 999], "a")
+    assert arena.leases == 2
+    arena.release_all("a")
+    assert arena.leases == 1
+    arena.release([other.lease], "b")
+    assert arena.free_bytes == arena.max_bytes
+
+
+def test_freed_memory_is_reused_last_in_first_out(arena: Arena) -> None:
+    places = [arena.place([batch(i)]) for i in range(3)]
+    for place in places:
+        assert place is not None
+        arena.release([place.lease])
+    last = places[-1]
+    again = arena.place([batch(9)])
+    assert again is not None and last is not None and again.places == last.places
+
+
+def test_buffers_of_no_bytes_and_of_any_kind_are_placed(arena: Arena, reader: SlabReader) -> None:
+    places = arena.place([b"", b"abc", bytearray(b"de"), memoryview(b"f"), np.empty(0)])
+    assert places is not None
+    assert [bytes(part) for part in reader.buffers(places)] == [b"", b"abc", b"de", b"f", b""]
+    empty = arena.place([b""])
+    assert empty is not None and bytes(reader.buffers(empty)[0]) == b""
+    assert arena.array((3,), object) is None
+
+
+def test_places_outside_of_the_arena_are_refused(arena: Arena, reader: SlabReader) -> None:
+    for place in ((-1, 5), (0, arena.max_bytes + 1), (arena.max_bytes, 1)):
+        with pytest.raises(CodecError, match="outside"):
+            reader.buffers(SlabPlaces(1, (place,)))
+    assert reader.returned() == ()
+
+
+def test_only_who_knows_the_secret_gets_the_memory(arena: Arena) -> None:
+    address, _, secret = arena.name.partition(".")
+    assert SlabReader.connect(f"{address}.{'0' * len(secret)}") is None
+    assert SlabReader.connect(f"{address}.", 0.1) is None
+    assert SlabReader.connect(f"{address}.{secret}x") is None
+    assert SlabReader.connect("penstock-nobody.secret") is None
+    assert SlabReader.connect("") is None
+    silent = sockets.socket(sockets.AF_UNIX)
+    silent.connect(f"\0{address}")
+    assert SlabReader.connect(arena.name) is not None  # nobody waits for the silent one
+    silent.settimeout(30)
+    assert silent.recv(1) == b""
+    silent.close()
+    wait_until(lambda: arena._server.refused >= 3, "the refusals to be counted")
+
+
+def test_arrays_outlive_reader_and_arena() -> None:
+    arena = Arena(16 * MB)
+    reader = SlabReader.connect(arena.name)
+    assert reader is not None
+    own = arena.array((MB,), np.float32)
+    assert own is not None
+    own[...] = 4
+    places = arena.place([batch(3)])
+    assert places is not None
+    (kept,) = reader.buffers(places)
+    reader.close()
+    arena.close()
+    arena.close()
+    del reader, arena
+    gc.collect()
+    assert (kept.view(np.float32) == 3).all() and (own == 4).all()
+
+
+def test_after_a_fork_the_child_gives_nothing_back_and_takes_nothing(arena: Arena, reader: SlabReader) -> None:
+    places = arena.place([batch(1)])
+    assert places is not None
+    kept = reader.buffers(places)
+    free = arena.free_bytes
+    child = os.fork()
+    if child == 0:
+        del kept
+        fine = reader.returned() == () and arena.array((10,), np.int8) is None and arena.place([b"x"]) is None
+        arena.close()
+        os._exit(0 if fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (kept[0].view(np.float32) == 1).all() and arena.free_bytes == free
+    again = SlabReader.connect(arena.name)
+    assert again is not None
+
+
+_RUNNER = """
+import sys, numpy as np
+from penstock.wire.slabs import Arena
+arena = Arena(64 << 20)
+places = arena.place([np.full(1 << 20, 7, np.float32)])
+print(arena.name, places.lease, *places.places[0], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_runner_leaves_its_readers_their_arrays_and_nothing_else() -> None:
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUNNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        name, lease, offset, size = process.stdout.readline().split()
+        reader = SlabReader.connect(name, 30)
+        assert reader is not None
+        (array,) = reader.buffers(SlabPlaces(int(lease), ((int(offset), int(size)),)))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        process.stdin.close()
+        process.stdout.close()
+    assert (array.view(np.float32) == 7).all()
+    assert SlabReader.connect(name) is None
+    assert set(os.listdir("/dev/shm")) <= before
+    del array
+    reader.close()
+
+
+def test_no_descriptor_is_left_behind() -> None:
+    def once() -> None:
+        arena = Arena(4 * MB)
+        readers = [SlabReader.connect(arena.name) for _ in range(2)]
+        places = arena.place([batch(1)])
+        assert places is not None and readers[0] is not None
+        kept = readers[0].buffers(places)
+        arena.close()
+        del readers, kept
+
+    once()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        once()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_several_threads_place_and_release(arena: Arena, reader: SlabReader) -> None:
+    wrong: list[int] = []
+
+    def work(value: int) -> None:
+        for _ in range(30):
+            places = arena.place([batch(value, MB)], str(value))
+            if places is None:
+                continue
+            offset, size = places.places[0]
+            seen = np.asarray(arena._mapping.bytes[offset : offset + size]).view(np.float32)
+            if not (seen == value).all():
+                wrong.append(value)
+            arena.release([places.lease], str(value))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and arena.free_bytes == arena.max_bytes
+
+
+def test_ranges_never_overlap_and_all_come_back() -> None:
+    choose = random.Random(3)
+    free = FreeRanges(1 * MB)
+    taken: list[tuple[int, int]] = []
+    for _ in range(3000):
+        if taken and choose.random() < 0.5:
+            free.give(*taken.pop(choose.randrange(len(taken))))
+        else:
+            asked = choose.choice([1, 64, 100, 5000, 70_000, 200_000])
+            found = free.take(asked)
+            if found is not None:
+                assert found[1] >= asked and found[0] % 64 == 0 and sum(found) <= MB
+                assert all(found[0] >= sum(other) or sum(found) <= other[0] for other in taken)
+                taken.append(found)
+    for one in taken:
+        free.give(*one)
+    assert free.free_bytes == MB and free.take(MB) == (0, MB)

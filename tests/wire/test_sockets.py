@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket as sockets
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
+from penstock.wire.addresses import RunnerAddress, advertised, host_id, is_loopback
+from penstock.wire.credentials import Credentials, ServiceFile, find_service
+from penstock.wire.sockets import MAX_CONTROL_BYTES, Dialled, Guard, Watch, bind_router, dial
+from tests.wire.services import WAIT_S, wait_until
+
+TOKEN = Credentials.new_token()
+WAIT_MS = int(WAIT_S * 1000)
+
+
+class Server:
+    def __init__(self, credentials: Credentials, *, data: bool = True, **given: object) -> None:
+        self.context = zmq.Context()
+        self.guard = Guard(self.context, credentials)
+        self.guard.start()
+        try:
+            self.socket, self.address = bind_router(
+                self.context,
+                credentials,
+                "127.0.0.1",
+                data=data,
+                **given,  # type: ignore[arg-type]
+            )
+        except BaseException:
+            self.guard.close()
+            self.context.destroy(linger=0)
+            raise
+        self.port = int(self.address.rpartition(":")[2])
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.guard.close()
+        self.context.destroy(linger=0)
+
+    def echo(self) -> None:
+        assert self.socket.poll(WAIT_MS), "nothing arrived"
+        self.socket.send_multipart(self.socket.recv_multipart())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(TOKEN)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def exchange(server: Server, client: Dialled) -> None:
+    assert client.poll(WAIT_MS, zmq.POLLOUT), "not let in"
+    client.send(b"hello")
+    server.echo()
+    assert client.poll(WAIT_MS), "no echo"
+    assert client.recv() == b"hello"
+
+
+def until_lost(watch: Watch) -> str:
+    while (reason := watch.lost()) is None:
+        assert watch.socket.poll(WAIT_MS), "the loss was not noticed"
+    return reason
+
+
+@pytest.mark.parametrize("system", ["", "1"])
+@pytest.mark.parametrize("kind", ["token", "keys"])
+def test_whoever_shows_the_token_or_the_keys_is_let_in(
+    context: zmq.Context[zmq.Socket[bytes]], kind: str, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SYSTEM_TCP", system)
+    credentials = TOKEN if kind == "token" else Credentials.new_keys()
+    server = Server(credentials)
+    client = dial(context, credentials.as_client(), server.address, data=True)
+    watch = Watch(client)
+    exchange(server, client)
+    assert watch.lost() is None and watch.connected
+    assert server.guard.refused == 0
+    client.close()
+    server.close()
+
+
+def test_a_loopback_data_listener_uses_reno_unless_told_not_to(server: Server) -> None:
+    with sockets.create_connection(("127.0.0.1", server.port)) as peer:
+        assert peer  # the setting is the listener's: look it up there
+    settings = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found = sockets.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with found:
+            if found.family == sockets.AF_INET and found.getsockname()[1] == server.port:
+                settings.add(found.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_CONGESTION, 16).rstrip(b"\0"))
+    assert b"reno" in settings
+
+
+@pytest.mark.parametrize("wrong", ["token", "nothing", "keys"])
+def test_others_are_refused_and_counted_and_nobody_else_is_disturbed(
+    server: Server, context: zmq.Context[zmq.Socket[bytes]], wrong: str
+) -> None:
+    good = dial(context, TOKEN, server.address, data=True)
+    exchange(server, good)
+    credentials = Credentials.new_keys() if wrong == "keys" else Credentials.new_token()
+    if wrong == "nothing":
+        bad: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        bad.setsockopt(zmq.IMMEDIATE, 1)
+        bad.setsockopt(zmq.RECONNECT_IVL, -1)
+        bad.connect(server.address)
+    else:
+        bad = dial(context, credentials, server.address, data=True)
+        assert isinstance(bad, Dialled)
+        watch = Watch(bad)
+        until_lost(watch)
+        assert watch.refused == (wrong == "token")
+    wait_until(lambda: server.guard.refused == 1, "the refusal to be counted")
+    assert not bad.poll(0, zmq.POLLOUT)
+    exchange(server, good)
+    bad.close(linger=0)
+    good.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5, b"\xff" + b"\0" * 8 + b"\x7f\x03\0NULL" + b"\0" * 60, b"\0" * 4096, b""],
+    ids=["http", "another mechanism", "zeros", "nothing"],
+)
+def test_garbage_is_refused_and_counted(
+    server: Server, context: zmq.Context[zmq.Socket[bytes]], garbage: bytes
+) -> None:
+    good = dial(context, TOKEN, server.address, data=True)
+    exchange(server, good)
+    with sockets.create_connection(("127.0.0.1", server.port)) as peer:
+        peer.sendall(garbage)
+        if not garbage:
+            peer.shutdown(sockets.SHUT_WR)
+        wait_until(lambda: server.guard.refused == 1, "the refusal to be counted")
+    exchange(server, good)
+    good.close()
+
+
+def test_a_frame_over_the_limit_ends_its_senders_connection_only(
+    server: Server, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    good, bad = (dial(context, TOKEN, server.address, data=True) for _ in range(2))
+    watch = Watch(bad)
+    exchange(server, good)
+    exchange(server, bad)
+    bad.send(bytes(MAX_CONTROL_BYTES + 1))
+    until_lost(watch)
+    exchange(server, good)
+    assert not server.socket.poll(0)
+    good.close()
+    bad.close()
+
+
+def test_a_lost_connection_is_noticed_and_a_data_socket_stays_lost(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    server = Server(TOKEN)
+    client = dial(context, TOKEN, server.address, data=True)
+    watch = Watch(client)
+    exchange(server, client)
+    port = server.port
+    server.close()
+    assert "lost" in until_lost(watch)
+    again = Server(TOKEN, port=port)
+    other = dial(context, TOKEN, again.address, data=True)
+    exchange(again, other)
+    assert not client.poll(0, zmq.POLLOUT)
+    with pytest.raises(zmq.Again):
+        client.send(b"for whom?", zmq.NOBLOCK)
+    client.close()
+    other.close()
+    again.close()
+
+
+def test_nobody_at_the_address_is_noticed(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    client = dial(context, TOKEN, "tcp://127.0.0.1:1", data=True)
+    assert "refused" in until_lost(Watch(client))
+    client.close()
+
+
+def test_sending_to_a_peer_that_is_gone_raises(server: Server, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    client = dial(context, TOKEN, server.address, data=True)
+    client_id = client.getsockopt(zmq.ROUTING_ID)
+    exchange(server, client)
+    client.close()
+
+    def gone() -> bool:
+        try:
+            server.socket.send_multipart([client_id, b"late"], zmq.NOBLOCK)  # type: ignore[list-item]
+        except zmq.ZMQError as error:
+            return error.errno == errno.EHOSTUNREACH
+        return False
+
+    wait_until(gone, "the peer to be unknown")
+
+
+def test_ports_of_a_range_are_used_and_a_taken_one_is_an_error() -> None:
+    first = Server(TOKEN)
+    second = Server(TOKEN, port_range=(first.port, min(first.port + 50, 65535)))
+    assert first.port < second.port <= first.port + 50
+    for given in ({"port": first.port}, {"port_range": (first.port, first.port)}):
+        for data in (True, False):
+            with pytest.raises(CannotListenError, match="another --port"):
+                Server(TOKEN, data=data, **given)
+    first.close()
+    second.close()
+
+
+def test_a_token_does_not_leave_the_host_and_a_bind_needs_a_guard(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with pytest.raises(InvalidArgumentError, match="penstock keys"):
+        bind_router(context, TOKEN, "0.0.0.0", data=False)
+    with pytest.raises(PenstockError, match="Guard"):
+        bind_router(context, TOKEN, "127.0.0.1", data=False)
+    keys = Credentials.new_keys()
+    guard = Guard(context, keys)
+    guard.start()
+    with pytest.raises(InvalidArgumentError, match="not an address"):
+        bind_router(context, keys, "no such host", data=False)
+    with pytest.raises(InvalidArgumentError, match="service's own keys"):
+        bind_router(context, keys.as_client(), "0.0.0.0", data=False)
+    for bind in ("0.0.0.0", "*", "localhost"):
+        for data in (True, False):
+            socket, address = bind_router(context, keys, bind, data=data, advertise="node7")
+            assert address.startswith("tcp://node7:")
+            client = dial(context, keys.as_client(), address.replace("node7", "127.0.0.1"), data=data)
+            assert client.poll(WAIT_MS, zmq.POLLOUT), bind
+            client.close()
+            socket.close(linger=0)
+    guard.close()
+
+
+def test_sockets_of_one_context_come_and_go_without_stopping_one_another(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    guard = Guard(context, TOKEN)
+    guard.start()
+    for number in range(60):
+        socket, address = bind_router(context, TOKEN, "127.0.0.1", data=bool(number % 2))
+        client = dial(context, TOKEN, address, data=bool(number % 2))
+        assert client.poll(WAIT_MS, zmq.POLLOUT), number
+        client.close()
+        socket.close(linger=0)
+    guard.close()
+
+
+@pytest.mark.parametrize("closed", ["nothing", "sockets"])
+def test_destroying_a_context_ends_its_guard_and_does_not_hang(closed: str) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    guard = Guard(context, TOKEN)
+    guard.start()
+    socket, address = bind_router(context, TOKEN, "127.0.0.1", data=True)
+    client = dial(context, TOKEN, address, data=True)
+    assert client.poll(WAIT_MS, zmq.POLLOUT)
+    if closed == "sockets":
+        client.close()
+        socket.close(linger=0)
+    context.destroy(linger=0)
+    guard.close()
+
+
+def test_no_descriptor_is_left_behind(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def once() -> None:
+        server = Server(TOKEN)
+        own: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        client = dial(own, TOKEN, server.address, data=True)
+        exchange(server, client)
+        client.close()
+        own.destroy(linger=0)
+        server.close()
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        once()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_service_file_is_its_owners_only_and_comes_back(tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "deep", "service.json")
+    for credentials in (TOKEN, Credentials.new_keys()):
+        written = ServiceFile(address="tcp://127.0.0.1:5050", credentials=credentials)
+        written.write(path)
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert ServiceFile.read(path) == written == find_service(path)
+        assert os.listdir(os.path.dirname(path)) == ["service.json"]
+        assert credentials.token not in repr(written) or not credentials.token
+
+
+def test_a_service_is_found_by_address_and_environment(
+    tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PENSTOCK_SERVICE", "PENSTOCK_TOKEN", "PENSTOCK_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidArgumentError, match="PENSTOCK_TOKEN"):
+        find_service("tcp://node7:5050")
+    monkeypatch.setenv("PENSTOCK_TOKEN", "secret")
+    assert find_service("tcp://node7:5050").credentials == Credentials(token="secret")
+    keys = Credentials.new_keys()
+    keys.write(os.path.join(tmp_path, "keys"))
+    monkeypatch.setenv("PENSTOCK_KEYS", os.path.join(tmp_path, "keys"))
+    monkeypatch.setenv("PENSTOCK_SERVICE", "tcp://node7:5050")
+    assert find_service(None).credentials == keys.as_client()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "grpc://x:1", "tcp://x", "tcp://x:99999", "tcp://:5", "/no/such/file", "/"], ids=repr
+)
+def test_what_names_no_service_is_a_value_error_at_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN", "secret")
+    with pytest.raises(ValueError):
+        find_service(text)
+
+
+def test_addresses() -> None:
+    assert is_loopback("127.0.0.9") and is_loopback("localhost") and is_loopback("::1") and not is_loopback("0.0.0.0")
+    assert advertised("127.0.0.1", 7, None) == "tcp://127.0.0.1:7"
+    assert advertised("0.0.0.0", 7, "node") == "tcp://node:7"
+    assert advertised("0.0.0.0", 7, "node:9") == "tcp://node:9"
+    assert advertised("::1", 7, None) == "tcp://[::1]:7"
+    assert advertised("::", 7, "fe80::1") == "tcp://[fe80::1]:7"
+    assert "0.0.0.0" not in advertised("0.0.0.0", 7, None)
+    assert host_id() == host_id()
+    address = RunnerAddress(tcp="tcp://a:1", slab="name.secret", host="h")
+    assert RunnerAddress.parse(address.text()) == address
+    assert "secret" not in repr(address)
+    with pytest.raises(ValueError):
+        RunnerAddress.parse("nonsense")

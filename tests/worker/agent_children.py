@@ -1,0 +1,37 @@
+"""The processes of test agents. Nurseries find this module by the `sys.path` they are prepared with."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from penstock.worker.processes import NurseryLink
+from penstock.worker.processes_agent import AgentConfig
+from penstock.worker.runner import RunnerConfig
+
+
+def agent_with_small_runners(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink) -> None:
+    """The real agent, but its runners are `small_runner`."""
+    from penstock.worker import agent
+
+    agent.RUNNER_ENTRY = "agent_children:small_runner"
+    agent.run(config, ready, nursery)
+
+
+def small_runner(config: RunnerConfig, ready: Callable[[str], None], record: mmap.mmap) -> None:
+    """Does what its job's name says."""
+    from penstock.core.ids import StreamId
+    from penstock.worker.flight import FlightRecord
+
+    if config.job == "fails":
+        raise RuntimeError("no such graph")
+    if config.job == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready(f"tcp://127.0.0.1:1||{os.getpid()}")
+    if config.job == "deadly":
+        FlightRecord(record).begin(StreamId("s.0").encode(), 0, 3, 1234, 2)
+        os._exit(3)
+    time.sleep(120)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from penstock.core.ids import AttemptId, JobName, StreamId
+from penstock.runtime.streams import PASS_ENDED, Place, StreamStopped
+from penstock.wire.messages import Answer, Cut, Feed, Granted, GrantSplits, Leftover, Named, Refused, TryAgain
+from penstock.worker.feeds import GrantedFeed, StaleStream, fixed_feed
+from penstock.worker.ledger import Ledger
+
+
+class Grants:
+    """Answers at once, from a list, as many at a time as it is told."""
+
+    def __init__(self, ordinals: tuple[int, ...], at_once: int = 1) -> None:
+        self.ordinals, self.at_once = ordinals, at_once
+        self.asked: list[GrantSplits] = []
+        self.answers: list[Answer] = []
+        """Said first, before any split is granted."""
+
+    def __call__(self, request: GrantSplits, then: Callable[[Answer], None]) -> None:
+        self.asked.append(request)
+        if self.answers:
+            answer = self.answers.pop(0)
+        else:
+            at = 0 if request.after is None else self.ordinals.index(request.after) + 1
+            answer = Granted(ordinals=self.ordinals[at : at + self.at_once])
+        threading.Thread(target=then, args=(answer,)).start()
+
+
+def granted(grants: Grants, ledger: Ledger | None = None) -> GrantedFeed:
+    return GrantedFeed(
+        ledger or Ledger(), grants, job=JobName("j"), attempt=AttemptId("a"), stream=StreamId("a.0"), binding=3
+    )
+
+
+def read_all(feed: object, after: int | None = None, source: int = 0, pass_: int = 0) -> list[int]:
+    read: list[int] = []
+    while (after := feed.next_split(source, pass_, after)) is not None:  # type: ignore[attr-defined]
+        read.append(after)
+    return read
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 10])
+def test_a_granted_feed_gives_the_dispatchers_list(at_once: int) -> None:
+    grants = Grants((4, 7, 9, 12), at_once)
+    assert read_all(granted(grants)) == [4, 7, 9, 12]
+    assert all(request.binding == 3 for request in grants.asked)
+
+
+def test_a_granted_feed_asks_ahead_when_it_gives_its_last_split() -> None:
+    grants = Grants((4, 7, 9))
+    feed = granted(grants)
+    assert feed.next_split(0, 0, None) == 4
+    assert [request.after for request in grants.asked] == [None, 4]
+
+
+def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:
+    grants = Grants((4, 7, 9, 12))
+    feed = granted(grants, Ledger([Named(0, 0, (7, 9))]))
+    assert feed.next_split(0, 0, 7) == 9
+    assert feed.next_split(0, 0, 9) == 12
+    assert grants.asked[0].after == 9
+
+
+def test_a_granted_feed_waits_for_an_answer_that_is_one() -> None:
+    grants = Grants((4,))
+    grants.answers = [TryAgain(reason="not now")]
+    assert granted(grants).next_split(0, 0, None) == 4
+
+
+def test_a_refused_grant_stops_the_stream() -> None:
+    grants = Grants((4,))
+    grants.answers = [Refused(reason="binding 3 is over")]
+    with pytest.raises(StaleStream) as caught:
+        granted(grants).next_split(0, 0, None)
+    assert caught.value.reason == "binding 3 is over"
+
+
+def test_whoever_waits_for_a_split_is_let_go_when_the_stream_is_closed() -> None:
+    feed = granted(lambda request, then: None)  # type: ignore[arg-type]
+    threading.Timer(0.05, feed.stop).start()
+    with pytest.raises(StreamStopped):
+        feed.next_split(0, 0, None)
+
+
+def test_dealt_streams_share_out_every_pass() -> None:
+    feeds = [fixed_feed(Feed("dealt", number=j, of=3), (7, 2)) for j in range(3)]
+    assert [read_all(feed) for feed in feeds] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [read_all(feed, source=1, pass_=4) for feed in feeds] == [[0], [1], []]
+
+
+def test_streams_that_read_everything_begin_at_the_first_split() -> None:
+    assert read_all(fixed_feed(Feed("dealt", number=2, of=1), (3,))) == [0, 1, 2]
+
+
+def test_a_listed_stream_reads_its_list() -> None:
+    feed = fixed_feed(Feed("listed", listed=((5, 1), (0,))), (6, 1))
+    assert (read_all(feed), read_all(feed, source=1)) == ([5, 1], [0])
+
+
+def test_a_tail_answers_for_one_leftover_after_the_other() -> None:
+    leftovers = (
+        Leftover(0, Cut(named=(Named(0, 0, (4, 9)),)), Feed("granted")),
+        Leftover(1, Cut(), Feed("dealt", number=1, of=2)),
+    )
+    feed = fixed_feed(Feed("tail", leftovers=leftovers), (6,))
+    feed.select(0)
+    assert (read_all(feed, after=4), read_all(feed, pass_=1)) == ([9], [])
+    feed.select(1)
+    assert read_all(feed, after=1) == [3, 5]
+
+
+def test_what_lies_before_the_lowest_place_is_done() -> None:
+    ledger = Ledger()
+    ledger.granted((0, 0), None, [4, 7, 9, 12])
+    for after in (None, 4, 7):
+        ledger.following((0, 0), after)
+    assert ledger.settle([Place(0, 0, 9), Place(0, 0, 7)]) == (Named(0, 0, (7, 9)),)
+    assert ledger.done_since(0) == (Named(0, 0, (4,)),)
+    assert ledger.settle([Place(0, 0, 9)]) == (Named(0, 0, (9,)),)
+    assert ledger.done_since(1) == (Named(0, 0, (7,)),)
+
+
+def test_a_source_without_a_place_stands_at_its_beginning() -> None:
+    ledger = Ledger()
+    ledger.granted((0, 0), None, [4, 7])
+    ledger.granted((1, 0), None, [2])
+    for key, after in (((0, 0), None), ((0, 0), 4), ((1, 0), None)):
+        ledger.following(key, after)
+    assert ledger.settle([Place(0, 0, 7)]) == (Named(0, 0, (7,)), Named(1, 0, (2,)))
+    assert ledger.settle([]) == (Named(0, 0, (7,)), Named(1, 0, (2,)))
+
+
+def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed() -> None:
+    ledger = Ledger()
+    for pass_ in range(3):
+        ledger.granted((0, pass_), None, [pass_ * 10])
+        ledger.following((0, pass_), None)
+    assert ledger.settle([Place(0, 1, 10)]) == (Named(0, 1, (10,)), Named(0, 2, (20,)))
+    assert ledger.done_since(0) == (Named(0, 0, (0,)),)
+    assert ledger.settle([Place(0, 1, PASS_ENDED)]) == (Named(0, 2, (20,)),)
+
+
+def test_the_same_grant_twice_changes_nothing() -> None:
+    ledger = Ledger()
+    ledger.granted((0, 0), None, [4])
+    ledger.granted((0, 0), None, [4])
+    assert ledger.following((0, 0), None) == 4
+    ledger.granted((0, 0), 4, [])
+    assert ledger.following((0, 0), 4) is None
+
+
+def test_the_log_of_what_is_done_can_be_cut_short() -> None:
+    ledger = Ledger()
+    ledger.granted((0, 0), None, [0, 1, 2, 3])
+    for after in (None, 0, 1, 2):
+        ledger.following((0, 0), after)
+    ledger.settle([Place(0, 0, 2)])
+    ledger.forget_done(1)
+    ledger.settle([Place(0, 0, 3)])
+    assert ledger.done_count == 3
+    assert ledger.done_since(1) == ledger.done_since(0) == (Named(0, 0, (1, 2)),)
