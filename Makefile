@@ -6,16 +6,18 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+EXPERIMENTS_STAMP := $(VENV)/.experiments
+EXPERIMENTS = coordinated sharing
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench docs clean
+.PHONY: help setup demo test check bench experiment docs clean
 
 help:  ## list the recipes
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +47,14 @@ $(PEERS_STAMP): benchmarks/requirements-peers.txt
 bench: $(STAMP) $(PEERS_STAMP)  ## measure against the peers: make bench B=trivial [ARGS=--quick]
 	@test -f benchmarks/bench_$(B).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
 	$(BIN)/python benchmarks/bench_$(B).py $(ARGS)
+
+$(EXPERIMENTS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[experiments]"
+	touch $@
+
+experiment: $(EXPERIMENTS_STAMP) $(PEERS_STAMP)  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
+	@test -n "$(filter $(E),$(EXPERIMENTS))" || { echo "say which: make experiment E=name, one of: $(EXPERIMENTS)"; exit 2; }
+	$(BIN)/python experiments/$(E).py $(ARGS)
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]"

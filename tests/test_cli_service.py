@@ -119,6 +119,20 @@ def test_serve_starts_a_killed_dispatcher_again(tmp_path):
         assert serve.end() == 0
 
 
+def test_a_dispatcher_started_again_lets_its_workers_in(tmp_path):
+    file = tmp_path / "service.json"
+    arguments = ("dispatcher", "--port", "0", "--service-file", str(file), "--journal", str(tmp_path / "j"))
+    with running(*arguments) as first:
+        first.wait_said("serving at")
+        with running("worker", "--dispatcher", str(file), "--processes", "1") as worker:
+            (name,) = worker.wait_said("registered at").rpartition(": ")[2].split(", ")
+            first.process.kill()
+            first.process.wait(20)
+            with running(*arguments) as second:
+                second.wait_said("serving at")
+                wait_until(lambda: name.strip() in penstock("jobs", "--service", str(file)).stdout, "its worker")
+
+
 def test_a_killed_serve_leaves_nothing(tmp_path):
     with running("serve", "--workers", "1", "--port", "0") as serve:
         serve.wait_said("serving at")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_every_reader_has_an_example():
     public = [name for name in vars(readers) if name in ps.__all__ and name.startswith(("read_", "from_", "range"))]
     assert len(public) > 12
     assert [name for name in public if f"ps.{name}(" not in examples] == []
+
+
+def test_the_map_of_packages_is_the_one_that_is_checked():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    checked = [{name.strip().removeprefix("penstock.") for name in layer.split("|")} for layer in reversed(layers)]
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert [{package for at, package in rows if int(at) == row} for row in range(1, len(checked) + 1)] == checked
+    assert {path.parent.name for path in (ROOT / "src" / "penstock").glob("*/__init__.py")} == set().union(*checked)
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.name != "README.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -12,9 +12,17 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
+    "distribute_local.py": [
+        "threads: 2000 documents",
+        "2 processes: 2000 documents",
+        "the same tokens in both",
+    ],
+    "length_buckets.py": ["both ranks had batches of one padded length", "4000 sentences read once each"],
     "pack_text.py": ["rows of 256 tokens, 99."],
     "parquet_features.py": ["49664 rows of day 2"],
     "resume_after_kill.py": ["killed by signal 9 after step 17", "1000 elements seen once each"],
+    "resume_on_service.py": ["2 ranks ended with [-9, -9] after 30 steps", "2400 elements seen once each"],
+    "sweep_shared.py": ["best rate 0.", "480 batches read, 120 made"],
     "train_images.py": ["epoch 1: ", "% right"],
 }
 NEEDS = {"train_images.py": ("torch", "simplejpeg", "cv2")}

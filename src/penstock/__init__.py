@@ -2,38 +2,39 @@
 
 from typing import TYPE_CHECKING
 
-from penstock import image
-from penstock.api.dataset import Dataset, mix
-from penstock.api.iteration import DatasetIterator
-from penstock.api.readers import (
-    from_generator,
-    from_huggingface,
-    from_items,
-    from_torch,
-    range,
-    read_arrow,
-    read_csv,
-    read_files,
-    read_images,
-    read_jsonl,
-    read_numpy,
-    read_parquet,
-    read_saved,
-    read_text,
-    read_tfrecord,
-    read_webdataset,
-)
-from penstock.core.element import Ragged
-from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, PenstockError, StateMismatchError
-from penstock.graph.expressions import Expression, col
-from penstock.graph.ops import SkipErrors
-from penstock.runtime.stats import StageStatistics, Statistics
-from penstock.sources.example_proto import decode_example, encode_example
-
 if TYPE_CHECKING:
+    from penstock import image
+    from penstock.api.dataset import Dataset, mix
+    from penstock.api.iteration import DatasetIterator
+    from penstock.api.loader import Loader
+    from penstock.api.readers import (
+        from_generator,
+        from_huggingface,
+        from_items,
+        from_torch,
+        range,
+        read_arrow,
+        read_csv,
+        read_files,
+        read_images,
+        read_jsonl,
+        read_numpy,
+        read_parquet,
+        read_saved,
+        read_text,
+        read_tfrecord,
+        read_webdataset,
+    )
     from penstock.api.registered import read_registered, register
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
+    from penstock.client.statistics import LoaderStatistics, StreamStatistics
+    from penstock.core.element import Ragged
+    from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, PenstockError, StateMismatchError
+    from penstock.graph.expressions import Expression, col
+    from penstock.graph.ops import SkipErrors
+    from penstock.runtime.stats import StageStatistics, Statistics
+    from penstock.sources.example_proto import decode_example, encode_example
 
 __version__ = "0.1.0"
 
@@ -80,19 +81,40 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    _OF_SERVICES = {
-        "Loader": "penstock.api.loader",
-        "LoaderStatistics": "penstock.client.statistics",
-        "LocalService": "penstock.api.services",
-        "SavedDataset": "penstock.api.saving",
-        "StreamStatistics": "penstock.client.statistics",
-        "read_registered": "penstock.api.registered",
-        "register": "penstock.api.registered",
+    # Names are loaded when they are used. The processes of a service are of this package too, and each of them needs
+    # little of it: what all would load before their own work begins is what a trainer waits for.
+    _HOMES = {
+        "penstock.api.dataset": ("Dataset", "mix"),
+        "penstock.api.iteration": ("DatasetIterator",),
+        "penstock.api.loader": ("Loader",),
+        "penstock.api.registered": ("read_registered", "register"),
+        "penstock.api.saving": ("SavedDataset",),
+        "penstock.api.services": ("LocalService",),
+        "penstock.client.statistics": ("LoaderStatistics", "StreamStatistics"),
+        "penstock.core.element": ("Ragged",),
+        "penstock.core.errors": (
+            "InvalidArgumentError",
+            "InvalidPipelineError",
+            "PenstockError",
+            "StateMismatchError",
+        ),
+        "penstock.graph.expressions": ("Expression", "col"),
+        "penstock.graph.ops": ("SkipErrors",),
+        "penstock.runtime.stats": ("StageStatistics", "Statistics"),
+        "penstock.sources.example_proto": ("decode_example", "encode_example"),
     }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        if name in _OF_SERVICES:  # a pipeline that is read here needs no sockets
-            from importlib import import_module
+        if name not in __all__:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        from importlib import import_module
 
-            return getattr(import_module(_OF_SERVICES[name]), name)
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        if name == "image":
+            return import_module("penstock.image")
+        value = getattr(import_module(_HOME_OF.get(name, "penstock.api.readers")), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -193,16 +193,19 @@ def test_another_pipelines_state_is_refused_and_a_changed_map_warned_of(service:
 def test_other_batches_are_warned_of_or_refused(service: ps.LocalService) -> None:
     with ps.range(4000).batch(8).distribute(service, timeout=WAIT_S) as loader:
         iterator = iter(loader)
-        before = [next(iterator) for _ in range(3)]
-        inside = loader.state_dict()
-        assert any(stream[3][1:2] not in ([], [0]) for stream in inside["streams"]), "not inside a frame"
+        for _ in range(100):  # how many batches a frame has is the worker's affair
+            next(iterator)
+            inside = loader.state_dict()
+            if any(stream[3][1:2] not in ([], [0]) for stream in inside["streams"]):
+                break
+        else:
+            pytest.fail("never inside a frame")
     with (
         ps.range(4000).batch(16).distribute(service, timeout=WAIT_S) as other,
         pytest.warns(UserWarning, match="batch"),
         pytest.raises(StateMismatchError, match="batches changed"),
     ):
         other.load_state_dict(inside)
-    assert len(before) == 3
 
 
 # Consumers

@@ -25,7 +25,7 @@ from penstock.dispatcher.service import Statistics
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
-from penstock.wire.messages import BlobPiece, GetBlob, ListJobs
+from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs, RunnerFigures, StageFigures
 from tests.dispatcher.serving import (
     CREDENTIALS,
     DEADLINE_S,
@@ -252,6 +252,45 @@ def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
         running.service.statistics = Statistics(broken="the disk is full")
         assert get(port, "/readyz") == (503, "the disk is full")
         assert get(port, "/livez") == (200, "alive"), "restarting it would not make room"
+
+
+def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
+    with served(tmp_path, http_port=0) as running, client(running.address) as control:
+        agent = FakeAgent(running.address)
+        try:
+            put_blobs(control)
+            agent.register()
+            view = open_job(control)
+            runner = agent.serve_runner().runner
+            figures = RunnerFigures(streams=2, rounds=5, nbytes=4096, stages={'map("f")': StageFigures(70, 1.5, 560)})
+            said = AgentBeat(agent=agent.agent, runners=(runner,), statistics={runner: figures, "gone": figures})
+            agent.control.ask(said, timeout_s=DEADLINE_S, what="beating")
+            taken = Beat(
+                job=view.job,
+                client=opening().client,
+                consumer=0,
+                attempt=view.attempt,
+                version=0,
+                batches=9,
+                wait_s=0.5,
+            )
+            control.ask(taken, timeout_s=DEADLINE_S, what="beating")
+            port = running.dispatcher.http_port
+            assert port is not None
+            wait_until(lambda: "penstock_client_batches_total{" in get(port, "/metrics")[1], "what was said")
+            text = get(port, "/metrics")[1]
+        finally:
+            agent.control.close()
+    of_worker = f'job="{view.job}",worker="{agent.worker}"'
+    for line in (
+        f"penstock_worker_streams{{{of_worker}}} 2.0",
+        f"penstock_stream_rounds_total{{{of_worker}}} 5.0",
+        f"penstock_stream_bytes_total{{{of_worker}}} 4096.0",
+        f'penstock_stage_busy_seconds_total{{job="{view.job}",stage="map(\\"f\\")",worker="{agent.worker}"}} 1.5',
+        f'penstock_client_batches_total{{consumer="0",job="{view.job}",replica="0"}} 9.0',
+        f'penstock_client_wait_seconds_total{{consumer="0",job="{view.job}",replica="0"}} 0.5',
+    ):
+        assert line in text.splitlines(), text
 
 
 def test_a_loop_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:

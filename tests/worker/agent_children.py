@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from penstock.worker.processes import NurseryLink
 from penstock.worker.processes_agent import AgentConfig
-from penstock.worker.runner import RunnerConfig
+from penstock.worker.processes_runner import RunnerConfig
 
 
 def agent_with_small_runners(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink) -> None:
@@ -21,9 +21,13 @@ def agent_with_small_runners(config: AgentConfig, ready: Callable[[str], None], 
     agent.run(config, ready, nursery)
 
 
-def small_runner(config: RunnerConfig, ready: Callable[[str], None], record: mmap.mmap) -> None:
+def small_runner(
+    config: RunnerConfig, ready: Callable[[str], None], record: mmap.mmap, report: Callable[[str], None]
+) -> None:
     """Does what its job's name says."""
     from penstock.core.ids import StreamId
+    from penstock.wire.messages import RunnerFigures, StageFigures
+    from penstock.worker.figures import line_of
     from penstock.worker.flight import FlightRecord
 
     if config.job == "fails":
@@ -31,6 +35,9 @@ def small_runner(config: RunnerConfig, ready: Callable[[str], None], record: mma
     if config.job == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready(f"tcp://127.0.0.1:1||{os.getpid()}")
+    for seconds in range(120 if config.job == "reports" else 0):
+        report(line_of(RunnerFigures(rounds=10 * seconds, stages={"map": StageFigures(seconds)})))
+        time.sleep(1)
     if config.job == "deadly":
         FlightRecord(record).begin(StreamId("s.0").encode(), 0, 3, 1234, 2)
         os._exit(3)

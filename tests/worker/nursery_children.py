@@ -30,6 +30,13 @@ def say_ready_and_wait(config: bytes, ready: Callable[[str], None]) -> None:
     time.sleep(60)
 
 
+def report_twice(config: bytes, ready: Callable[[str], None], report: Callable[[str], None]) -> None:
+    report("one")
+    report("two\nlines")
+    ready("")
+    time.sleep(60)
+
+
 def fail(config: bytes) -> None:
     raise RuntimeError(config.decode())
 

@@ -50,7 +50,8 @@ from penstock.wire.messages import (
 from penstock.wire.runs import decode_run
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
-from penstock.worker.runner import Runner, RunnerConfig
+from penstock.worker.processes_runner import RunnerConfig
+from penstock.worker.runner import Runner
 
 DEADLINE_S = 60.0
 PLENTY = 1 << 40

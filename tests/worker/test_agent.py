@@ -24,6 +24,7 @@ from penstock.wire.messages import (
     NotKnown,
     Refused,
     RegisterAgent,
+    RunnerFigures,
     RunnerGone,
     RunnerReady,
     StartRunner,
@@ -104,7 +105,9 @@ def test_an_agent_registers_its_workers_and_beats(setup):
     registered = setup.dispatcher.wait_asked(RegisterAgent)
     assert (registered.agent, [place.worker for place in registered.workers]) == ("agent-1", ["w1", "w2"])
     assert registered.workers[0].tags == ("gpu",)
-    assert dict(registered.versions)["python"].startswith("3.")
+    versions = dict(registered.versions)
+    assert versions["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert versions["pytest"] == pytest.__version__, "every installed distribution is named"
     setup.wait_event(Ready)
     assert setup.dispatcher.wait_asked(AgentBeat).runners == ()
 
@@ -119,6 +122,17 @@ def test_a_runner_is_started_named_in_beats_and_stopped(setup):
     assert (gone.runner, gone.worker, gone.job, gone.in_flight) == ("r1", "w1", "reads", ())
     assert gone.reason == "killed by SIGTERM: the job ended"
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_beats_carry_what_runners_report(setup):
+    setup.start_agent()
+    setup.start_runner(job="reports")
+    beat = setup.dispatcher.wait_asked(
+        AgentBeat, lambda body: body.statistics.get("r1", {}).get("rounds_per_s", 0.0) > 0
+    )
+    figures = msgspec.convert(beat.statistics["r1"], RunnerFigures)
+    assert figures.rounds >= 10 and figures.stages["map"].elements >= 1
+    assert figures.rss_bytes > 1 << 20
 
 
 def test_a_start_that_is_pushed_twice_starts_one_runner(setup):

@@ -20,6 +20,7 @@ class Grants:
         self.asked: list[GrantSplits] = []
         self.answers: list[Answer] = []
         """Said first, before any split is granted."""
+        self.plenty = False
 
     def __call__(self, request: GrantSplits, then: Callable[[Answer], None]) -> None:
         self.asked.append(request)
@@ -27,7 +28,7 @@ class Grants:
             answer = self.answers.pop(0)
         else:
             at = 0 if request.after is None else self.ordinals.index(request.after) + 1
-            answer = Granted(ordinals=self.ordinals[at : at + self.at_once])
+            answer = Granted(ordinals=self.ordinals[at : at + self.at_once], plenty=self.plenty)
         threading.Thread(target=then, args=(answer,)).start()
 
 
@@ -51,11 +52,13 @@ def test_a_granted_feed_gives_the_dispatchers_list(at_once: int) -> None:
     assert all(request.binding == 3 for request in grants.asked)
 
 
-def test_a_granted_feed_asks_ahead_when_it_gives_its_last_split() -> None:
+@pytest.mark.parametrize("plenty", [True, False])
+def test_a_granted_feed_asks_ahead_while_there_are_plenty(plenty: bool) -> None:
     grants = Grants((4, 7, 9))
+    grants.plenty = plenty
     feed = granted(grants)
     assert feed.next_split(0, 0, None) == 4
-    assert [request.after for request in grants.asked] == [None, 4]
+    assert [request.after for request in grants.asked] == ([None, 4] if plenty else [None])
 
 
 def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:

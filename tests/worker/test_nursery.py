@@ -24,6 +24,7 @@ from penstock.worker.processes import (
     NurseryLink,
     Prepare,
     Ready,
+    Reported,
     Spawn,
     Spawned,
     Stop,
@@ -109,6 +110,21 @@ def test_a_child_says_when_it_is_ready(nursery):
     assert Path(f"/proc/{pid}/comm").read_text() == "ps-a\n"
     (line,) = link.children()
     assert (line.id, line.pid, line.ready, line.starts) == ("a", pid, text, 1)
+
+
+def test_a_child_reports_what_it_likes(nursery):
+    _, link = nursery
+    link.send(Spawn(id="a", entry=entry(nursery_children.report_twice), config=b""))
+    assert [wait_for(link, Reported, "a").text for _ in range(2)] == ["one", "two lines"]
+    wait_for(link, Ready, "a")
+
+
+def test_a_child_that_is_stopped_before_it_started_is_reported_dead(nursery):
+    _, link = nursery
+    link.send(Spawn(id="a", entry=entry(nursery_children.say_ready_and_wait), config=b""))
+    link.send(Stop(id="a", grace_s=0.0))  # the nursery is still importing
+    assert wait_for(link, Died, "a").code < 0
+    assert link.children() == ()
 
 
 def test_the_environment_of_a_child_is_tuned(nursery):

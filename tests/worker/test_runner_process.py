@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.core.ids import JobName, WorkerId
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.worker.flight import RECORD_BYTES, read_flight
-from penstock.worker.runner import RunnerConfig
+from penstock.worker.processes_runner import RunnerConfig
 
 CHILD = """
 import mmap, os, sys, msgspec

@@ -6,10 +6,10 @@ A thin face: each method builds one node of `graph.ops`, which checks its own ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from penstock.api.iteration import DatasetIterator, Plan
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph import ops
@@ -21,6 +21,7 @@ from penstock.graph.randomized import is_shuffle, takes_rng
 from penstock.graph.traverse import walk
 
 if TYPE_CHECKING:
+    from penstock.api.iteration import DatasetIterator, Plan
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
@@ -35,12 +36,18 @@ class Dataset:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._plan = Plan(node)
 
     @property
     def node(self) -> Node:
         """The operator this dataset ends with."""
         return self._node
+
+    @cached_property
+    def _plan(self) -> Plan:
+        # Imported here: describing a pipeline needs neither the engine nor the sources, and waits for neither.
+        from penstock.api.iteration import Plan
+
+        return Plan(self._node)
 
     # One output for one input, or fewer, or more
 
@@ -268,6 +275,8 @@ class Dataset:
         `epoch` defaults to the one after the last iteration's, `threads` to the cores and `memory_bytes`, what may be
         buffered between stages, to a tenth of the memory this process may use. `threads=1` runs all in this thread.
         """
+        from penstock.api.iteration import DatasetIterator
+
         return DatasetIterator(
             self._plan, epoch=epoch, seed=seed, threads=threads, memory_bytes=memory_bytes, optimize=optimize
         )
@@ -296,6 +305,14 @@ class Dataset:
         collect_after: float = 600.0,
         timeout: float | None = None,
         memory_bytes: int | None = None,
+        sharing: str | None = None,
+        trainer: str | None = None,
+        window_bytes: int | None = None,
+        trainer_timeout: float | None = None,
+        trainers: int | None = None,
+        writable: bool = False,
+        feed: Any = None,
+        feed_ahead: int = 64,
     ) -> Loader:
         """Read this dataset through a service, and return the loader to iterate over.
 
@@ -304,35 +321,56 @@ class Dataset:
         as its `consumers`, each saying which `consumer` it is; `uneven` says what becomes of a last incomplete round.
         With `coordinated` all consumers get, in each step, batches of one bucket, padded alike. `timeout` makes waiting
         for a batch an error; `memory_bytes` limits what is received ahead. A job that nobody holds is forgotten after
-        `collect_after` seconds.
+        `collect_after` seconds. With `sharing` each `trainer` reads what the first of them caused to be made, out of a
+        window of `window_bytes` on each worker: "skip" drops what a slow one has not read, "wait" waits for it (see
+        docs/sharing.md). With `feed` this consumer's own sampler (of indices, or lists of them; or a function of the
+        epoch that returns one) says what is read, in its order; up to `feed_ahead` outputs are asked for ahead.
         """
-        # Imported here: a loader is a dataset, and most datasets never leave the process.
-        from penstock.api.distribute import make_loader
-        from penstock.client.options import check_options
+        nursery = None
+        if isinstance(to, int) and not isinstance(to, bool) and to > 0:
+            from penstock.worker.processes import end_nursery, start_nursery
 
-        options = check_options(
-            job=job,
-            consumers=consumers,
-            consumer=consumer,
-            replica=replica,
-            sharding=sharding,
-            guarantee=guarantee,
-            order=order,
-            uneven=uneven,
-            coordinated=coordinated,
-            streams=streams,
-            target=target,
-            requires=requires,
-            owner=owner,
-            weight=weight,
-            max_workers=max_workers,
-            max_bytes=max_bytes,
-            compression=compression,
-            collect_after=collect_after,
-            timeout=timeout,
-            memory_bytes=memory_bytes,
-        )
-        return make_loader(self, to, options)
+            nursery = start_nursery()  # first of all: it has as much to import as this process, and does so meanwhile
+        try:
+            # Imported here: a loader is a dataset, and most datasets never leave the process.
+            from penstock.api.distribute import make_loader
+            from penstock.client.options import check_options
+
+            options = check_options(
+                job=job,
+                consumers=consumers,
+                consumer=consumer,
+                replica=replica,
+                sharding=sharding,
+                guarantee=guarantee,
+                order=order,
+                uneven=uneven,
+                coordinated=coordinated,
+                streams=streams,
+                target=target,
+                requires=requires,
+                owner=owner,
+                weight=weight,
+                max_workers=max_workers,
+                max_bytes=max_bytes,
+                compression=compression,
+                collect_after=collect_after,
+                timeout=timeout,
+                memory_bytes=memory_bytes,
+                sharing=sharing,
+                trainer=trainer,
+                window_bytes=window_bytes,
+                trainer_timeout=trainer_timeout,
+                trainers=trainers,
+                writable=writable,
+                feed=feed,
+                feed_ahead=feed_ahead,
+            )
+            return make_loader(self, to, options, nursery)
+        except BaseException:
+            if nursery is not None:
+                end_nursery(*nursery)
+            raise
 
     def save(
         self,

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from subprocess import Popen
+from typing import TypeAlias
 
 from penstock.api.dataset import Dataset
 from penstock.api.epochs import FromService
 from penstock.api.loader import Loader
-from penstock.api.services import LocalService
+from penstock.api.services import LocalService, ServiceOptions, ServiceProcesses
 from penstock.client.backend import ServiceBackend
+from penstock.client.fed import check_fed
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
-from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
+from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
+from penstock.worker.processes import NurseryLink
 
-Destination = int | str | os.PathLike[str] | LocalService | None
+Destination: TypeAlias = int | str | os.PathLike[str] | LocalService | None
+Nursery: TypeAlias = tuple[Popen[bytes], NurseryLink]
 
 
-def make_loader(dataset: Dataset, to: Destination, options: JobOptions) -> Loader:
-    """Return the loader; nothing is started or sent before it is read."""
+def make_loader(dataset: Dataset, to: Destination, options: JobOptions, nursery: Nursery | None = None) -> Loader:
+    """Return the loader. Processes of its own start at once, in `nursery`; nothing is sent before it is read."""
     if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, LocalService, type(None))):
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
+    if options.feed is not None:
+        check_fed(dataset.node)
     if to is None and not os.environ.get(SERVICE_VARIABLE):
         return _here(dataset, options)
     if isinstance(to, int):
-        return _over(dataset, options, *_own_service(to))
+        return _over(dataset, options, *_own_service(to, nursery))
     if isinstance(to, LocalService):
         service = ServiceFile(address=to.address, credentials=to.credentials.as_client())
         return _over(dataset, options, lambda: service, None)
@@ -40,6 +46,16 @@ def make_loader(dataset: Dataset, to: Destination, options: JobOptions) -> Loade
 
 
 def _here(dataset: Dataset, options: JobOptions) -> Loader:
+    if options.feed is not None:
+        raise InvalidArgumentError(
+            "feed= needs workers to feed: give to= a number of worker processes or a service's address, or set "
+            f"${SERVICE_VARIABLE}"
+        )
+    if options.sharing is not None:
+        raise InvalidArgumentError(
+            f"sharing={options.sharing.kind!r} needs a service that other trainers read too: give to= its address, or "
+            f"set ${SERVICE_VARIABLE}"
+        )
     if options.consumers > 1:
         raise InvalidArgumentError(
             f"consumers={options.consumers} need a service to deal to them: give to= its address, or set "
@@ -55,19 +71,9 @@ def _over(
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
 
 
-def _own_service(workers: int) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
+def _own_service(workers: int, nursery: Nursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
     if workers < 1:
         raise InvalidArgumentError(f"to={workers} must be at least 1 worker process; None reads with threads here")
-    started: list[Any] = []
-
-    def find() -> ServiceFile:
-        if not started:
-            started.append(LocalService(workers))
-        service = started[0]
-        return ServiceFile(address=service.address, credentials=service.credentials.as_client())
-
-    def close() -> None:
-        for service in started:
-            service.close()
-
-    return find, close
+    processes = ServiceProcesses(ServiceOptions(workers=workers, credentials=Credentials.new_token()), nursery)
+    service = ServiceFile(address=processes.address, credentials=processes.credentials.as_client())
+    return lambda: service, processes.close

@@ -82,6 +82,8 @@ class Loader(Dataset):
         if not isinstance(node, FromService):
             return self._plan.source_length(node)
         options = node.backend.options
+        if options.feed is not None:
+            return node.backend.fed_length()
         if options.sharding == "off" or options.uneven == "allow":
             return None
         try:
@@ -119,6 +121,12 @@ class Loader(Dataset):
             raise InvalidArgumentError(
                 "state_dict(all=True) with order='relaxed': the ranks stand at different places. Save each rank's "
                 "state_dict() and load the list of them, or use order='deterministic' or coordinated=True"
+            )
+        fed = state.get("fed") or {}
+        if "sampler" in fed or "iterator" in fed:
+            raise InvalidArgumentError(
+                "state_dict(all=True) with a sampler that has a state of its own: each rank's is another. Save each "
+                "rank's state_dict()"
             )
         return {**state, "consumer": None}
 

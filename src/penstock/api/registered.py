@@ -116,6 +116,11 @@ class _Registered(Dataset):
                 f"sharding={options.sharding!r}: pipeline {self.id!r} was cut into splits when it was registered; use "
                 "'dynamic', 'data', 'hint' or 'off', or distribute() the dataset itself"
             )
+        if options.feed is not None:
+            raise InvalidArgumentError(
+                f"feed= with pipeline {self.id!r}: it was cut into splits when it was registered; distribute() the "
+                "dataset itself"
+            )
         if self.spec.sharding == "off" and options.sharding != "off":
             for_workers(self.node, options.sharding)
             raise InvalidArgumentError(

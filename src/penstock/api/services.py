@@ -91,7 +91,10 @@ class ServiceOptions:
 class ServiceProcesses:
     """A dispatcher and an agent, in a nursery of their own. Safe to use from several threads."""
 
-    def __init__(self, options: ServiceOptions) -> None:
+    def __init__(
+        self, options: ServiceOptions, nursery: tuple[subprocess.Popen[bytes], NurseryLink] | None = None
+    ) -> None:
+        """`nursery` is one that was started before; it is this service's once the service is there."""
         if options.workers < 0:
             raise InvalidArgumentError(f"workers={options.workers} must be at least 0")
         if not is_loopback(options.bind) and options.credentials.kind != "curve":
@@ -112,7 +115,7 @@ class ServiceProcesses:
             self.address = advertised(options.bind, port, options.advertise)
             self.scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
             undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-            process, link = start_nursery()
+            process, link = nursery or start_nursery()
             undo.pop_all()
         self.nursery_pid = process.pid
         self._link = link

@@ -12,7 +12,6 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,24 +19,25 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from penstock.cli.demo_data import SEED, DemoData, augment, has_images_extra, make_data, tokenize
+from penstock.cli.demo_data import (
+    BATCH,
+    SEED,
+    DemoData,
+    augment,
+    has_images_extra,
+    image_pipeline,
+    make_data,
+    tokenize,
+)
+from penstock.cli.demo_service import kills, moving, service
+from penstock.cli.demo_table import Finding, make_table
 from penstock.runtime.quarantine import read_quarantine
 from penstock.runtime.replay import replay
 from penstock.testing.conformance import compare_all
 
-BATCH = 32
 PACKED = 512
 ROUNDS = 3
 ANALYZE_S = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A line of the table; `passed` is None where it measures and does not check."""
-
-    what: str
-    figure: str
-    passed: bool | None = None
 
 
 def images(data: DemoData) -> Iterator[Finding]:
@@ -53,8 +53,9 @@ def images(data: DemoData) -> Iterator[Finding]:
     kind = "JPEG" if has_images_extra() else "PPM"
     yield Finding(f"read, shuffle, decode, augment, batch ({kind})", f"{rate:,.0f} images/s")
     yield Finding("the same function in a plain Python loop", f"{loop:,.0f} images/s, {rate / loop:.2f}x")
-    labels = np.concatenate([batch["label"] for batch in dataset])
-    yield Finding("every image came once", f"{len(labels)} of {len(paths)}", len(labels) == len(paths))
+    read = [path for batch in dataset for path in batch["path"]]
+    once = len(read) == len(set(read)) == len(paths)
+    yield Finding("every image came once", f"{len(read)} of {len(paths)}", once)
 
 
 def resume(data: DemoData) -> Iterator[Finding]:
@@ -121,6 +122,9 @@ SECTIONS: dict[str, Callable[[DemoData], Iterator[Finding]]] = {
     "errors": skipping,
     "tokens": packing,
     "tables": columns,
+    "service": service,
+    "kills": kills,
+    "moving": moving,
 }
 
 
@@ -151,30 +155,10 @@ def run_demo(*, keep: bool) -> int:
     console.print(plan, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\nto look at the skipped file: {command}", markup=False, highlight=False, soft_wrap=True)
     console.print("" if keep else "(the demo's files are gone now: run it with --keep first)\n")
-    console.print(_table(findings))
+    console.print(make_table(findings))
     failed = [finding.what for section in findings.values() for finding in section if finding.passed is False]
     console.print(f"\nfailed: {'; '.join(failed)}" if failed else "\nall checks passed", markup=False, style="bold")
     return 1 if failed else 0
-
-
-def image_pipeline(data: DemoData) -> ps.Dataset:
-    return ps.read_images(data.images).shuffle(seed=SEED).map(augment).batch(BATCH)
-
-
-def _table(findings: dict[str, list[Finding]]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", style="bold")
-    table.add_column("what", overflow="fold", ratio=3)
-    table.add_column("measured in this run", overflow="fold", ratio=2)
-    table.add_column("check")
-    marks = {True: Text("passed", style="green"), False: Text("FAILED", style="red"), None: Text("")}
-    for name, section in findings.items():
-        for row, finding in enumerate(section):
-            table.add_row(name if row == 0 else "", Text(finding.what), Text(finding.figure), marks[finding.passed])
-    return table
 
 
 def _plain_loop(paths: list[Path]) -> int:
@@ -184,7 +168,7 @@ def _plain_loop(paths: list[Path]) -> int:
     rows: list[dict[str, Any]] = []
     count = 0
     for index in order:
-        rows.append(augment({"image": paths[index].read_bytes(), "label": 0}, rng))
+        rows.append(augment({"image": paths[index].read_bytes(), "label": 0, "path": str(paths[index])}, rng))
         if len(rows) == BATCH or len(rows) + count == len(paths):
             count += len(np.stack([row["image"] for row in rows]))
             rows = []

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.foreground import refuse_open_bind, say
+from penstock.cli.foreground import refuse_open_bind, say, service_credentials
 from penstock.cli.main import UsageError
 from penstock.cli.service_arguments import chosen_port, own_token
 from penstock.dispatcher.main import DispatcherConfig, run
-from penstock.wire.credentials import Credentials
 
 
 def run_dispatcher(options: argparse.Namespace) -> int:
     refuse_open_bind(options.bind, keys=options.keys)
-    token = own_token()
-    if not options.keys and not token and not options.service_file:
+    if not options.keys and not own_token() and not options.service_file:
         raise UsageError(
             "nobody could get in: give --service-file PATH, from which workers and trainers read the address and a "
             "token made for them, or set $PENSTOCK_TOKEN, or give --keys"
         )
-    if options.keys:
-        credentials = Credentials.read(options.keys)
-    else:
-        credentials = Credentials(token=token) if token else Credentials.new_token()
     config = DispatcherConfig(
-        credentials=credentials,
+        credentials=service_credentials(options),
         journal=options.journal,
         bind=options.bind,
         port=chosen_port(options),

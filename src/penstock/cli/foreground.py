@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import selectors
 import signal
 import socket
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from penstock.cli.main import UsageError
+from penstock.cli.service_arguments import own_token
+from penstock.core.errors import PenstockError
 from penstock.wire.addresses import is_loopback
+from penstock.wire.credentials import Credentials, ServiceFile
 
 
 class StopSignals:
@@ -65,3 +70,20 @@ def refuse_open_bind(bind: str, *, keys: object) -> None:
 def say(text: str) -> None:
     """Print at once, also into a pipe: others wait for these lines."""
     print(text, flush=True)
+
+
+def service_credentials(options: argparse.Namespace) -> Credentials:
+    """Return what a service lets others in with: its keys, the token the user chose, or one made for it.
+
+    A service file left by a dispatcher that was killed holds the token its workers and trainers know: it is kept.
+    """
+    if options.keys:
+        return Credentials.read(options.keys)
+    if token := own_token():
+        return Credentials(token=token)
+    if options.service_file and Path(options.service_file).exists():
+        try:
+            return ServiceFile.read(options.service_file).credentials
+        except PenstockError:
+            say(f"{options.service_file} is not a service file; it is written anew")
+    return Credentials.new_token()

@@ -13,7 +13,7 @@ from penstock.wire.messages import DrainWorker, Jobs, ListJobs, ListWorkers, Ste
 
 TIMEOUT_S = 10.0
 JOB_COLUMNS = ("job", "owner", "epoch", "consumers", "clients", "workers", "streams", "splits left", "status")
-WORKER_COLUMNS = ("worker", "host", "tags", "jobs", "streams", "status")
+WORKER_COLUMNS = ("worker", "host", "tags", "jobs", "streams", "rounds/s", "cores", "memory", "status")
 DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
@@ -59,7 +59,17 @@ def _list(control: ControlClient) -> int:
         for each in jobs.jobs
     ]
     worker_rows = [
-        (each.worker, each.host, ",".join(each.tags), ",".join(each.jobs), str(each.streams), each.status)
+        (
+            each.worker,
+            each.host,
+            ",".join(each.tags),
+            ",".join(each.jobs),
+            str(each.streams),
+            f"{each.rounds_per_s:.1f}",
+            f"{each.cores:.2f}",
+            f"{each.rss_bytes >> 20} MB",
+            each.status,
+        )
         for each in workers.workers
     ]
     print_table("jobs", JOB_COLUMNS, job_rows)

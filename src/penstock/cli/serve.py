@@ -7,17 +7,17 @@ import shlex
 from pathlib import Path
 
 from penstock.api.services import ServiceOptions, ServiceProcesses
-from penstock.cli.foreground import StopSignals, refuse_open_bind, say
-from penstock.cli.service_arguments import chosen_port, own_token
+from penstock.cli.foreground import StopSignals, refuse_open_bind, say, service_credentials
+from penstock.cli.service_arguments import chosen_port
 from penstock.core.errors import NurseryGoneError
 from penstock.runtime.budget import available_cores
-from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.credentials import ServiceFile
 from penstock.worker.processes import Died, describe_exit
 
 
 def run_serve(options: argparse.Namespace) -> int:
     refuse_open_bind(options.bind, keys=options.keys)
-    credentials = _credentials(options.keys)
+    credentials = service_credentials(options)
     workers = available_cores() if options.workers == "auto" else options.workers
     with StopSignals() as signals:
         processes = ServiceProcesses(
@@ -54,12 +54,6 @@ def run_serve(options: argparse.Namespace) -> int:
             file.unlink(missing_ok=True)
     say("ended")
     return 0
-
-
-def _credentials(keys: str | None) -> Credentials:
-    if keys:
-        return Credentials.read(keys)
-    return Credentials(token=token) if (token := own_token()) else Credentials.new_token()
 
 
 def _wait_ready(processes: ServiceProcesses, signals: StopSignals) -> None:

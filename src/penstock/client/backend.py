@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from penstock.client.fed import Feeder, grouping_of
 from penstock.client.fetch import EpochReader
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.merge import Checkpoint
 from penstock.client.options import JobOptions, job_name
+from penstock.client.sampling import Drawing
 from penstock.client.session import EpochRequest, EpochSession
-from penstock.client.submit import Pipeline, Prepared, Submission, prepare, submission
+from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.ids import JobName
 from penstock.runtime.budget import default_budget
@@ -48,6 +50,8 @@ class ServiceBackend:
         self._submissions: dict[tuple[int, int], Submission] = {}
         self._workers: int | None = None
         self._job: JobName | None = None
+        self._fed_lists: bool | None = None
+        """Whether the sampler gives lists, once it has given something."""
         self._links: list[ServiceLink] = []
         self._pid = os.getpid()
         self._closed = False
@@ -57,7 +61,7 @@ class ServiceBackend:
     def prepared(self) -> Prepared:
         """The pipeline, checked and encoded; refused here if it cannot be shipped."""
         if self._prepared is None:
-            self._prepared = prepare(self._pipeline, self.options)
+            self._prepared = prepare(self._pipeline, self.options, fed_lists=bool(self._fed_lists))
         return self._prepared
 
     @property
@@ -75,6 +79,19 @@ class ServiceBackend:
         """Refuse a state of a job that was dealt or cut otherwise."""
         state, options = checkpoint.first, self.options
         if state.phase != "reading":
+            return
+        if (state.fed is not None) != (options.feed is not None):
+            was, is_ = ("with", "without") if state.fed is not None else ("without", "with")
+            raise StateMismatchError(
+                f"the state was saved by a loader {was} feed=, and this one is {is_} it; what follows depends on it"
+            )
+        if options.feed is not None:
+            if checkpoint.own is None:
+                raise StateMismatchError(
+                    f"the state was saved by {state.consumers} consumers and there are {options.consumers} now: where "
+                    "each one's sampler stood says nothing about other samplers. Load it with as many consumers, or "
+                    "start the epoch anew"
+                )
             return
         if state.splits != self.prepared.splits_digest:
             raise StateMismatchError(
@@ -102,6 +119,8 @@ class ServiceBackend:
             raise ForkedLoaderError
         if self._closed:
             raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
+        if self.options.feed is not None:
+            return self._open_fed(beginning)
         prepared = self.prepared
         link = self._link()
         checkpoint = beginning.checkpoint
@@ -114,7 +133,48 @@ class ServiceBackend:
             checkpoint=checkpoint,
             may_rejoin=beginning.may_rejoin,
         )
-        session = EpochSession(link, request)
+        return self._read(EpochSession(link, request))
+
+    def _open_fed(self, beginning: Beginning) -> EpochReader:
+        """Open a job of this consumer's own: it begins where the sampler stood, and nothing else is resumed."""
+        feed, checkpoint = self.options.feed, beginning.checkpoint
+        assert feed is not None
+        if checkpoint is not None:
+            self.check(checkpoint)
+        own = None if checkpoint is None else checkpoint.own
+        drawing = Drawing(
+            feed,
+            epoch=beginning.epoch,
+            grouping=grouping_of(self._pipeline.node),
+            count=len(fed_source(self._pipeline)),
+            at=None if own is None else own.fed,
+        )
+        if self._fed_lists is None:
+            self._fed_lists = drawing.lists
+            self._prepared, self._job = None, None
+        if drawing.lists not in (None, self._fed_lists):
+            raise InvalidArgumentError(
+                "the sampler gave lists of indices in one epoch and single ones in another; it must give one kind"
+            )
+        options, name = self.options, self.job
+        if options.consumers > 1:
+            name = JobName(f"{name}.{options.consumer}")
+        link = self._link()
+        request = EpochRequest(
+            job=name,
+            options=replace(options, consumers=1, consumer=0),
+            submission=self._submission(self.prepared, link, beginning.seed, 0),
+            epoch=beginning.epoch,
+            feeder=Feeder(drawing, ahead=feed.ahead, consumer=options.consumer, consumers=options.consumers),
+        )
+        return self._read(EpochSession(link, request))
+
+    def fed_length(self) -> int | None:
+        """Return how many outputs an epoch of the consumer's own sampler has, where it says."""
+        assert self.options.feed is not None
+        return self.options.feed.length(grouping_of(self._pipeline.node), self._fed_lists)
+
+    def _read(self, session: EpochSession) -> EpochReader:
         try:
             return EpochReader(session, memory_bytes=self.memory_bytes, timeout_s=self.options.timeout_s, owner=self)
         except BaseException:
@@ -123,10 +183,11 @@ class ServiceBackend:
 
     def _submission(self, prepared: Prepared, link: ServiceLink, seed: int | None, streams: int) -> Submission:
         chosen = self._pipeline.seed if seed is None else seed
+        options = self.options if self.options.feed is None else replace(self.options, consumers=1, consumer=0)
         made = self._submissions.get((chosen, streams))
         if made is None:
             made = self._submissions[chosen, streams] = submission(
-                prepared, self.options, seed=chosen, workers=lambda: self._count_workers(link), streams=streams or None
+                prepared, options, seed=chosen, workers=lambda: self._count_workers(link), streams=streams or None
             )
         return made
 

@@ -44,6 +44,8 @@ class Metrics:
     wait_s: float = 0.0
     run_s: float = 0.0
     buffered: int = 0
+    skipped: int = 0
+    shared: int = 0
 
 
 class Board:

@@ -20,11 +20,12 @@ from penstock.core.errors import PenstockError
 from penstock.core.ids import RunnerId
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.credentials import Credentials
-from penstock.wire.messages import Credit, FromRunner, ToRunner
+from penstock.wire.messages import CloseStream, Credit, FromRunner, ToRunner
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 
 CONNECT_S = 5.0
+LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
 NO_SLABS_VARIABLE = "PENSTOCK_NO_SLABS"
 """Set to 1, payloads come by socket on one host too: to measure that, or where memory cannot be passed on."""
 MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get their turn
@@ -42,6 +43,8 @@ class RunnerConnection:
         runner: RunnerId,
         address: str,
         slabs: SlabReader | None = None,
+        *,
+        writable: bool = True,
     ) -> None:
         """`slabs`: from an earlier connection to the same process, whose memory is still mapped."""
         self.runner = runner
@@ -49,7 +52,7 @@ class RunnerConnection:
         self.slabs = slabs
         may_share = os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if slabs is None and may_share and self.address.slab and self.address.host == host_id():
-            self.slabs = SlabReader.connect(self.address.slab)
+            self.slabs = SlabReader.connect(self.address.slab, writable=writable)
         self.socket = dial(context, credentials, self.address.tcp, data=True)
         self.watch = Watch(self.socket)
         self.closed = False
@@ -59,6 +62,7 @@ class RunnerConnection:
         """Carries returned memory once no stream is open any more."""
         self._outbox: deque[bytes] = deque()
         self._connect_by = monotonic() + CONNECT_S
+        self._look_at = 0.0
 
     @property
     def pending(self) -> bool:
@@ -89,15 +93,36 @@ class RunnerConnection:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
             yield message, frames[1:]
 
-    def lost(self) -> str | None:
-        """Return why it cannot be used any more."""
+    def lost(self, now: float) -> str | None:
+        """Return why it cannot be used any more, as far as is known: it looks now and then only."""
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_S
         reason = self.watch.lost()
-        if reason is None and not self.watch.connected and monotonic() > self._connect_by:
+        if reason is None and not self.watch.connected and now > self._connect_by:
             reason = f"no connection within {CONNECT_S:.0f} s"
         return reason
 
-    def close(self) -> None:
+    def leave(self, *, settled: bool) -> None:
+        """Say that the streams read here are not come back to, and give back what was never looked at.
+
+        `settled`: the marks are where the trainer stands; should it return, it goes on there.
+        """
+        for reading in self.streams:
+            unread = tuple(frame.header.slab.lease for frame in reading.queue if frame.header.slab is not None)
+            if unread:
+                self.send(Credit(stream=reading.stream, opening=reading.opening, credit=0, returned=unread))
+            self.send(
+                CloseStream(
+                    stream=reading.stream,
+                    opening=reading.opening,
+                    leaving=True,
+                    round=reading.mark.round if settled else -1,
+                )
+            )
+
+    def close(self, *, linger_ms: int = 0) -> None:
         if self.closed:
             return
         self.closed = True
-        self.socket.close(linger=0)
+        self.socket.close(linger=linger_ms)

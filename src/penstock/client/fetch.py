@@ -22,6 +22,7 @@ from typing import Any, Self
 from penstock.client.reading import Frame, StreamReading
 from penstock.client.reception import Reception
 from penstock.client.session import EpochSession
+from penstock.client.sharing import SkipWarning, own_buffers, read_only
 from penstock.client.state import Progress, StreamMark
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError, WaitTimeoutError
@@ -73,6 +74,7 @@ class EpochReader:
         self._pumped_at = 0.0
         self._known_dropped = 0
         self._left_at: float | None = None
+        self._skips = None if session.sharing is None else SkipWarning(session.job, session.trainer)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._follow(session.view)
 
@@ -114,9 +116,13 @@ class EpochReader:
             start, stop = self._at, min(self._size, self._at + want)
             reading, frame, elements = self._from, self._frame, self._elements[start:stop]
             self._at = stop
+            feeder = self.session.feeder
+            # Now: it forgets what was received.
+            fed = [] if feeder is None else [feeder.place(before.step + k) for k in range(stop - start + 1)]
 
         def after(k: int) -> Progress:
             progress = before.copy()
+            progress.fed = fed[k] if fed else None
             if reading is None or frame is None:
                 return progress
             if k:
@@ -154,12 +160,13 @@ class EpochReader:
         if self._lock.acquire(timeout=2.0):
             try:
                 self._settled()
+                self._resources.settled = True
                 self._resources.finished = self.finished
                 self._elements, self._at, self._size = (), 0, 0
                 self._from = self._frame = None
+                self._finalizer()
                 for reading in self._readings.values():
                     reading.queue.clear()
-                self._finalizer()
             finally:
                 self._lock.release()
 
@@ -171,6 +178,8 @@ class EpochReader:
         _advance(self.progress, reading.mark, frame, self._at, self._at - frame.at)
         reading.elements += self._at - frame.at
         self._metrics.batches += self._at - frame.at
+        if frame.header.shared:
+            self._metrics.shared += self._at - frame.at
         frame.at = self._at
         if frame.at == frame.header.count:
             reading.queue.popleft()
@@ -202,13 +211,22 @@ class EpochReader:
                 return
             if reading is None:
                 if self._at_end():
-                    self.finished = True
-                    self._resources.finished = True
-                    self._finalizer()
+                    self._finish()
                     return
                 self._check_job()
                 if self._error is None:
+                    self._reception.feed()
                     wait.once()
+
+    def _finish(self) -> None:
+        self.finished = True
+        self._resources.finished = True
+        self._check_skipped(ended=True)
+        self._finalizer()
+
+    def _check_skipped(self, *, ended: bool = False) -> None:
+        if self._skips is not None and self._metrics.skipped:
+            self._skips.check(self._metrics.batches, self._metrics.skipped, ended=ended)
 
     def _choose(self) -> StreamReading | None:
         """Return the stream whose turn it is, if it has something."""
@@ -249,6 +267,7 @@ class EpochReader:
             self._metrics.nbytes += frame.header.nbytes
             frame.elements = self._decode(frame)
             self._reception.return_credit(reading)
+            self._check_skipped()
         self._elements, self._at = frame.elements, frame.at
         alone = not self._in_turn or len(self._turns) <= 1
         self._size = frame.header.count if alone else frame.at + 1
@@ -264,6 +283,8 @@ class EpochReader:
             buffers = [part.buffer for part in frame.buffers]
         if header.compression:
             buffers = decompress(header.compression, buffers)
+        if self.session.sharing is not None:
+            buffers = own_buffers(buffers) if self.session.sharing.writable else read_only(buffers)
         frame.buffers = ()
         return decode_run(header.layout, buffers)
 
@@ -313,15 +334,28 @@ class EpochReader:
         """The dispatcher lost its memory of this reader: open again, from where the trainer stands if need be."""
         _log.warning("opening epoch %d of job %r again: %s", self.epoch, self.session.job, why)
         if not self.session.rejoin():
+            if self.session.sharing is not None:
+                self._give_up_epoch()
+                return
             self._reception.restart()
             self.session.resume(self.progress)
         self._follow(self.session.view)
 
+    def _give_up_epoch(self) -> None:
+        """The trainers that share the job are epochs ahead, so the window over this one is gone."""
+        if self.session.spec.sharing == "wait":
+            self._fail(JobFailedError(self.session.job, f"the service lost attempt {self._reception.view.attempt}"))
+            return
+        _log.warning(
+            "the others are through with epoch %d of job %r: its rest is skipped", self.epoch, self.session.job
+        )
+        self._finish()
+
     # Waiting
 
     def poll(self, timeout_s: float) -> None:
-        self._resources.poll(timeout_s)
-        self._board.bell.quiet()
+        if self._resources.poll(timeout_s):
+            self._board.bell.quiet()
         self._pumped_at = 0.0
 
     def waiting_for(self) -> str:

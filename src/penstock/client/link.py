@@ -20,7 +20,7 @@ from penstock.core.errors import (
     ServiceFileMissingError,
     WaitTimeoutError,
 )
-from penstock.core.ids import BlobHash, JobName
+from penstock.core.ids import BlobHash, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
 from penstock.wire.blobs import put_blob_pieces
@@ -42,6 +42,7 @@ from penstock.wire.messages import (
     ViewChanged,
     Workers,
 )
+from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Context
 
 ASK_S = 10.0
@@ -92,6 +93,9 @@ class ServiceLink:
         self.control = ControlClient(service.address, service.credentials, name=name, on_push=self._pushed)
         self.boards: dict[JobName, Board] = {}
         """Where views of jobs that are being read go."""
+        self.slabs: dict[RunnerId, SlabReader] = {}
+        """Mapped once a process, and kept: what it placed stays readable when its connection, or itself, is gone, and
+        what the trainer still held when an epoch ended is given back in the next."""
         self._closed = False
 
     def _pushed(self, push: Push) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
+from penstock.client.sharing import SharingOptions, check_sharing
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
 from penstock.wire.messages import Guarantee, Order, Sharding, Target, Uneven
@@ -60,6 +62,9 @@ class JobOptions:
     collect_after_s: float
     timeout_s: float | None
     memory_bytes: int | None
+    sharing: SharingOptions | None = None
+    feed: Feed | None = None
+    """The consumer's own sampler says what is read: see `client.fed`."""
 
     @property
     def in_turn(self) -> bool:
@@ -94,6 +99,14 @@ def check_options(
     collect_after: float = 600.0,
     timeout: float | None = None,
     memory_bytes: int | None = None,
+    sharing: str | None = None,
+    trainer: str | None = None,
+    window_bytes: int | None = None,
+    trainer_timeout: float | None = None,
+    trainers: int | None = None,
+    writable: bool = False,
+    feed: Any = None,
+    feed_ahead: int = DEFAULT_AHEAD,
 ) -> JobOptions:
     """Return the options, or raise `InvalidArgumentError` naming the argument and the choices."""
     if job is not None and (not isinstance(job, str) or not job.strip()):
@@ -121,7 +134,13 @@ def check_options(
         raise InvalidArgumentError(f"requires={tags!r} must be tags of workers: names")
     if coordinated:
         _check_coordinated(consumer, kind, uneven)
-    count = _streams(streams, order, kind, consumers, coordinated=bool(coordinated))
+    fed = None if feed is None else check_feed(feed, feed_ahead)
+    if fed is not None:
+        _check_fed(kind, promised, uneven, replica, coordinated=bool(coordinated), sharing=bool(sharing))
+        order = "deterministic"  # the sampler's
+        count = streams or 0
+    else:
+        count = _streams(streams, order, kind, consumers, coordinated=bool(coordinated))
     if count == 1:
         order = "deterministic"  # a single stream has but one order, and as many as the job says are made only there
     if replica and order != "deterministic":
@@ -134,6 +153,18 @@ def check_options(
             "uneven='allow' gives each stream to whichever consumer has room, so it has no fixed order; "
             "use uneven='drop' or 'pad' with order='deterministic'"
         )
+    shared = check_sharing(
+        sharing,
+        trainer=trainer,
+        window_bytes=window_bytes,
+        trainer_timeout=trainer_timeout,
+        trainers=trainers,
+        writable=writable,
+        coordinated=bool(coordinated),
+        consumers=consumers,
+        replica=replica,
+        order=order,
+    )
     return JobOptions(
         job=job,
         consumers=consumers,
@@ -156,7 +187,28 @@ def check_options(
         collect_after_s=float(collect_after),
         timeout_s=timeout,
         memory_bytes=memory_bytes,
+        sharing=shared,
+        feed=fed,
     )
+
+
+def _check_fed(
+    sharding: Sharding, guarantee: Guarantee, uneven: str, replica: int, *, coordinated: bool, sharing: bool
+) -> None:
+    found = {
+        f"sharding={sharding!r}": sharding != "dynamic",
+        f"guarantee={guarantee!r}": guarantee != "exactly_once",
+        f"uneven={uneven!r}": uneven != "drop",
+        f"replica={replica}": bool(replica),
+        "coordinated=True": coordinated,
+        "sharing=": sharing,
+    }
+    for argument, given in found.items():
+        if given:
+            raise InvalidArgumentError(
+                f"{argument} with feed=: a consumer reads what its own sampler says, alone and in its order; "
+                "leave it out"
+            )
 
 
 def job_name(
@@ -173,6 +225,8 @@ def job_name(
     if options.job is not None:
         return JobName(options.job)
     short = fingerprint[:8]
+    if options.sharing is not None:
+        return JobName(f"shared-{short}")  # whoever runs the same pipeline is who to share it with
     for variable in LAUNCHER_IDS:
         run = environment.get(variable, "").strip()
         if run.lower() not in NO_RUN_ID:

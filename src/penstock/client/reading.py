@@ -7,6 +7,8 @@ Rules:
 2. What arrived stays good whatever becomes of the connection: a new opening begins after it, at the cut it came with.
 3. Credit is an absolute position within an opening: the window, and what the trainer has taken since. It is given back
    when the trainer takes a frame, not when the frame arrives.
+4. A trainer that takes its time has the whole window ahead of it, so that it does not notice a worker's pauses. One
+   that takes as much as memory gives (1 GB/s and more) has a few frames ahead, which are still in the cache.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from penstock.core.ids import StreamId
 from penstock.wire.messages import Cut, Rounds, StreamEnded, StreamFailed, StreamView
 
 Verdict: TypeAlias = Literal["taken", "stale", "gap"]
+
+FAST_BYTES_PER_S = 1e9
+PACE_S = 0.02  # a pace is measured over so long at least
+NEAR_FRAMES = 4
+NEAR_BYTES = 16 << 20  # and no less: small frames need more of them
 
 
 @dataclass(slots=True)
@@ -65,12 +72,20 @@ class StreamReading:
         self.heard_at = 0.0
         self.told_end = False
         self.window = 0
+        self.depth = 0
+        """How much of the window is used at the trainer's pace."""
         self.sent_credit = 0
         self.received_bytes = 0
         self.taken_bytes = 0
         self.elements = 0
+        self.shared = False
+        """Other trainers read it too: rounds may be gone, and what comes may begin before what is due."""
+        self.fresh = False
+        """Nothing of it was ever received: what comes first is where this trainer begins."""
+        self.skipped = 0
         self._base = 0
         self._taken = 0
+        self._pace_since = (0.0, 0)
 
     @property
     def is_tail(self) -> bool:
@@ -100,10 +115,10 @@ class StreamReading:
     def opened(self, connection: Any, opening: int, window: int) -> int:
         """Note a new opening and return its first credit."""
         self.connection, self.opening, self.binding = connection, opening, self.view.binding
-        self.window = window
+        self.window = self.depth = window
         self._base = window - self.queued_bytes
         self._taken = 0
-        self.sent_credit = self.credit
+        self.sent_credit = max(0, self._base)
         return self.sent_credit
 
     def closed(self) -> None:
@@ -111,7 +126,8 @@ class StreamReading:
 
     @property
     def credit(self) -> int:
-        return max(0, self._base + self._taken)
+        # It never goes back: what was granted may be on its way.
+        return max(self.sent_credit, self._base + self._taken - (self.window - self.depth))
 
     @property
     def credit_owed(self) -> int:
@@ -122,15 +138,20 @@ class StreamReading:
     def verdict(self, message: Rounds | StreamEnded | StreamFailed) -> Verdict:
         if not self.open or self.complete or (message.binding, message.opening) != (self.binding, self.opening):
             return "stale"
+        if self.shared and not isinstance(message, StreamFailed):
+            count = message.count if isinstance(message, Rounds) else 1
+            return "taken" if message.seq - message.skipped <= self.due < message.seq + count else "gap"
         return "taken" if message.seq == self.due else "gap"
 
     def receive(self, header: Rounds, buffers: Sequence[Any], slabs: Any) -> Verdict:
         found = self.verdict(header)
         if found == "taken":
-            self.queue.append(Frame(header, buffers, slabs))
+            if self.shared:
+                self._skip_to(header.seq)
+            self.queue.append(Frame(header, buffers, slabs, at=max(self.due - header.seq, header.had)))
             self.queued_bytes += header.nbytes
             self.received_bytes += header.nbytes
-            self.due += header.count
+            self.due = header.seq + header.count
             self.cut, self.cut_round = header.cut, self.due
             self.failures = 0
         return found
@@ -138,6 +159,8 @@ class StreamReading:
     def receive_end(self, message: StreamEnded) -> Verdict:
         found = self.verdict(message)
         if found == "taken":
+            if self.shared:
+                self._skip_to(message.seq)
             self.end = message
         return found
 
@@ -147,16 +170,33 @@ class StreamReading:
             self.failure = message
         return found
 
+    def _skip_to(self, seq: int) -> None:
+        if seq > self.due:
+            self.skipped += 0 if self.fresh else seq - self.due
+            self.due = seq
+        self.fresh = False
+
     # Taking
 
     def begin_frame(self) -> Frame:
         """Return the frame whose turn it is; at its first round its bytes are credited."""
         frame = self.queue[0]
-        if frame.at == 0 and frame.elements is None:
+        if frame.elements is None:
+            self.mark.round = max(self.mark.round, frame.header.seq + frame.at)
             self.queued_bytes -= frame.header.nbytes
             self.taken_bytes += frame.header.nbytes
             self._taken += frame.header.nbytes
         return frame
+
+    def follow_pace(self, now: float) -> None:
+        """Look at how fast the trainer takes frames, having just begun one."""
+        since, taken_then = self._pace_since
+        if now - since < PACE_S:
+            return
+        fast = self.taken_bytes - taken_then > FAST_BYTES_PER_S * (now - since)
+        near = max(NEAR_BYTES, NEAR_FRAMES * self.queue[0].header.nbytes)
+        self.depth = min(self.window, near) if fast else self.window
+        self._pace_since = (now, self.taken_bytes)
 
     def describe(self, now: float) -> str:
         """Say what it is waiting for, for people."""

@@ -20,8 +20,10 @@ from penstock.client.connection import RunnerConnection
 from penstock.client.reading import StreamReading
 from penstock.client.resources import Resources
 from penstock.client.session import EpochSession
+from penstock.client.sharing import MOST_AHEAD_BYTES, USUAL_WINDOW_BYTES, WINDOWS_AHEAD
 from penstock.client.state import TRAIL, Progress, StreamMark
-from penstock.core.ids import RunnerId, StreamId
+from penstock.core.ids import StreamId
+from penstock.wire.liveness import process_name
 from penstock.wire.messages import (
     CloseStream,
     Credit,
@@ -36,7 +38,6 @@ from penstock.wire.messages import (
     StreamRefused,
     StreamView,
 )
-from penstock.wire.slabs import SlabReader
 
 SMALLEST_WINDOW_BYTES = 1 << 20
 FEWEST_WINDOWS = 2  # one stream alone does not take the whole memory: another may join
@@ -57,11 +58,13 @@ class Reception:
         self.reconnects = 0
         self.view: JobView = session.view
         spec = session.spec
+        self._feeder = session.feeder
+        if self._feeder is not None:
+            self._feeder.use_streams(len(spec.feeds))
         self._trails = spec.consumers > 1 and not session.in_turn and spec.uneven != "allow"
         self._memory_bytes = memory_bytes
         self._connections = self.resources.connections
-        self._slabs: dict[RunnerId, SlabReader] = {}
-        """Mapped once a process, and kept: what it placed stays readable when its connection, or itself, is gone."""
+        self._slabs = session.link.slabs
         self._credited_at = monotonic()
         self._opening = time_ns() // 1_000_000  # above those of an earlier life of this consumer
 
@@ -72,6 +75,8 @@ class Reception:
         """All rounds of a stream were taken: say so."""
         end, mark = reading.end, reading.mark
         assert end is not None
+        if reading.shared:
+            mark.round = reading.due
         mark.reach(end.cut)
         mark.ended, mark.leftover = True, end.leftover
         self.progress.add_done(mark, end.done)
@@ -101,13 +106,14 @@ class Reception:
             connection.flush()
             for message, buffers in connection.receive():
                 self._receive(connection, message, buffers, now)
-            reason = connection.lost()
+            reason = connection.lost(now)
             if reason is not None:
                 # What is still in the socket's queue came before the loss, and counts.
                 for message, buffers in connection.receive():
                     self._receive(connection, message, buffers, now)
                 self._lose(connection, reason)
         self._open_due(now)
+        self.feed()
         if now - self._credited_at >= CREDIT_EVERY_S:
             self._credited_at = now
             self.session.board.metrics.buffered = self.buffered_bytes()
@@ -115,6 +121,11 @@ class Reception:
                 if reading.open:
                     self._send_credit(reading)
         self._return_memory()
+
+    def feed(self) -> None:
+        """Draw and send what streams are to read next, where that is this consumer's affair."""
+        if self._feeder is not None:
+            self._feeder.refill(self.progress.step, self.readings.values())
 
     def _receive(self, connection: RunnerConnection, message: Any, buffers: list[Any], now: float) -> None:
         if isinstance(message, Output):
@@ -141,6 +152,8 @@ class Reception:
             self._give_up(reading, f"round {message.seq} came where {reading.due} was due")
         elif verdict == "taken":
             reading.heard_at = now
+            if reading.shared:
+                self.session.board.metrics.skipped = sum(each.skipped for each in self.readings.values())
             self.arrived.append(reading)
 
     def _lose(self, connection: RunnerConnection, reason: str) -> None:
@@ -198,12 +211,18 @@ class Reception:
                 continue
             reading = self.readings.get(stream.stream)
             if reading is None:
+                fresh = stream.number not in self.progress.streams
                 reading = self.readings[stream.stream] = StreamReading(stream, self._mark(stream))
+                reading.shared = bool(self.session.spec.sharing)
+                reading.fresh = reading.shared and fresh
             reading.view = stream
             if reading.mark.ended and not stream.ended and not reading.told_end:
                 self.tell_end(reading)
             if stream.ended and not reading.exhausted and not reading.complete and stream.runner is None:
-                self._ask_again(reading)
+                if reading.fresh and self.session.spec.sharing == "skip":
+                    reading.mark.ended = reading.told_end = True  # others have read it, and it is gone
+                else:
+                    self._ask_again(reading)
         self._open_due(monotonic())
 
     def _mark(self, stream: StreamView) -> StreamMark:
@@ -218,6 +237,9 @@ class Reception:
             self.progress.streams[stream.number] = mark
             if stream.ended and self.session.resumed:
                 mark.ended = mark.leftover = True  # the checkpoint was taken after its end
+        elif mark.ended and self.session.resumed and not stream.ended:
+            # Another consumer had not come to its end: the stream goes on from there, and may be granted more.
+            mark.ended = mark.leftover = False
         if self._trails and stream.feed.kind == "granted" and mark.trail is None:
             mark.trail = deque(maxlen=TRAIL)
         return mark
@@ -228,8 +250,15 @@ class Reception:
             return
         active = sum(not reading.mark.ended for reading in self.readings.values())
         window = max(SMALLEST_WINDOW_BYTES, self._memory_bytes // max(FEWEST_WINDOWS, active))
+        if self.session.sharing is not None:
+            window = min(
+                window, MOST_AHEAD_BYTES, max(1, self._shared_window_bytes() // WINDOWS_AHEAD // max(1, active))
+            )
         for reading in waiting:
             self._open(reading, window)
+
+    def _shared_window_bytes(self) -> int:
+        return self.session.spec.window_bytes or USUAL_WINDOW_BYTES
 
     def _wants_opening(self, reading: StreamReading, now: float) -> bool:
         view = reading.view
@@ -241,7 +270,12 @@ class Reception:
             and not reading.mark.ended
             and not view.lost
             and now >= reading.not_before
+            and not (reading.shared and reading.is_tail and self._others_go_on(reading))
         )
+
+    def _others_go_on(self, tail: StreamReading) -> bool:
+        """Where trainers read the same they read it in the same order: the tail last, though others are through."""
+        return any(not reading.exhausted for reading in self.readings.values() if reading is not tail)
 
     def _open(self, reading: StreamReading, window: int) -> None:
         view = reading.view
@@ -253,11 +287,14 @@ class Reception:
         if connection is None:
             link = self.session.link
             slabs = self._slabs.get(view.runner)
-            connection = RunnerConnection(link.context, link.credentials, view.runner, view.address, slabs)
+            connection = RunnerConnection(
+                link.context, link.credentials, view.runner, view.address, slabs, writable=self.session.sharing is None
+            )
             self._connections[view.runner] = connection
             if connection.slabs is not None:
                 self._slabs[view.runner] = connection.slabs
         self._opening += 1
+        fresh = reading.fresh and reading.binding < 0
         credit = reading.opened(connection, self._opening, window)
         reading.heard_at = monotonic()
         connection.streams.add(reading)
@@ -278,8 +315,13 @@ class Reception:
                 runner=view.runner,
                 credit=credit,
                 slab=connection.slabs is not None,
+                process=process_name() if connection.slabs is not None else "",
+                fresh=fresh,
+                trainer=self.session.trainer,
             )
         )
+        if self._feeder is not None:
+            self._feeder.opened(reading)
 
     def restart(self) -> None:
         """Forget what was not taken: another attempt begins."""
@@ -294,12 +336,19 @@ class Reception:
     # Credit and memory
 
     def return_credit(self, reading: StreamReading) -> None:
-        if reading.open and reading.credit_owed * 8 >= reading.window:
+        reading.follow_pace(monotonic())
+        if reading.open and reading.credit_owed * 8 >= reading.depth:
             self._send_credit(reading)
 
     def _send_credit(self, reading: StreamReading, returned: tuple[int, ...] = ()) -> None:
         connection = reading.connection
-        message = Credit(stream=reading.stream, opening=reading.opening, credit=reading.credit, returned=returned)
+        message = Credit(
+            stream=reading.stream,
+            opening=reading.opening,
+            credit=reading.credit,
+            returned=returned,
+            round=reading.mark.round if reading.shared else -1,
+        )
         reading.sent_credit = message.credit
         connection.last_credit = message
         connection.send(message)

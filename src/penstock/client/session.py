@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.client.board import Board
+from penstock.client.fed import Feeder
 from penstock.client.link import Patience, ServiceLink
 from penstock.client.merge import Checkpoint, resume_from
 from penstock.client.options import JobOptions
 from penstock.client.ranges import RangeSet
+from penstock.client.sharing import trainer_number
 from penstock.client.state import EpochState, Progress
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
@@ -55,6 +57,8 @@ class EpochRequest:
     checkpoint: Checkpoint | None = None
     may_rejoin: bool = True
     """False: the pipeline changed, so that streams of the old attempt would give something else."""
+    feeder: Feeder | None = None
+    """Of a job that its consumer feeds."""
 
 
 class EpochSession:
@@ -70,9 +74,13 @@ class EpochSession:
         self.link = link
         self.job, self.epoch = request.job, request.epoch
         self.consumer, self.replica = request.options.consumer, request.options.replica
+        self.sharing = request.options.sharing
+        if self.sharing is not None:
+            self.replica = trainer_number(self.sharing.trainer)
         self.board = Board()
         self.resumed = False
         """The attempt began at a checkpoint."""
+        self.feeder = request.feeder
         self._options, self._submission = request.options, request.submission
         self._client = ClientId(secrets.token_hex(8))
         self._pid = os.getpid()
@@ -95,6 +103,10 @@ class EpochSession:
         return self.spec.order == "deterministic" or self.spec.coordinated
 
     @property
+    def trainer(self) -> str:
+        return "" if self.sharing is None else self.sharing.trainer
+
+    @property
     def connected(self) -> bool:
         return self.link.control.connected
 
@@ -106,13 +118,17 @@ class EpochSession:
         own = None if checkpoint is None else checkpoint.own
         if checkpoint is None:
             self._take(self._ask(patience))
-            self.progress = Progress()
+            self.progress = Progress(step=0 if self.feeder is None else self.feeder.begins_at)
             return
         if own is not None and request.may_rejoin:
             answer = self._ask(patience, rejoin=own.attempt)
             if isinstance(answer, EpochOpened):
                 self._take(answer)
                 self.progress = own.progress.copy()
+                return
+            if self.sharing is not None:  # what it stood in is over: whatever the others read now
+                self._take(self._ask(patience))
+                self.progress = Progress()
                 return
             # Where one state stands for all, each rank's own describes the same place in its own way (what came in one
             # frame here came in two there). All begin where the one that starts the attempt says.
@@ -143,12 +159,15 @@ class EpochSession:
             host=host_id(),
             rejoin=rejoin,
             resume=resume,
+            trainer=self.trainer,
         )
 
     def _take(self, answer: EpochOpened | NotKnown) -> None:
         if isinstance(answer, NotKnown):
             raise JobFailedError(self.job, f"the dispatcher does not know {answer.what}; start the epoch anew")
         self.spec, self.view, self._done = answer.spec, answer.view, answer.done
+        if self.sharing is not None:
+            self.epoch = answer.view.epoch  # the one the others read
         self.board.replace_view(answer.view)
 
     def _feeds(self, state: EpochState) -> Mapping[int, Feed]:
@@ -190,6 +209,8 @@ class EpochSession:
     def state(self, progress: Progress, *, pipeline: list[list[str]], finished: bool = False) -> EpochState:
         """Return the checkpoint of this consumer at `progress`."""
         spec = self.spec
+        if self.feeder is not None:
+            return self._fed_state(self.feeder, progress, pipeline, finished=finished)
         return EpochState(
             epoch=self.epoch,
             seed=spec.seed,
@@ -204,6 +225,26 @@ class EpochSession:
             coordinated=spec.coordinated,
             pipeline=pipeline,
             progress=Progress() if finished else progress,
+        )
+
+    def _fed_state(
+        self, feeder: Feeder, progress: Progress, pipeline: list[list[str]], *, finished: bool
+    ) -> EpochState:
+        """Return where the sampler stands: streams say nothing more, and another attempt has others."""
+        return EpochState(
+            epoch=self.epoch,
+            seed=self.spec.seed,
+            attempt=AttemptId(""),
+            consumers=feeder.consumers,
+            consumer=feeder.consumer,
+            phase="ended" if finished else "reading",
+            splits=self._submission.splits_digest,
+            streams=0,
+            order=self.spec.order,
+            uneven=self.spec.uneven,
+            pipeline=pipeline,
+            progress=Progress(step=0 if finished else progress.step),
+            fed=None if finished else progress.fed or feeder.place(progress.step),
         )
 
     # Staying
@@ -242,6 +283,9 @@ class EpochSession:
             wait_s=metrics.wait_s,
             run_s=metrics.run_s,
             buffered=metrics.buffered,
+            trainer=self.trainer,
+            skipped=metrics.skipped,
+            shared=metrics.shared,
         )
 
     def _heard(self, answer: Answer) -> None:

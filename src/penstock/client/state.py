@@ -8,13 +8,14 @@ bytes a stream, and made only when asked for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from penstock.client.ranges import RangeSet
+from penstock.client.sampling import Place
 from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
 from penstock.wire.messages import Cut, Feed, Named
@@ -85,6 +86,8 @@ class Progress:
     step: int = 0
     next_stream: int | None = None
     """Which stream the next element came from, where that is known: see `client.stage`."""
+    fed: Place | None = None
+    """Where the consumer's own sampler stood, where that is written down already."""
 
     def add_done(self, mark: StreamMark, named: Iterable[Named]) -> None:
         for each in named:
@@ -103,6 +106,7 @@ class Progress:
             {key: ranges.copy() for key, ranges in self.done.items()},
             self.step,
             self.next_stream,
+            self.fed,
         )
 
     def plain(self) -> dict[str, Any]:
@@ -135,6 +139,8 @@ class EpochState:
     pipeline: list[list[str]]
     progress: Progress
     coordinated: bool = False
+    fed: Place | None = None
+    """Where the consumer's own sampler stood, of a job that it feeds."""
 
     @property
     def alike(self) -> bool:
@@ -155,6 +161,7 @@ class EpochState:
             "order": self.order,
             "uneven": self.uneven,
             **({"coordinated": True} if self.coordinated else {}),
+            **({"fed": self.fed.plain()} if self.fed is not None else {}),
             "pipeline": self.pipeline,
             **self.progress.plain(),
         }
@@ -174,6 +181,7 @@ class EpochState:
                 order=state["order"],
                 uneven=state["uneven"],
                 coordinated=bool(state.get("coordinated", False)),
+                fed=Place.read(state["fed"]) if "fed" in state else None,
                 pipeline=state["pipeline"],
                 progress=_read_progress(state),
             )
@@ -221,13 +229,32 @@ def _as_json(record: msgspec.Struct) -> Any:
 
 
 def _plain_trail(trail: Iterable[tuple[int, int, int]]) -> list[list[Any]]:
-    """Return runs of [source, pass, [ordinals]]."""
+    """Return runs of [source, pass, [first, count, step, ...]]: ordinals that follow each other at one distance.
+
+    >>> _plain_trail([(0, 0, 2), (0, 0, 6), (0, 0, 10), (0, 0, 11), (0, 1, 4)])
+    [[0, 0, [2, 3, 4, 11, 1, 1]], [0, 1, [4, 1, 1]]]
+    """
     runs: list[list[Any]] = []
     for source, pass_, ordinal in trail:
         if not runs or runs[-1][:2] != [source, pass_]:
             runs.append([source, pass_, []])
-        runs[-1][2].append(ordinal)
+        places = runs[-1][2]
+        if places:
+            first, count, step = places[-3:]
+            if count == 1 and ordinal > first:
+                places[-2:] = [2, ordinal - first]
+                continue
+            if ordinal == first + count * step:
+                places[-2] += 1
+                continue
+        places += [ordinal, 1, 1]
     return runs
+
+
+def _trail_of(runs: Iterable[list[Any]]) -> Iterator[tuple[int, int, int]]:
+    for source, pass_, places in runs:
+        for first, count, step in zip(places[::3], places[1::3], places[2::3]):
+            yield from ((source, pass_, first + k * step) for k in range(count))
 
 
 def _read_progress(state: Mapping[str, Any]) -> Progress:
@@ -248,5 +275,5 @@ def _read_mark(plain: list[Any]) -> StreamMark:
     if len(rest) > 1:
         lost, *runs = rest[1]
         mark.trail_lost = bool(lost)
-        mark.trail = deque(((s, p, ordinal) for s, p, ordinals in runs for ordinal in ordinals), TRAIL)
+        mark.trail = deque(_trail_of(runs), TRAIL)
     return mark

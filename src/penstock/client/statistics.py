@@ -34,6 +34,10 @@ class LoaderStatistics:
     buffered_bytes: int = 0
     reconnects: int = 0
     """How often a stream had to be opened again."""
+    skipped: int = 0
+    """Elements that were gone from the window when this trainer came to them (`sharing=`)."""
+    shared: int = 0
+    """Elements that had been made for another trainer."""
     dropped: tuple[str, ...] = ()
     """Elements that killed three processes and are left out."""
     streams: tuple[StreamStatistics, ...] = ()
@@ -44,6 +48,11 @@ class LoaderStatistics:
     def wait_fraction(self) -> float:
         total = self.wait_s + self.run_s
         return self.wait_s / total if total > 0 else 0.0
+
+    @property
+    def hit_ratio(self) -> float:
+        """The share of what was read that another trainer had caused to be made."""
+        return self.shared / self.elements if self.elements else 0.0
 
     @property
     def workers(self) -> dict[str, int]:
@@ -76,6 +85,8 @@ def statistics_of(reader: EpochReader, stages: tuple[StageStatistics, ...] = ())
         run_s=metrics.run_s,
         buffered_bytes=reader.buffered_bytes(),
         reconnects=reader.reconnects,
+        skipped=metrics.skipped,
+        shared=metrics.shared,
         dropped=reader.dropped,
         streams=streams,
         stages=stages,

@@ -10,10 +10,11 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
+from penstock.client.fed import check_fed, fed_streams, how_many_streams, not_indexable, with_batches
 from penstock.client.feeds import NamedSplits, feeds_for, one_file_a_split
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError
@@ -21,7 +22,7 @@ from penstock.core.ids import BlobHash, Fingerprint
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
 from penstock.graph.functions import Payload, UserFunction
-from penstock.graph.installed import version_of
+from penstock.graph.installed import distributions_of
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.parts import ARROW
@@ -76,9 +77,16 @@ class Prepared:
     """Of how the data is cut; what there is to read is in the pipeline's signature."""
 
 
-def prepare(pipeline: Pipeline, options: JobOptions) -> Prepared:
-    """Check and encode a pipeline. Touches the data's listing, and no service."""
+def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False) -> Prepared:
+    """Check and encode a pipeline. Touches the data's listing, and no service.
+
+    `fed_lists`: the consumer's sampler gives lists, each of which is to become a batch.
+    """
+    if options.feed is not None:
+        check_fed(pipeline.node)
     graph = canonicalize(for_workers(pipeline.node, options.sharding))
+    if fed_lists:
+        graph = with_batches(graph)
     if options.coordinated:
         check_coordinated(graph)
     if options.sharding == "hint" and not any(isinstance(node, ops.Shard) for node in walk(graph)):
@@ -96,10 +104,27 @@ def prepare(pipeline: Pipeline, options: JobOptions) -> Prepared:
         sources=tuple(map(_named, nodes, sources)),
         listings=encode_listings(sources),
         counts=counts,
-        fingerprint=Fingerprint(pipeline.fingerprint()),
+        fingerprint=_fingerprint(pipeline, options, fed_lists=fed_lists),
         versions=tuple(_versions(graph)),
         splits_digest=hashlib.blake2b(f"{counts} {by_file}".encode(), digest_size=6).hexdigest(),
     )
+
+
+def _fingerprint(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool) -> Fingerprint:
+    own = pipeline.fingerprint()
+    if options.feed is None:
+        return Fingerprint(own)
+    # Another job than the same pipeline without a sampler: who feeds a stream is part of what it gives.
+    return Fingerprint(hashlib.blake2b(f"{own} fed {fed_lists}".encode(), digest_size=16).hexdigest())
+
+
+def fed_source(pipeline: Pipeline) -> IndexableSource:
+    """Return the one source of a pipeline that a sampler can feed; refuse every other pipeline."""
+    node = check_fed(pipeline.node)
+    source = pipeline.source_of(node)
+    if not isinstance(source, IndexableSource):
+        raise not_indexable(node)
+    return source
 
 
 def submission(
@@ -112,6 +137,9 @@ def submission(
     feeds: tuple[Feed, ...] = ()
     if options.static:
         feeds = feeds_for(options.sharding, prepared.sources, streams or workers(), options.shard)
+    elif options.feed is not None:
+        most = min(workers(), options.max_workers or sys.maxsize)
+        feeds = fed_streams(how_many_streams(options.streams, most, options.feed.ahead))
     graph, splits = blob_hash(prepared.graph), blob_hash(prepared.listings)
     spec = JobSpec(
         fingerprint=prepared.fingerprint,
@@ -125,7 +153,7 @@ def submission(
         consumers=options.consumers,
         uneven=options.uneven,
         coordinated=options.coordinated,
-        streams=streams if streams and options.in_turn and not feeds else options.streams,
+        streams=streams if streams and options.in_turn and not feeds else 0 if options.feed else options.streams,
         feeds=feeds,
         compression=options.compression,
         requires=options.requires,
@@ -136,10 +164,23 @@ def submission(
         max_workers=options.max_workers,
         max_bytes=options.max_bytes,
         collect_after_s=options.collect_after_s,
+        **_sharing(options),
         versions=prepared.versions,
     )
     blobs = {graph: prepared.graph, splits: prepared.listings}
     return Submission(spec=spec, blobs=blobs, splits_digest=prepared.splits_digest)
+
+
+def _sharing(options: JobOptions) -> dict[str, Any]:
+    shared = options.sharing
+    if shared is None:
+        return {}
+    return {
+        "sharing": shared.kind,
+        "window_bytes": shared.window_bytes,
+        "trainer_timeout_s": shared.trainer_timeout_s,
+        "trainers": shared.trainers,
+    }
 
 
 def _named(node: SourceNode, source: Source) -> NamedSplits:
@@ -170,9 +211,11 @@ def _versions(graph: Node) -> Iterator[tuple[str, str]]:
                     last = name.rpartition(ARROW)[2]
                     if last.startswith(_PACKAGE):
                         found[last.removeprefix(_PACKAGE)] = version
-    for package in sorted(found.keys() - {"numpy", "penstock"}):
+    versions: dict[str, str] = {}
+    for package in found.keys() - {"numpy", "penstock"}:
         if found[package]:
-            yield package, version_of(package)
+            versions |= distributions_of(package)
+    yield from sorted(versions.items())
 
 
 def _functions(value: object) -> Iterator[UserFunction | Payload]:

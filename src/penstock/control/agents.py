@@ -147,7 +147,7 @@ def drain_worker(draft: Draft, request: DrainWorker) -> Answer:
     worker = request.worker
     if worker not in draft.state.workers and worker not in draft.state.drained:
         return Refused(
-            reason=f"there is no worker {worker!r}; `penstock jobs --workers` lists them", kind="unknown_worker"
+            reason=f"there is no worker {worker!r}; `penstock jobs` lists them", kind="unknown_worker"
         )
     if worker not in draft.state.drained:
         draft.emit(e.WorkerDrained(worker))

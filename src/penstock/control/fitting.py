@@ -40,9 +40,10 @@ def misfit(state: ClusterState, spec: JobSpec, worker: Worker) -> Misfit | None:
 def differing_versions(spec: JobSpec, agent: Agent) -> list[str]:
     """Return each package whose version there is not the job's: Python by minor, numpy by major, others exactly.
 
-    Of a package that the agent says nothing about nothing is known: the process that imports it will tell.
+    A package that is not installed there may be had under another name (opencv-python, opencv-python-headless): the
+    process that imports it will tell.
     """
-    there = dict(agent.versions)
+    there = agent.versions
     return [
         f"{package} {there[package]} instead of {version}"
         for package, version in spec.versions

@@ -13,6 +13,7 @@ from penstock.wire.messages import Granted, GrantSplits, NotKnown, Refused
 
 WORTH_OF_WORK_S = 0.5  # a grant lasts about that long, so that asking is hidden and little is held back at the end
 MOST_AT_ONCE = 16
+PLENTY_A_STREAM = 4  # with fewer left than this, one held in advance may be what the epoch's end waits for
 MOST_AGAIN = 4096  # of a list that is read again
 
 
@@ -44,7 +45,8 @@ def grant_splits(state: ClusterState, request: GrantSplits) -> Decision:
         return Decision((), Granted(ordinals=()))
     ordinals = cursor.peek(grant_size(request.seconds_per_split, cursor.left, len(iteration.streams)))
     event = SplitsGranted(request.job, request.attempt, request.stream, request.source, request.pass_, ordinals)
-    return Decision((event,), Granted(ordinals=ordinals))
+    plenty = cursor.left - len(ordinals) > PLENTY_A_STREAM * len(iteration.streams)
+    return Decision((event,), Granted(ordinals=ordinals, plenty=plenty))
 
 
 def grant_size(seconds_per_split: float, left: int, streams: int) -> int:

@@ -21,6 +21,7 @@ from penstock.control.fitting import misfit
 from penstock.control.placing import create_fixed_streams
 from penstock.control.records import Iteration, Job, Slot
 from penstock.control.runners import settle
+from penstock.control.sharing import epoch_to_join, held_up_by_trainers, lacks_trainers, surplus_trainer
 from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
 from penstock.wire.messages import Answer, EpochOpened, JobSpec, NotKnown, NotYet, OpenEpoch, Refused
@@ -154,6 +155,8 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
         if request.rejoin in job.iterations:
             return request.rejoin
         return NotKnown(what=f"attempt {request.rejoin!r} of job {request.job!r}")
+    if job.spec.sharing:
+        return _choose_shared(draft, job, request)
     slot = (request.consumer, request.replica)
     present = _present(job, request)
     if present is None:
@@ -182,6 +185,18 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
     if reading:
         return NotYet(waiting_for=_returned_alone(slot, reading))
     return _start(draft, request, instead_of=present.attempt)
+
+
+def _choose_shared(draft: Draft, job: Job, request: OpenEpoch) -> AttemptId | Answer:
+    refused = surplus_trainer(job, request)
+    if refused is not None:
+        return refused
+    joined = epoch_to_join(draft, job, request)
+    if joined is not None:
+        return joined.attempt
+    newest = next(reversed(job.iterations.values()), None)
+    epoch = request.epoch if newest is None else newest.epoch + 1
+    return _start(draft, msgspec.structs.replace(request, epoch=epoch, resume=None))
 
 
 def _present(job: Job, request: OpenEpoch) -> Iteration | None:
@@ -214,6 +229,12 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
         # Consumers of one job may be an epoch apart, not two: a small epoch can be read to its end by one of them
         # before another has begun it, and must not be dropped under that one's feet.
         reading = _held_back_by(draft, job, kept[0]) if request.epoch >= kept[-1].epoch else []
+        if (
+            request.resume is None
+            and job.spec.sharing
+            and (held_up := held_up_by_trainers(draft, job, request, reading))
+        ):
+            return NotYet(waiting_for=held_up)
         if request.resume is None and reading:
             others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
             return NotYet(waiting_for=f"consumers {others} to be through with epoch {kept[0].epoch}")
@@ -249,7 +270,8 @@ def drop_left_behind(draft: Draft, name: JobName) -> None:
     """Drop an iteration that everybody has closed or left for a newer one."""
     found = draft.iterations(name)
     for iteration in found[:-1]:
-        if not _still_reading(draft.job(name), iteration):
+        job = draft.job(name)
+        if not _still_reading(job, iteration) and not lacks_trainers(job, iteration):
             draft.emit(e.IterationDropped(name, iteration.attempt, "everybody has left it"))
             _release_clients(draft, name, iteration.attempt)
 
@@ -264,6 +286,8 @@ def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
 
 def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:
     """Return the readers of the oldest iteration that keep a third one from starting; the dead do not."""
+    if job.spec.sharing == "skip":
+        return []  # nobody waits for anybody: what is left of it is skipped
     alive = {lease.client for lease in draft.state.clients.get(job.name, {}).values()}
     return [
         slot

@@ -176,7 +176,8 @@ class Agent(Record, frozen=True):
     agent: AgentId
     peer: str
     host: str
-    versions: tuple[tuple[str, str], ...]
+    versions: dict[str, str]
+    """Of Python and of everything installed there."""
     seen: float
     workers: tuple[WorkerId, ...] = ()
     """As it registered them."""
@@ -218,3 +219,4 @@ class FailedStart(Record, frozen=True):
 class RestartWish(Record, frozen=True):
     client: ClientId
     seen: float
+    since: float = 0.0

@@ -245,8 +245,10 @@ class ClusterState:
                 elif event.job in self.jobs:
                     self.idle_since.setdefault(event.job, event.now)
             case e.RestartAsked():
-                wish = RestartWish(client=event.client, seen=event.now)
                 wishes = self.wishes.get(event.attempt, {})
+                before = wishes.get((event.consumer, event.replica))
+                since = before.since if before is not None and before.client == event.client else event.now
+                wish = RestartWish(client=event.client, seen=event.now, since=since)
                 self.wishes[event.attempt] = {**wishes, (event.consumer, event.replica): wish}
             case e.ViewRaised():
                 self.versions[event.attempt] = event.version
@@ -384,7 +386,7 @@ class ClusterState:
             agent=event.agent,
             peer=event.peer,
             host=event.host,
-            versions=event.versions,
+            versions=dict(event.versions),
             seen=event.now,
             workers=tuple(place.worker for place in event.workers),
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from penstock.control.events import Element
+from penstock.control.figures import worker_figures
 from penstock.control.fitting import ready_runners, version_failure, waiting_for_runners
 from penstock.control.records import Iteration, Job, Stream
 from penstock.control.state import ClusterState
 from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
-from penstock.wire.messages import JobLine, JobView, StreamView, WorkerLine
+from penstock.wire.messages import JobLine, JobView, RunnerFigures, StreamView, TrainerLine, WorkerLine
 
 
 def view_of(state: ClusterState, job: JobName, attempt: AttemptId | None = None) -> JobView:
@@ -86,7 +87,28 @@ def _job_line(state: ClusterState, job: Job) -> JobLine:
         streams=0 if iteration is None else len(iteration.streams),
         splits_left=0 if iteration is None else splits_left(iteration),
         status=_job_status(state, job, iteration),
+        trainers=_trainer_lines(state, job),
     )
+
+
+def _trainer_lines(state: ClusterState, job: Job) -> tuple[TrainerLine, ...]:
+    """Return what the trainers that read now have said of themselves."""
+    if not job.spec.sharing:
+        return ()
+    lines = []
+    for lease in state.clients.get(job.name, {}).values():
+        iteration, beat = job.iterations.get(lease.attempt), lease.beat
+        if iteration is not None and beat is not None:
+            lines.append(
+                TrainerLine(
+                    trainer=beat.trainer,
+                    epoch=iteration.epoch,
+                    read=beat.batches,
+                    skipped=beat.skipped,
+                    shared=beat.shared,
+                )
+            )
+    return tuple(sorted(lines, key=lambda line: line.trainer))
 
 
 def splits_left(iteration: Iteration) -> int:
@@ -123,6 +145,9 @@ def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
             for stream in iteration.streams.values():
                 if stream.bound is not None and stream.wanted:
                     streams.setdefault(stream.bound.worker, set()).add(stream.stream)
+    figures: dict[WorkerId, list[RunnerFigures]] = {}
+    for known in worker_figures(state):
+        figures.setdefault(known.worker, []).append(known.figures)
     return tuple(
         WorkerLine(
             worker=worker.worker,
@@ -131,6 +156,9 @@ def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
             jobs=tuple(jobs.get(worker.worker, ())),
             streams=len(streams.get(worker.worker, ())),
             status="draining" if worker.leaving or worker.worker in state.drained else "ready",
+            rounds_per_s=sum(each.rounds_per_s for each in figures.get(worker.worker, ())),
+            cores=sum(each.cores for each in figures.get(worker.worker, ())),
+            rss_bytes=sum(each.rss_bytes for each in figures.get(worker.worker, ())),
         )
         for worker in state.workers.values()
     )

@@ -258,6 +258,10 @@ class JobCancelledError(PenstockError):
     """Somebody cancelled the job."""
 
 
+class DeadlyElementError(PenstockError):
+    """An element that a sampler asked for has killed the processes that worked on it."""
+
+
 def choice(argument: str, value: object, allowed: Iterable[object]) -> InvalidArgumentError:
     """Return the error for a value outside a closed set.
 

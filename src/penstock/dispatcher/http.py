@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.core.errors import CannotListenError
+from penstock.dispatcher.metrics import client_metrics, worker_metrics
 
 if TYPE_CHECKING:
     from penstock.dispatcher.service import Service
@@ -53,6 +54,7 @@ class HttpServer:
     def __init__(
         self, service: Service, bind: str, port: int, *, refused: Callable[[], int], clock: Callable[[], float]
     ) -> None:
+        service.detailed = True
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(service, refused))
         handler = type("Handler", (_Handler,), {"service": service, "registry": registry, "clock": staticmethod(clock)})
@@ -131,3 +133,5 @@ class _Collector:
         for kind, count in statistics.requests.items():
             requests.add_metric([kind], count)
         yield requests
+        yield from worker_metrics(statistics.workers_said)
+        yield from client_metrics(statistics.clients_said)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import msgspec
 import zmq
 
+from penstock.control.figures import ClientFigures, WorkerFigures, client_figures, worker_figures
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
@@ -59,6 +60,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Requests and ticks that made our own code fail."""
     requests: dict[str, int] = {}
+    workers_said: tuple[WorkerFigures, ...] = ()
+    clients_said: tuple[ClientFigures, ...] = ()
 
 
 class Service:
@@ -79,6 +82,8 @@ class Service:
         """The protocol of peers that speak an older one: pushes have to be of it too."""
         self._commit_s = 0.0
         self._requests: Counter[str] = Counter()
+        self.detailed = False
+        """Whether somebody wants to know what each worker and client said."""
         self.statistics = Statistics()
 
     def serve(self, stopped: Callable[[], bool]) -> None:
@@ -226,4 +231,6 @@ class Service:
             garbage=self._garbage,
             failures=truth.failures,
             requests=dict(self._requests),
+            workers_said=worker_figures(state) if self.detailed else (),
+            clients_said=client_figures(state) if self.detailed else (),
         )

@@ -103,3 +103,54 @@ def version_of(package: str) -> str:
     except metadata.PackageNotFoundError:
         names = metadata.packages_distributions().get(package, [])
         return ", ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))
+
+
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """Return the versions of all installed distributions, by their names in lower case with `-` (`opencv-python`).
+
+    They are read from the names of folders alone, which takes a millisecond or two where reading each one's metadata
+    would take a hundred. What is first on the path counts, as it does for imports.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue  # a zip file, or not there
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info")):
+                distribution, version = _split_folder(name)
+                if version:
+                    found.setdefault(distribution, version)
+    return found
+
+
+def _split_folder(name: str) -> tuple[str, str]:
+    """
+    >>> _split_folder("opencv_python-4.9.0.80.dist-info"), _split_folder("ruamel.yaml-0.18-py3.11.egg-info")
+    (('opencv-python', '4.9.0.80'), ('ruamel-yaml', '0.18'))
+    """
+    stem = name.rpartition(".")[0]
+    if name.endswith(".egg-info"):
+        stem = stem.partition("-py3")[0]
+    distribution, _, version = stem.rpartition("-")
+    return _normal(distribution), version
+
+
+def distributions_of(package: str) -> dict[str, str]:
+    """Return the distributions that a top-level module belongs to, and their versions."""
+    installed = installed_versions()
+    own = _normal(package)
+    if own in installed:
+        return {own: installed[own]}
+    if package in sys.stdlib_module_names:
+        return {}
+    from importlib import metadata
+
+    names = {_normal(name) for name in metadata.packages_distributions().get(package, [])}
+    return {name: installed[name] for name in sorted(names) if name in installed}
+
+
+def _normal(distribution: str) -> str:
+    return distribution.lower().replace("_", "-").replace(".", "-")

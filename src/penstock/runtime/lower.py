@@ -49,6 +49,7 @@ from penstock.runtime.ops.shuffle import BlockShuffle
 from penstock.runtime.ops.slicing import Enumerating, LengthDeclared, Skipping, Taking
 from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, SplitSource
 from penstock.runtime.ops.transform import GroupedMap, Transform
+from penstock.runtime.ops.units import UnitSource, unit_sizes
 from penstock.runtime.ops.windows import Torn, Windows
 from penstock.runtime.ordered import Buffering, Prefetching
 from penstock.runtime.placement import Placement
@@ -163,7 +164,10 @@ class Lowering:
         )
         stage: Stage
         if isinstance(source, IndexableSource):
-            stage = IndexedSource(meter, source, reading)
+            units = placement.units
+            stage = (
+                IndexedSource(meter, source, reading) if units is None else UnitSource(meter, source, reading, units)
+            )
         else:
             stage = SplitSource(meter, source, reading)
         return self._sharded(node, stage)
@@ -301,6 +305,7 @@ class Lowering:
         placement = self._placement
         upstream, keep_rest = placement.left(node, upstream, self._advance), placement.keeps_rest(node)
         members = placement.members(node)
+        units = None if placement.units is None else unit_sizes(placement.units)
         if members:
             assert isinstance(node, InRounds)
             return self._in_rounds(node, members, meter, upstream, keep_rest=keep_rest)
@@ -323,6 +328,7 @@ class Lowering:
                     keep_rest=keep_rest,
                     allocate=placement.allocate,
                     flight=placement.flight(),
+                    sizes=units,
                 )
             case ops.Rebatch(size=size, drop_last=drop_last):
                 stage = Rebatching(
@@ -333,7 +339,13 @@ class Lowering:
             case ops.Batch() | ops.PaddedBatch() | ops.RaggedBatch():
                 join = batch_collator(node, placement.empty, meter)
                 stage = Batching(
-                    meter, upstream, size=node.size, drop_last=node.drop_last, collate=join, keep_rest=keep_rest
+                    meter,
+                    upstream,
+                    size=node.size,
+                    drop_last=node.drop_last,
+                    collate=join,
+                    keep_rest=keep_rest,
+                    sizes=units,
                 )
         if keep_rest:
             self.regrouping = stage

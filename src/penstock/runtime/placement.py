@@ -32,7 +32,7 @@ from penstock.runtime.ops.ordinals import AllSplits, FedSplits, Ordinals
 from penstock.runtime.ops.shard import Sharding
 from penstock.runtime.ops.share import Share
 from penstock.runtime.stats import StageMeter
-from penstock.runtime.streams import Allocate, Left, StreamPart
+from penstock.runtime.streams import Allocate, Left, StreamPart, UnitFeed
 
 ALLOCATED_BYTES = 64 << 10  # smaller arrays are cheaper to copy than to lease
 
@@ -63,6 +63,12 @@ class Placement:
             return lambda pass_: every
         feed = part.feed
         return lambda pass_: FedSplits(feed, number, pass_)
+
+    @property
+    def units(self) -> UnitFeed | None:
+        """What names elements by their index, where that is how this stream is fed."""
+        feed = None if self.part is None else self.part.feed
+        return feed if isinstance(feed, UnitFeed) else None
 
     def dropped(self, number: int) -> frozenset[tuple[int, int]]:
         found = () if self.part is None else self.part.dropped

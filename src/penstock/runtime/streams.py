@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -49,6 +49,20 @@ class SplitFeed(Protocol):
 
     def select(self, leftover: int) -> None:
         """Answer for that leftover from now on; only a tail calls it."""
+
+
+@runtime_checkable
+class UnitFeed(SplitFeed, Protocol):
+    """Names elements by their index instead of splits: an ordinal is a unit, the elements of one output.
+
+    Ordinals of a pass are 0, 1, 2, ...: that of the next unit is known before the unit is.
+    """
+
+    def unit(self, ordinal: int) -> Sequence[int]:
+        """Return the indices of a unit that `next_split` or `known_split` has named."""
+
+    def number(self, ordinal: int) -> int:
+        """Return the unit's number in the whole epoch."""
 
 
 class FlightRecorder(Protocol):

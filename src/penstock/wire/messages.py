@@ -23,6 +23,7 @@ Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
 Order: TypeAlias = Literal["relaxed", "deterministic"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]
 Target: TypeAlias = Literal["local", "remote", "any"]
+Sharing: TypeAlias = Literal["", "skip", "wait"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,10 +79,11 @@ class Feed(msgspec.Struct, frozen=True, array_like=True):
     """Where a stream's splits come from.
 
     granted: the dispatcher, one after the other. dealt: `number`, `number + of`, `number + 2 of`, ... of every pass.
-    listed: `listed[source]`, the same in every pass. tail: what `leftovers` still hold, and nothing else.
+    listed: `listed[source]`, the same in every pass. tail: what `leftovers` still hold, and nothing else. fed: the
+    reader itself, see `Units`; unit u of its attempt is number u // of in stream u mod of.
     """
 
-    kind: Literal["granted", "dealt", "listed", "tail"]
+    kind: Literal["granted", "dealt", "listed", "tail", "fed"]
     number: int = 0
     of: int = 1
     listed: tuple[tuple[int, ...], ...] = ()
@@ -134,6 +136,13 @@ class JobSpec(Message, frozen=True):
     max_workers: int = 0
     max_bytes: int = 0
     collect_after_s: float = 600.0
+    sharing: Sharing = ""
+    """Trainers read the same outputs out of a window: "skip", what a slow one misses is gone; "wait", it is waited for."""
+    window_bytes: int = 0
+    """Of each worker; 0: a worker decides."""
+    trainer_timeout_s: float = 30.0
+    trainers: int = 0
+    """How many will read every epoch from its beginning (`sharing="wait"`); 0: whoever comes."""
     versions: tuple[tuple[str, str], ...] = ()
     """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""
 
@@ -177,6 +186,8 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     host: str
     rejoin: AttemptId | None = None
     resume: Resume | None = None
+    trainer: str = ""
+    """Who reads, in a job with `sharing`; `replica` is the number made of it."""
 
 
 class EpochOpened(Message, frozen=True, tag="epoch_opened"):
@@ -257,6 +268,9 @@ class Beat(Message, frozen=True, tag="beat"):
     wait_s: float = 0.0
     run_s: float = 0.0
     buffered: int = 0
+    trainer: str = ""
+    skipped: int = 0
+    shared: int = 0
 
 
 class Rebind(Message, frozen=True, tag="rebind"):
@@ -346,12 +360,43 @@ class RegisterAgent(Message, frozen=True, tag="register_agent"):
     pid: int = 0
 
 
+class StageFigures(msgspec.Struct, frozen=True, array_like=True):
+    elements: int = 0
+    busy_s: float = 0.0
+    nbytes: int = 0
+
+
+class RunnerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a runner has done and used since its process began, and how fast it is now."""
+
+    streams: int = 0
+    """That run now."""
+    rounds: int = 0
+    nbytes: int = 0
+    runs: int = 0
+    """How often a stream began or began again."""
+    busy_s: float = 0.0
+    """Making outputs, summed over streams."""
+    credit_wait_s: float = 0.0
+    """Waiting for readers to make room."""
+    refused: int = 0
+    """Connections that were not let in."""
+    stages: dict[str, StageFigures] = {}
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+    rounds_per_s: float = 0.0
+    """Of the last second or so, as the next."""
+    cores: float = 0.0
+    """Processor seconds a second."""
+
+
 class AgentBeat(Message, frozen=True, tag="agent_beat"):
     """The agent and these runners are alive."""
 
     agent: AgentId
     runners: tuple[RunnerId, ...]
     statistics: dict[str, Any] = {}
+    """`RunnerFigures` of each."""
 
 
 class RunnerReady(Message, frozen=True, tag="runner_ready"):
@@ -416,6 +461,8 @@ class Granted(Message, frozen=True, tag="granted"):
     """The next ordinals, at least one; none: the pass has no more for this stream."""
 
     ordinals: tuple[int, ...]
+    plenty: bool = False
+    """Enough are left to ask for the next before these are read. Toward the end a slow worker must not hold more."""
 
 
 class BlobPiece(Message, frozen=True, tag="blob_piece"):
@@ -441,6 +488,18 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     splits_left: int
     status: str
+    trainers: tuple[TrainerLine, ...] = ()
+    """Of a job with `sharing`."""
+
+
+class TrainerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer that reads a job with others: `shared` of what it read had been made for somebody else."""
+
+    trainer: str
+    epoch: int
+    read: int
+    skipped: int
+    shared: int
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -450,6 +509,10 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...]
     streams: int
     status: str
+    rounds_per_s: float = 0.0
+    cores: float = 0.0
+    """Processor seconds a second, of its processes."""
+    rss_bytes: int = 0
 
 
 class Jobs(Message, frozen=True, tag="jobs"):
@@ -571,6 +634,10 @@ class OpenStream(Message, frozen=True, tag="open"):
     """Replicas of a consumer each open the stream and receive the same rounds."""
     process: str = ""
     """The reader's (`wire.liveness.process_name`), for one that uses slabs: its leases end with it."""
+    fresh: bool = False
+    """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
+    trainer: str = ""
+    """Its id, for messages."""
 
 
 class Credit(Message, frozen=True, tag="credit"):
@@ -581,11 +648,36 @@ class Credit(Message, frozen=True, tag="credit"):
     credit: int
     returned: tuple[int, ...] = ()
     """Slab ranges that are free again."""
+    round: int = -1
+    """The first the trainer has not taken, where it shares the stream; -1: not said."""
 
 
 class CloseStream(Message, frozen=True, tag="close"):
     stream: StreamId
     opening: int
+    leaving: bool = False
+    """The reader will not come back to it: nobody need wait for it."""
+    round: int = -1
+    """The first its trainer has not taken, where it shares the stream; -1: not said."""
+
+
+class Units(Message, frozen=True, tag="units"):
+    """What a stream that its reader feeds is to read: elements by their index, and each unit makes one output.
+
+    Unit n of a stream is always the same: sent again, it means the same.
+    """
+
+    stream: StreamId
+    opening: int
+    first: int
+    """The number of the first of these in the stream."""
+    units: tuple[tuple[int, ...], ...]
+    ended: bool = False
+    """None follows these."""
+    taken: int = 0
+    """So many units of the stream have arrived, as outputs, and will not be read again."""
+    start: int = 0
+    """How many units of the epoch came before this attempt's first."""
 
 
 class Rounds(Message, frozen=True, tag="rounds"):
@@ -606,6 +698,12 @@ class Rounds(Message, frozen=True, tag="rounds"):
     done: tuple[Named, ...] = ()
     slab: SlabPlaces | None = None
     compression: str = ""
+    skipped: int = 0
+    """Rounds before `seq` that are gone from the window this reader shares; without them a gap is a loss."""
+    shared: bool = False
+    """They were made for another reader."""
+    had: int = 0
+    """How many of them this trainer had before it came back without its state."""
 
 
 class SlabPlaces(msgspec.Struct, frozen=True, array_like=True):
@@ -626,6 +724,7 @@ class StreamEnded(Message, frozen=True, tag="ended"):
     cut: Cut
     done: tuple[Named, ...] = ()
     leftover: bool = False
+    skipped: int = 0
 
 
 class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -662,5 +761,5 @@ class Output(Message, frozen=True, tag="output"):
     text: str
 
 
-ToRunner: TypeAlias = OpenStream | Credit | CloseStream
+ToRunner: TypeAlias = OpenStream | Credit | CloseStream | Units
 FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | Output

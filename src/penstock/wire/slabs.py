@@ -39,12 +39,14 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class _Mapping:
     """The whole of an arena in this process. Unmapped when nothing over it is left."""
 
-    __slots__ = ("address", "bytes", "size")
+    __slots__ = ("address", "bytes", "size", "writable")
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+    def __init__(self, descriptor: int, size: int, *, writable: bool = True) -> None:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self.bytes = np.frombuffer(mmap.mmap(descriptor, size, access=access), np.uint8)
         self.address: int = self.bytes.__array_interface__["data"][0]
         self.size = size
+        self.writable = writable
 
 
 class _Range:
@@ -101,6 +103,12 @@ class Arena:
     def leases(self) -> int:
         return len(self._leases)
 
+    def limit(self, max_bytes: int) -> None:
+        """Use less than was reserved, if nothing was used yet: what was never touched takes no memory."""
+        with self._lock:
+            if self._free.free_bytes == self.max_bytes and max_bytes < self.max_bytes:
+                self._free = FreeRanges(max_bytes // mmap.PAGESIZE * mmap.PAGESIZE)
+
     def array(self, shape: Sequence[int], dtype: Any) -> Array | None:
         """Return an array in the arena, not initialised, or None: no room. Its memory is free with its last view."""
         kind = np.dtype(dtype)
@@ -140,6 +148,22 @@ class Arena:
             lease, self._next_lease = self._next_lease, self._next_lease + 1
             self._leases[lease] = (owner, held)
         return SlabPlaces(lease, tuple(places))
+
+    def share(self, places: SlabPlaces, owner: str = "") -> SlabPlaces | None:
+        """Return one more lease of what a lease holds, for a reader that only reads; None if that one is over."""
+        with self._lock:
+            found = self._leases.get(places.lease)
+            if found is None:
+                return None
+            lease, self._next_lease = self._next_lease, self._next_lease + 1
+            self._leases[lease] = (owner, found[1])
+        return SlabPlaces(lease, places.places)
+
+    def views(self, places: SlabPlaces) -> list[Array]:
+        """Return the buffers of a lease as they lie here, read-only. They keep the memory as a lease does."""
+        with self._lock:
+            held = self._leases[places.lease][1]
+        return [np.asarray(_View(held, self._mapping.address + offset, size)) for offset, size in places.places]
 
     def release(self, leases: Iterable[int], owner: str | None = None) -> None:
         """Take leases back; with `owner`, only those that are that reader's. One that is not known is no error."""
@@ -206,6 +230,16 @@ class Arena:
         np.copyto(self._mapping.bytes[offset : offset + source.nbytes], source)  # without the GIL
 
 
+class _View:
+    """One buffer of a lease in the process that placed it: the base of an array over it."""
+
+    __slots__ = ("__array_interface__", "held")
+
+    def __init__(self, held: list[Any], address: int, size: int) -> None:
+        self.held = held
+        self.__array_interface__ = _interface(address, size, writable=False)
+
+
 class _Lease:
     """What a reader holds of one lease; when all arrays over it are gone, so is this."""
 
@@ -227,21 +261,24 @@ class _Piece:
 
     def __init__(self, lease: _Lease, offset: int, size: int) -> None:
         self.lease = lease
-        self.__array_interface__ = _interface(lease.mapping.address + offset, size)
+        self.__array_interface__ = _interface(lease.mapping.address + offset, size, writable=lease.mapping.writable)
 
 
 class SlabReader:
     """A client's view of a runner's arena. One thread reads; arrays may be dropped in any."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, *, writable: bool = True) -> None:
         """Use `connect`. The descriptor stays the caller's."""
-        self._mapping: _Mapping | None = _Mapping(descriptor, size)
+        self._mapping: _Mapping | None = _Mapping(descriptor, size, writable=writable)
         self._returned: collections.deque[int] = collections.deque()
         self._pid = os.getpid()
 
     @staticmethod
-    def connect(name: str, deadline_s: float = 2.0) -> SlabReader | None:
-        """Return a reader of the arena of that name; None: it is not on this host (any more)."""
+    def connect(name: str, deadline_s: float = 2.0, *, writable: bool = True) -> SlabReader | None:
+        """Return a reader of the arena of that name; None: it is not on this host (any more).
+
+        Where others read the same memory it is mapped so that this process cannot write to it (`writable` false).
+        """
         received = receive_descriptor(name, deadline_s) if name else None
         if received is None:
             return None
@@ -251,7 +288,7 @@ class SlabReader:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if not sealed or not 0 < size <= os.fstat(descriptor).st_size:
                 return None
-            return SlabReader(descriptor, size)
+            return SlabReader(descriptor, size, writable=writable)
         except OSError:
             return None
         finally:
@@ -284,8 +321,8 @@ class SlabReader:
         self._mapping = None
 
 
-def _interface(address: int, size: int) -> dict[str, Any]:
-    return {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, False)}
+def _interface(address: int, size: int, *, writable: bool = True) -> dict[str, Any]:
+    return {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, not writable)}
 
 
 def _aligned(size: int) -> int:

@@ -19,15 +19,14 @@ import secrets
 import socket as sockets
 import time
 from collections.abc import Iterator
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
 from penstock.wire.credentials import Credentials
-from penstock.wire.guard import USER, ZAP_DOMAIN, Guard, Monitored, guard_of
+from penstock.wire.guard import USER, ZAP_DOMAIN, Guard, Monitored, event_of, guard_of
 
 __all__ = ["Guard", "Watch", "bind_router", "dial"]
 
@@ -280,8 +279,8 @@ class Watch:
     def _events(self) -> Iterator[tuple[int, int]]:
         while not self.socket.closed:
             try:
-                message: Any = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+                event, value = event_of(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if message["event"] in _LOST or message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                yield int(message["event"]), int(message["value"])
+            if event in _LOST or event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                yield event, value

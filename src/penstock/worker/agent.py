@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import selectors
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from penstock.core.errors import DispatcherUnavailableError
 from penstock.core.ids import JobName, RunnerId, WorkerId
-from penstock.graph.installed import version_of
+from penstock.graph.installed import installed_versions
 from penstock.wire.addresses import host_id
 from penstock.wire.control import ControlClient
 from penstock.wire.envelopes import refusal
@@ -36,6 +36,7 @@ from penstock.wire.messages import (
     Push,
     Refused,
     RegisterAgent,
+    RunnerFigures,
     RunnerGone,
     RunnerPlace,
     RunnerReady,
@@ -51,6 +52,7 @@ from penstock.worker.processes import (
     FromNursery,
     NurseryLink,
     Ready,
+    Reported,
     Spawn,
     Spawned,
     Stop,
@@ -58,13 +60,12 @@ from penstock.worker.processes import (
     describe_exit,
 )
 from penstock.worker.processes_agent import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers, runner_child
-from penstock.worker.runner import RunnerConfig
+from penstock.worker.processes_runner import RUNNER_ENTRY, RunnerConfig
 
 BEAT_S = 1.0
 STOP_GRACE_S = 3.0
 RUNNER_START_S = 120.0  # importing what user functions need may take long; a runner that never gets there is ended
 REGISTER_S = 10.0
-RUNNER_ENTRY = "penstock.worker.runner:run"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -90,6 +91,10 @@ class _Runner:
     """Empty: it is not ready."""
     reason: str = ""
     """Why it was stopped; empty: it was not."""
+    figures: RunnerFigures = field(default_factory=RunnerFigures)
+    """The newest it reported, with what the agent has seen of it itself."""
+    beaten: tuple[float, RunnerFigures] | None = None
+    """When the last beat was made, and what it said."""
 
     @property
     def child(self) -> str:
@@ -176,7 +181,7 @@ class Agent:
             host=host_id(),
             workers=tuple(each.place for each in self._workers.values()),
             runners=tuple(each.place for each in self._runners.values() if each.address and not each.reason),
-            versions=(("python", platform.python_version()), ("numpy", version_of("numpy"))),
+            versions=(("python", f"{sys.version_info.major}.{sys.version_info.minor}"), *installed_versions().items()),
             pid=os.getpid(),
         )
 
@@ -272,6 +277,9 @@ class Agent:
                 if runner is not None and not runner.reason:
                     runner.address = event.text
                     self._control.post(RunnerReady(agent=self._config.agent, place=runner.place))
+            case Reported():
+                if (reporting := self._runners.get(event.id)) is not None:
+                    reporting.figures = msgspec.json.decode(event.text, type=RunnerFigures)
             case Died():
                 gone = self._runners.pop(event.id, None)
                 if gone is not None:
@@ -361,11 +369,14 @@ class Agent:
     def _beat(self) -> AgentBeat:
         alive: list[RunnerId] = []
         statistics: dict[str, Any] = {}
+        now_s = time.monotonic()
         for runner in self._runners.values():
             usage = read_usage(runner.pid)
             if usage is not None:
                 alive.append(runner.runner)
-                statistics[runner.runner] = usage
+                runner.figures = msgspec.structs.replace(runner.figures, cpu_s=usage.cpu_s, rss_bytes=usage.rss_bytes)
+                statistics[runner.runner] = _with_rates(runner.figures, runner.beaten, now_s)
+                runner.beaten = now_s, runner.figures
         return AgentBeat(agent=self._config.agent, runners=tuple(alive), statistics=statistics)
 
     def _on_beat(self, answer: Answer) -> None:
@@ -374,7 +385,24 @@ class Agent:
             self._register()
 
 
-def read_usage(pid: int) -> dict[str, float] | None:
+def _with_rates(figures: RunnerFigures, before: tuple[float, RunnerFigures] | None, now_s: float) -> RunnerFigures:
+    if before is None or now_s <= before[0]:
+        return figures
+    took_s = now_s - before[0]
+    return msgspec.structs.replace(
+        figures,
+        rounds_per_s=round((figures.rounds - before[1].rounds) / took_s, 2),
+        cores=round((figures.cpu_s - before[1].cpu_s) / took_s, 3),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    cpu_s: float
+    rss_bytes: int
+
+
+def read_usage(pid: int) -> Usage | None:
     """Return what a process has used, or None if it does not live (a stopped one does not: it serves nobody)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -383,7 +411,4 @@ def read_usage(pid: int) -> dict[str, float] | None:
         return None
     if fields[0] in (b"T", b"Z", b"X"):
         return None
-    return {
-        "cpu_s": (int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-        "rss_bytes": int(fields[21]) * _PAGE_BYTES,
-    }
+    return Usage(cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S, rss_bytes=int(fields[21]) * _PAGE_BYTES)

@@ -50,6 +50,7 @@ class GrantedFeed:
         self._refusal: str | None = None
         self._taken_at: float | None = None
         self._seconds_per_split = 0.0
+        self._plenty = False
         self.waited_s = 0.0
 
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
@@ -70,7 +71,7 @@ class GrantedFeed:
             self.waited_s += now - began
             if found is not None:
                 self._measure(began, now)
-                if self._ledger.all_handed(key):
+                if self._plenty and self._ledger.all_handed(key):
                     self._ask(key, found)
         return found
 
@@ -115,6 +116,7 @@ class GrantedFeed:
             self._asked[key] = 0.0
             if isinstance(answer, Granted):
                 self._ledger.granted(key, after, answer.ordinals)
+                self._plenty = answer.plenty
             elif isinstance(answer, Refused):
                 self._refusal = answer.reason
             else:

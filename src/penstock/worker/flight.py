@@ -17,10 +17,12 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.ids import StreamId
-from penstock.runtime.contract import Origin
+
+if TYPE_CHECKING:  # an agent reads records, and runs nothing
+    from penstock.runtime.contract import Origin
 
 RECORD_BYTES = 64 << 10
 MAGIC = b"PSFL\x01\0\0\0"

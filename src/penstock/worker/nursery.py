@@ -34,6 +34,7 @@ from penstock.worker.processes import (
     ListChildren,
     Prepare,
     Ready,
+    Reported,
     Spawn,
     Spawned,
     Stop,
@@ -46,12 +47,13 @@ from penstock.worker.processes_child import be_child
 PRELOADED = (
     "penstock.dispatcher.main",
     "penstock.worker.agent",
-    "penstock.worker.runner",
     "numpy.random",
-    "zmq",
     "cloudpickle",
+    "penstock.worker.runner",
 )
-"""What children need. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children need them."""
+"""What children need, in the order they are needed: a child is forked as soon as its own module is there, and starts
+while the others are still imported. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children
+need them."""
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 STEADY_S = 10.0  # a child that lived this long did not fail because of how it was started
@@ -112,7 +114,9 @@ class Nursery:
         self._selector = selectors.DefaultSelector()
         self._starter = _Starter(starter)
         self._children: dict[str, _Child] = {}
+        self._path: tuple[str, ...] = ()
         self._scratch = ""
+        self._preloaded = False
         self._ending = False
         self._selector.register(starter, selectors.EVENT_READ, self._starter)
         self._parent_pidfd = _open_pidfd(parent_pid)
@@ -129,16 +133,10 @@ class Nursery:
     def run(self) -> None:
         """Serve until the starter ends or asks to end; then nothing is left."""
         try:
+            self._preload()
             while not self._ending:
-                for key, events in self._selector.select(self._timeout_s()):
-                    self._handle(key, events)
-                    if self._ending:
-                        break
-                if os.getppid() != self._parent_pid:
-                    break
-                self._reap()
-                self._act_on_time()
-            if self._ending and os.getppid() == self._parent_pid:
+                self._turn(self._timeout_s())
+            if os.getppid() == self._parent_pid:
                 self._end_gracefully()
         finally:
             self._kill_all()
@@ -146,6 +144,37 @@ class Nursery:
                 shutil.rmtree(self._scratch, ignore_errors=True)
             if os.getpgrp() == self._pid:
                 os.killpg(self._pid, signal.SIGKILL)  # whatever the children started, and this process
+
+    def _preload(self) -> None:
+        """Import what children need. What does not import fails in the child that needs it, with its own message."""
+        gc.disable()
+        for name in PRELOADED:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                pass
+            self._turn(0.0)
+            if self._ending:
+                return
+        gc.enable()
+        gc.freeze()  # collections in children leave these pages shared
+        self._preloaded = True
+        self._use_path()  # not before: a file of the user's must not be taken for a module of ours
+
+    def _turn(self, timeout_s: float | None) -> None:
+        for key, events in self._selector.select(timeout_s):
+            self._handle(key, events)
+            if self._ending:
+                return
+        if os.getppid() != self._parent_pid:
+            self._ending = True
+            return
+        self._reap()
+        self._act_on_time()
+
+    def _use_path(self) -> None:
+        if self._path:
+            sys.path[:] = self._path
 
     # What arrives
 
@@ -179,8 +208,9 @@ class Nursery:
     def _obey(self, starter: _Starter, request: ToNursery) -> None:
         match request:
             case Prepare():
-                if request.path:
-                    sys.path[:] = request.path
+                self._path = request.path or self._path
+                if self._preloaded:
+                    self._use_path()
                 self._scratch = request.scratch or self._scratch
             case Spawn():
                 known = self._children.get(request.id)
@@ -188,7 +218,8 @@ class Nursery:
                     known.spawn = request  # for the next time it is started
                 else:
                     child = self._children[request.id] = _Child(spawn=request, owner=starter)
-                    self._fork(child)
+                    child.start_at_s = time.monotonic()
+                    self._act_on_time()
             case Stop():
                 if (stopped := self._children.get(request.id)) is not None:
                     self._stop(stopped, request.grace_s)
@@ -220,7 +251,7 @@ class Nursery:
                 self._stop(child, 0.0)
 
     def _listen(self, child: _Child) -> None:
-        """Read the lines a child wrote: `+` its ready text, `-` its failure."""
+        """Read the lines a child wrote: `+` its ready text, `*` what it reports, `-` its failure."""
         try:
             while piece := os.read(child.pipe, 65536):
                 child.said += piece
@@ -236,6 +267,9 @@ class Nursery:
             if line.startswith("+"):
                 child.ready = line[1:]
                 self._push(child.owner, Ready(id=child.spawn.id, text=line[1:]))
+            elif line.startswith("*"):
+                if not child.owner.outgoing:  # to a reader that is behind, only what matters
+                    self._push(child.owner, Reported(id=child.spawn.id, text=line[1:]))
             elif line.startswith("-"):
                 child.failure = line[1:]
 
@@ -261,8 +295,11 @@ class Nursery:
         child.starts += 1
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)  # a nursery that is stopped does not stop its children
         record = mmap.mmap(-1, RECORD_BYTES) if spawn.record else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if spawn.nursery else (None, None)
+        if not self._preloaded:
+            gc.freeze()
         try:
             pid = os.fork()
         except OSError as error:
@@ -308,6 +345,8 @@ class Nursery:
         child.stopping = True
         if not child.pid:
             del self._children[child.spawn.id]
+            if not child.starts:  # nobody has heard of it, and its spawner waits for its end
+                self._push(child.owner, Died(id=child.spawn.id, pid=0, code=-signal.SIGTERM))
             return
         if grace_s <= 0:
             _signal(child.pid, signal.SIGKILL)
@@ -359,11 +398,14 @@ class Nursery:
     def _act_on_time(self) -> None:
         now_s = time.monotonic()
         for child in list(self._children.values()):
-            if child.start_at_s is not None and child.start_at_s <= now_s:
+            if child.start_at_s is not None and child.start_at_s <= now_s and self._has_code(child):
                 self._fork(child)
             elif child.kill_at_s is not None and child.kill_at_s <= now_s:
                 child.kill_at_s = None
                 _signal(child.pid, signal.SIGKILL)
+
+    def _has_code(self, child: _Child) -> bool:
+        return self._preloaded or child.spawn.entry.partition(":")[0] in sys.modules
 
     def _timeout_s(self) -> float | None:
         times = [each.start_at_s for each in self._children.values() if each.start_at_s is not None]
@@ -429,27 +471,13 @@ def _nothing(number: int, frame: object) -> None:
     """A handler, so that the signal wakes the selector."""
 
 
-def preload() -> None:
-    """Import what children need. What does not import fails in the child that needs it, with its own message."""
-    gc.disable()
-    for name in PRELOADED:
-        try:
-            importlib.import_module(name)
-        except Exception:
-            continue
-    gc.enable()
-    gc.freeze()  # collections in children leave these pages shared
-
-
 def main(arguments: list[str]) -> None:
     descriptor, parent_pid = map(int, arguments)
     starter = socket.socket(fileno=descriptor)
     starter.set_inheritable(False)
     if os.getppid() != parent_pid:
         return
-    nursery = Nursery(starter, parent_pid)
-    preload()
-    nursery.run()
+    Nursery(starter, parent_pid).run()
 
 
 if __name__ == "__main__":

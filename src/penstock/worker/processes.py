@@ -51,8 +51,9 @@ class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag="spawn"):
     """Fork a child that calls `entry`, a `module:function`, and ends with it.
 
     The function's first parameter is `config`, decoded to the type it is annotated with. It may also take `ready` (a
-    function of one text), `record` (shared memory that outlives the child, if asked for here) and `nursery` (a link of
-    its own, if asked for here). Asked again while the child is there, the new config is for its next start.
+    function of one text), `report` (the same, for what it has to say again and again), `record` (shared memory that
+    outlives the child, if asked for here) and `nursery` (a link of its own, if asked for here). Asked again while the
+    child is there, the new config is for its next start.
     """
 
     id: str
@@ -120,6 +121,13 @@ class Died(msgspec.Struct, frozen=True, kw_only=True, tag="died"):
     """It is going to be started again."""
 
 
+class Reported(msgspec.Struct, frozen=True, kw_only=True, tag="reported"):
+    """The child called `report(text)`. A reader that falls behind misses some: only the newest matters."""
+
+    id: str
+    text: str
+
+
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
     body: bytes
 
@@ -138,7 +146,7 @@ class Children(msgspec.Struct, frozen=True, kw_only=True, tag="children"):
     children: tuple[ChildLine, ...]
 
 
-FromNursery: TypeAlias = Spawned | Ready | Died | Told | Children
+FromNursery: TypeAlias = Spawned | Ready | Reported | Died | Told | Children
 
 
 def describe_exit(code: int, failure: str = "") -> str:
@@ -227,7 +235,7 @@ class NurseryLink:
 
 
 def start_nursery() -> tuple[subprocess.Popen[bytes], NurseryLink]:
-    """Start a nursery of this process's own; return at once, while it still imports.
+    """Start a nursery of this process's own; return at once, while it still imports. What it is told waits for it.
 
     It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
     """
@@ -247,6 +255,13 @@ def start_nursery() -> tuple[subprocess.Popen[bytes], NurseryLink]:
     finally:
         theirs.close()
     return process, NurseryLink(ours)
+
+
+def end_nursery(process: subprocess.Popen[bytes], link: NurseryLink) -> None:
+    """End one that was told nothing yet."""
+    link.close()
+    process.kill()
+    process.wait()
 
 
 def _environment() -> dict[str, str]:

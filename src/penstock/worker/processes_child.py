@@ -7,6 +7,7 @@ into the nursery's code, whatever that function does.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 import mmap
@@ -24,6 +25,7 @@ from penstock.worker.processes import NurseryLink, Spawn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+LINE_BYTES = 4000  # less than PIPE_BUF: a line is written as a whole or not at all
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,12 +47,17 @@ def be_child(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         let_go()
+        gc.enable()  # the nursery may be importing, with collections off
         _libc.prctl(PR_SET_NAME, f"ps-{spawn.id}".encode()[:15], 0, 0, 0)  # what `top` shows
         os.environ.update(spawn.environment)
         _log_to_stderr()
         if "numpy.random" in sys.modules:  # Python's own generator seeds itself after a fork; numpy's does not
             sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4), "little"))
-        given: dict[str, Any] = {"ready": lambda text: _write_line(pipe, "+" + text), "record": record}
+        given: dict[str, Any] = {
+            "ready": lambda text: _write_line(pipe, "+" + text),
+            "report": lambda text: _write_line(pipe, "*" + text),
+            "record": record,
+        }
         if link is not None:
             given["nursery"] = NurseryLink(link)
         result = run_entry(spawn.entry, spawn.config, given)
@@ -108,6 +115,6 @@ def _log_to_stderr() -> None:
 
 def _write_line(pipe: int, text: str) -> None:
     try:
-        os.write(pipe, text.replace("\n", " ").encode()[:4000] + b"\n")
+        os.write(pipe, text.replace("\n", " ").encode()[:LINE_BYTES] + b"\n")
     except OSError:
-        pass  # nobody is left to read it
+        pass  # nobody is left to read it, or nobody does

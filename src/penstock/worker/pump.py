@@ -1,11 +1,11 @@
-"""One run of a stream: a thread that pulls the engine, and one that sends what it made as rounds.
+"""One run of a stream: a thread that pulls the engine, and sends what it made as rounds.
 
-Two threads, because a pull may take for ever (a slow function, a split nobody grants) and what was made before it must
-not wait for it. The sending one takes all rounds there are: where the engine is slow they leave one by one, where it is
-fast they gather while the last frame is sent.
+A pull may take for ever (a slow function, a split nobody grants), so whatever is whole is sent before the next one, and
+a pull asks for no more than fits into a moment and a frame. A thread of its own for sending would only add a hand-over
+to every frame: where making and sending should overlap, the engine's prefetch sees that its reader is away.
 
-A pump never goes back. A stream that must begin lower abandons its pump and starts another, whose threads do not wait
-for the old ones: those may be in the middle of a user's function, and what they still make is given to nobody.
+A pump never goes back. A stream that must begin lower abandons its pump and starts another, whose thread does not wait
+for the old one: that may be in the middle of a user's function, and what it still makes is given to nobody.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Protocol
 
 from penstock.core.element import element_bytes
@@ -76,8 +76,9 @@ class PullSizer:
     [1, 2, 4, 8]
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, frame_bytes: int = FRAME_BYTES) -> None:
         self._width = width
+        self._frame_bytes = frame_bytes
         self._last = 0
         self._seconds = 0.0  # an output, lately
         self.bytes_each = 0.0
@@ -87,7 +88,7 @@ class PullSizer:
             return self._width
         fits = [2.0 * self._last, float(MAX_ROUNDS * self._width)]
         if self.bytes_each:
-            fits.append(FRAME_BYTES * self._width / self.bytes_each)
+            fits.append(self._frame_bytes * self._width / self.bytes_each)
         if self._seconds:
             fits.append(PULL_S / self._seconds)
         return max(self._width, int(min(fits)))
@@ -111,7 +112,10 @@ class Pump:
         width: int,
         open_run: Callable[[Pump], OpenedRun],
         coordinated: bool = False,
+        frame_bytes: int = FRAME_BYTES,
     ) -> None:
+        """Rounds that wait to be sent are about `frame_bytes`, and so is what is sent at once."""
+        self._frame_bytes = frame_bytes
         self._audience = audience
         self._share = share
         self._open_run = open_run
@@ -128,27 +132,21 @@ class Pump:
         self.outputs = 0
         self._opened: OpenedRun | None = None
         self._feed: ClosableFeed | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._maker = RoundMaker(width=width, cut=start, next_round=start_round, coordinated=coordinated)
-        self._sizer = PullSizer(width)
+        self._sizer = PullSizer(width, frame_bytes)
         self._over = False
         """There is nothing more to pull: the end, or an error."""
-        self._error: BaseException | None = None
-        self._threads = [
-            threading.Thread(target=work, name=f"penstock stream {stream}", daemon=True)
-            for work in (self._make, self._send)
-        ]
+        self._thread = threading.Thread(target=self._work, name=f"penstock stream {stream}", daemon=True)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def abandon(self) -> None:
         """Stop as soon as possible, without waiting for it."""
-        with self._changed:
+        with self._lock:
             self.abandoned = True
             opened, feed = self._opened, self._feed
-            self._changed.notify_all()
         if feed is not None:
             feed.stop()
         if opened is not None and not self._over:
@@ -157,45 +155,51 @@ class Pump:
 
     def adopt(self, feed: ClosableFeed) -> None:
         """Take the feed of a run that is being opened: opening may wait for a split, and is abandoned too."""
-        with self._changed:
+        with self._lock:
             self._feed = feed
             abandoned = self.abandoned
         if abandoned:
             feed.stop()
 
     def join(self, timeout_s: float) -> bool:
-        deadline = monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     @property
     def run(self) -> Run | None:
         opened = self._opened
         return None if opened is None else opened.run
 
-    # The thread that makes
+    # Its thread
 
-    def _make(self) -> None:
-        error: BaseException | None = None
+    def _work(self) -> None:
+        try:
+            if self._make():
+                self._finish()
+        except StaleStream as stale:
+            self._audience.stale(self, stale.reason)
+        except StreamStopped:
+            pass
+        except BaseException as error:
+            self._audience.failed(self, error)
+
+    def _make(self) -> bool:
+        """Make and send all there is; False if the pump was abandoned."""
         try:
             opened = self._open_run(self)
-            with self._changed:
+            with self._lock:
                 self._opened = opened
                 self.ledger = opened.ledger
             try:
-                self._pull_all(opened.run)
+                return self._pull_all(opened.run)
             finally:
                 opened.feed.stop()
                 opened.run.close()
-        except BaseException as raised:
-            error = raised
-        with self._changed:
-            self._error, self._over = error, True
-            self._changed.notify_all()
+        finally:
+            self._over = True
 
-    def _pull_all(self, run: Run) -> None:
-        while self._wait_for_use():
+    def _pull_all(self, run: Run) -> bool:
+        while not self.abandoned:
             to_drop = min(self._maker.to_drop, DISCARD_CHUNK)
             began = perf_counter()
             chunk = run.pull(to_drop or self._sizer.want())
@@ -203,56 +207,27 @@ class Pump:
             count = len(chunk.elements)
             self.busy_s += took
             if not count:
-                return
+                return True
             if not to_drop:
                 self._sizer.made(count, took, element_bytes(chunk.elements[0]))
                 self.outputs += count
-            with self._changed:
-                self._maker.add(chunk)
-                if self._maker.ready:
-                    self._changed.notify_all()
-
-    def _wait_for_use(self) -> bool:
-        """Wait until less than a frame for each consumer is ready; False if the pump was abandoned."""
-        with self._changed:
-            while not self.abandoned:
-                ready = self._maker.ready
-                if ready < MAX_ROUNDS and ready * self._sizer.bytes_each < FRAME_BYTES:
-                    return True
-                self._changed.wait(1.0)
+            self._maker.add(chunk)
+            del chunk  # its memory is to be free for the next as soon as the reader is through with it
+            while self._maker.ready:
+                if not self._send():
+                    return False
         return False
 
-    # The thread that sends
-
-    def _send(self) -> None:
-        try:
-            while (room := self._wait_for_rounds()) is not None:
-                with self._changed:
-                    most = max(1, int(min(room, FRAME_BYTES) / max(self._sizer.bytes_each, 1.0)))
-                    taken = self._maker.take(most)
-                    self._changed.notify_all()
-                if taken is None:
-                    self._finish()
-                    return
-                self._audience.deliver(self, taken, self._cut(taken.after))
-        except StaleStream as stale:
-            self._audience.stale(self, stale.reason)
-        except StreamStopped:
-            pass
-        except BaseException as error:
-            self._audience.failed(self, error)
-            self.abandon()
-
-    def _wait_for_rounds(self) -> int | None:
-        """Wait for rounds, or the end, and for room to send them. None: the pump was abandoned."""
-        with self._changed:
-            while not self._maker.ready and not self._over and not self.abandoned:
-                self._changed.wait(1.0)
-            if self.abandoned:
-                return None
-            if not self._maker.ready:
-                return 0
-        return self._audience.wait_room(self)
+    def _send(self) -> bool:
+        """Send a frame of the rounds that are ready, when there is room; False if the pump was abandoned."""
+        room = self._audience.wait_room(self)
+        if room is None:
+            return False
+        most = max(1, int(min(room, self._frame_bytes) / max(self._sizer.bytes_each, 1.0)))
+        taken = self._maker.take(min(most, MAX_ROUNDS))
+        assert taken is not None
+        self._audience.deliver(self, taken, self._cut(taken.after))
+        return True
 
     def _cut(self, standing: Standing) -> Cut:
         named: tuple[Named, ...] = ()
@@ -261,9 +236,7 @@ class Pump:
         return Cut(standing.engine, standing.since, named, self._share, standing.regroup)
 
     def _finish(self) -> None:
-        """Everything made was sent: raise what went wrong, or tell the end."""
-        if self._error is not None:
-            raise self._error
+        """Everything made was sent: tell the end."""
         opened, maker = self._opened, self._maker
         assert opened is not None
         leftover = False

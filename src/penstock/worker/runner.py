@@ -20,17 +20,15 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-import msgspec
 import zmq
 
-from penstock.core.ids import JobName, RunnerId, StreamId, WorkerId, stream_number
+from penstock.core.ids import StreamId, stream_number
 from penstock.runtime.budget import Budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import Left, StreamPart, TornRounds
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.compression import compress
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
 from penstock.wire.failures import describe_failure
 from penstock.wire.liveness import is_gone
 from penstock.wire.messages import (
@@ -40,29 +38,38 @@ from penstock.wire.messages import (
     Cut,
     FromRunner,
     GrantSplits,
+    JobSpec,
     Leftover,
     OpenStream,
     Output,
     RemoteFailure,
+    RunnerFigures,
     SlabPlaces,
     StreamFailed,
     StreamRefused,
     ToRunner,
+    Units,
 )
 from penstock.wire.slabs import Arena
 from penstock.wire.sockets import Guard, bind_router
+from penstock.worker.fed import FedFeed, FedUnits
 from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
+from penstock.worker.figures import Figures, line_of
 from penstock.worker.flight import RECORD_BYTES, FlightRecord, HangWatch, InFlight
 from penstock.worker.grouping import outputs_received
 from penstock.worker.job import Job, LoadedJob
 from penstock.worker.ledger import Ledger
 from penstock.worker.output import OutputCapture
+from penstock.worker.processes_runner import RunnerConfig
 from penstock.worker.pump import OpenedRun, Pump
 from penstock.worker.sending import DataSocket
+from penstock.worker.shared import SharedStream
 from penstock.worker.streams import Stream, Terms
 
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
+DEFAULT_WINDOW_BYTES = 256 << 20
+WINDOWS_SHARE = 7 / 8  # of the windows' budget; the rest is for batches in the making
 LEAST_ENGINE_BYTES = 16 << 20
 HANG_S = 60.0
 LOOK_S = 1.0
@@ -72,22 +79,13 @@ FORGET_S = 600.0  # a stream nobody reads: of an earlier epoch, or bound elsewhe
 _log = logging.getLogger(__name__)
 
 
-class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    runner: RunnerId
-    worker: WorkerId
-    job: JobName
-    dispatcher: str
-    credentials: Credentials
-    memory_bytes: int
-    threads: int
-    host: str = ""
-    bind: str = "127.0.0.1"
-    advertise: str | None = None
-    port_range: tuple[int, int] | None = None
-
-
-def run(config: RunnerConfig, ready: Callable[[str], None], record: mmap.mmap | None = None) -> None:
-    """Serve until SIGTERM. `ready` is told the address; `record` is memory that outlives this process."""
+def run(
+    config: RunnerConfig,
+    ready: Callable[[str], None],
+    record: mmap.mmap | None = None,
+    report: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -99,6 +97,8 @@ def run(config: RunnerConfig, ready: Callable[[str], None], record: mmap.mmap | 
     while not stop.wait(LOOK_S):
         runner.look_after()
         capture.settle()
+        if report is not None:
+            report(line_of(runner.statistics()))
     # A thread in the middle of a user's function cannot be ended: it has a moment, then the process goes without it.
     threading.Thread(target=_leave_anyway, name="penstock leave", daemon=True).start()
     capture.close()
@@ -126,9 +126,12 @@ class Runner:
         self._job = Job(self._control, config.job)
         self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
         self._hangs = HangWatch(HANG_S)
-        self._streams: dict[StreamId, Stream] = {}
+        self._figures = Figures()
+        self._streams: dict[StreamId, Stream | SharedStream] = {}
         self._early: list[tuple[bytes, OpenStream]] = []
         """Came before the job was loaded."""
+        self._fed: dict[StreamId, FedUnits] = {}
+        """What readers sent for streams that they feed; it may come before the stream is open."""
         self._loaded: LoadedJob | None = None
         self._load_failure: RemoteFailure | None = None
         self._processes: dict[bytes, str] = {}
@@ -168,22 +171,34 @@ class Runner:
 
     def _load(self) -> None:
         try:
-            self._loaded = self._job.load(lambda: self._closed)
+            loaded = self._job.load(lambda: self._closed)
+            if loaded.spec.sharing:
+                self._arena.limit(self._window_bytes(loaded.spec))
+            self._loaded = loaded
         except BaseException as error:
             self._load_failure = describe_failure(error)
+        self._data.tick()  # readers may have come before it
 
     # What readers say: in the data socket's thread.
 
     def _take(self, peer: bytes, message: ToRunner) -> None:
         if isinstance(message, OpenStream):
             self._open(peer, message)
+        elif isinstance(message, Units):
+            self._fed.setdefault(message.stream, FedUnits()).take(message)
         elif isinstance(message, Credit):
             if message.returned:
                 self._arena.release(message.returned)
-            if (stream := self._streams.get(message.stream)) is not None:
+            stream = self._streams.get(message.stream)
+            if isinstance(stream, SharedStream):
+                stream.take_credit(peer, message)
+            elif stream is not None:
                 stream.credit(peer, message.opening, message.credit)
         elif isinstance(message, CloseStream) and (stream := self._streams.get(message.stream)) is not None:
-            stream.close_reader(peer, message.opening)
+            if isinstance(stream, SharedStream):
+                stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
+            else:
+                stream.close_reader(peer, message.opening)
 
     def _open(self, peer: bytes, message: OpenStream) -> None:
         if message.slab and message.process:
@@ -193,14 +208,27 @@ class Runner:
             self.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._loaded is not None:
             spec = self._loaded.spec
-            stream = self._streams.setdefault(
-                message.stream, Stream(message.stream, self, coordinated=self._loaded.makes_rounds)
-            )
+            stream = self._streams.get(message.stream) or self._new_stream(message, self._loaded)
             stream.open(peer, message, 1 if spec.uneven == "allow" else spec.consumers)
         elif self._load_failure is not None:
             self._tell_failure(peer, message, self._load_failure)
         else:
             self._early.append((peer, message))
+
+    def _new_stream(self, message: OpenStream, job: LoadedJob) -> Stream | SharedStream:
+        stream: Stream | SharedStream
+        if job.spec.sharing:
+            shared = [other for other in self._streams.values() if isinstance(other, SharedStream)]
+            for other in shared:
+                if other.attempt != message.attempt:
+                    other.retire()
+            stream = SharedStream(message.stream, self, job.spec)
+            self._streams[message.stream] = stream
+            for other in shared:
+                other.trim()
+            return stream
+        stream = self._streams[message.stream] = Stream(message.stream, self, coordinated=job.makes_rounds)
+        return stream
 
     def _tell_failure(self, peer: bytes, message: OpenStream, failure: RemoteFailure) -> None:
         self.send(
@@ -227,6 +255,7 @@ class Runner:
             if now - stream.idle_since > FORGET_S:
                 stream.close()
                 del self._streams[stream.id]
+                self._fed.pop(stream.id, None)
                 continue
             for peer in stream.tick(now):
                 # Nothing to say, but the socket finds out whether there is still somebody to say it to.
@@ -259,17 +288,35 @@ class Runner:
     def release(self, lease: int) -> None:
         self._arena.release((lease,))
 
+    def keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
+        places = self._arena.place(buffers)
+        return None if places is None else (places, self._arena.views(places))
+
+    def lease(self, peer: bytes, places: SlabPlaces) -> SlabPlaces | None:
+        return self._arena.share(places, self._processes.get(peer, ""))
+
+    def window_share(self) -> int:
+        """Divide the windows' budget among the streams that have one; a part is left to batches in the making."""
+        assert self._loaded is not None
+        sharing = sum(
+            isinstance(stream, SharedStream) and stream.holds_memory for stream in list(self._streams.values())
+        )
+        return int(self._window_bytes(self._loaded.spec) * WINDOWS_SHARE) // max(1, sharing)
+
+    def _window_bytes(self, spec: JobSpec) -> int:
+        return min(spec.window_bytes or DEFAULT_WINDOW_BYTES, int(self.config.memory_bytes * ARENA_SHARE))
+
     def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         assert self._loaded is not None
         kind = self._loaded.spec.compression
         return ("", buffers) if kind == "none" else (kind, compress(kind, buffers))
 
-    def open_run(self, stream: Stream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
+    def open_run(self, stream: Stream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
         job = self._job.load(lambda: pump.abandoned)
         excluded = self._job.excluded()
         spec, feed_spec = job.spec, terms.feed
         ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
-        final = feed_spec.kind == "tail" or spec.sharding == "off"
+        final = feed_spec.kind in ("tail", "fed") or spec.sharding == "off"
         feed = self._feed(stream, terms, ledger, spec.split_counts)
         pump.adopt(feed)
         arena = self._arena
@@ -300,9 +347,14 @@ class Runner:
         except BaseException:
             run.close()
             raise
+        self._figures.watch(pump, run)
         return OpenedRun(run=run, feed=feed, ledger=ledger, final=final, pad=spec.uneven == "pad")
 
-    def _feed(self, stream: Stream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]) -> ClosableFeed:
+    def _feed(
+        self, stream: Stream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]
+    ) -> ClosableFeed:
+        if terms.feed.kind == "fed":
+            return FedFeed(self._fed.setdefault(stream.id, FedUnits()), terms.feed)
         if ledger is None:
             return fixed_feed(terms.feed, split_counts)
         return GrantedFeed(
@@ -321,6 +373,10 @@ class Runner:
         """Share memory and threads among the streams that run now, the one that asks included."""
         reading = max(1, sum(stream.running for stream in list(self._streams.values())))
         memory = max(LEAST_ENGINE_BYTES, int(self.config.memory_bytes * ENGINE_SHARE) // reading)
+        if self._loaded is not None and self._loaded.spec.sharing:
+            memory = max(
+                1 << 20, min(memory, int(self._window_bytes(self._loaded.spec) * (1 - WINDOWS_SHARE))) // reading
+            )
         return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
 
     # Looking after
@@ -329,9 +385,9 @@ class Runner:
         """Name what hangs; called about once a second."""
         now = monotonic()
         for work in self._hangs.overdue(self._flight.in_flight(), now):
-            self._say(_hang_text(work, now))
+            self.say(_hang_text(work, now))
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if not self.forward_output(text):
             _log.warning(text)
 
@@ -342,26 +398,9 @@ class Runner:
             self.send(peer, Output(worker=self.config.worker, text=text))
         return bool(peers)
 
-    def statistics(self) -> dict[str, Any]:
-        """Return what the agent's heartbeat carries: a few numbers a stream and a stage."""
-        streams: dict[str, Any] = {}
-        stages: dict[str, list[float]] = {}
-        for stream in list(self._streams.values()):
-            pump, counts = stream.pump, stream.counts
-            streams[stream.id] = {
-                "rounds": counts.rounds,
-                "bytes": counts.nbytes,
-                "busy_s": 0.0 if pump is None else round(pump.busy_s, 3),
-                "credit_wait_s": round(counts.credit_wait_s, 3),
-                "runs": counts.runs,
-            }
-            run = None if pump is None else pump.run
-            for stage in () if run is None else run.statistics().stages:
-                total = stages.setdefault(stage.name, [0, 0.0, 0])
-                total[0] += stage.elements
-                total[1] += stage.busy_s
-                total[2] += stage.bytes
-        return {"streams": streams, "stages": stages, "refused": self._guard.refused}
+    def statistics(self) -> RunnerFigures:
+        """Return what the agent's heartbeat carries."""
+        return self._figures.look(list(self._streams.values()), refused=self._guard.refused)
 
 
 def _left(leftover: Leftover, job: LoadedJob) -> Left:

@@ -7,7 +7,6 @@ runner learns of it: `on_lost` is told, and what was to be sent is given back th
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -28,6 +27,8 @@ COPY_BELOW_BYTES = 64 << 10  # a zero-copy frame costs about what copying this m
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
 CLOSE_WAIT_S = 2.0
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 
 _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToRunner] = msgspec.msgpack.Decoder(ToRunner)
@@ -56,8 +57,10 @@ class DataSocket:
         self._on_message, self._on_lost, self._on_tick = on_message, on_lost, on_tick
         self._parcels: deque[_Parcel] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._rung = False
+        """The thread was woken up, and has not looked yet."""
         self._lock = threading.Lock()
-        self._stopping = False
+        self._stopping = self._tick_asked = False
         self.peers: set[bytes] = set()
         """Those that have said something and are not known to be gone."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
@@ -72,9 +75,15 @@ class DataSocket:
         self._parcels.append(_Parcel(peer, msgspec.msgpack.encode(header), buffers, unsent))
         self._ring()
 
+    def tick(self) -> None:
+        """Have `on_tick` called now."""
+        self._tick_asked = True
+        self._ring()
+
     def _ring(self) -> None:
         with self._lock:
-            if self._wake >= 0:
+            if self._wake >= 0 and not self._rung:
+                self._rung = True
                 os.eventfd_write(self._wake, 1)
 
     def stop(self) -> bool:
@@ -91,14 +100,17 @@ class DataSocket:
         ticked = monotonic()
         try:
             while not self._stopping:
-                poller.poll(int(TICK_S * 1000))
-                with contextlib.suppress(BlockingIOError):
+                # Only what is ready is tried: finding out by an exception costs more than sending a frame.
+                ready = [where for where, _ in poller.poll(int(TICK_S * 1000))]
+                if self._wake in ready:
                     os.eventfd_read(self._wake)
-                self._receive()
+                    self._rung = False  # not earlier: who rings in between would be forgotten
+                if self._socket in ready:
+                    self._receive()
                 self._send_all()
                 now = monotonic()
-                if now - ticked >= TICK_S:
-                    ticked = now
+                if now - ticked >= TICK_S or self._tick_asked:
+                    ticked, self._tick_asked = now, False
                     self._on_tick(now)
             self._send_all()
         except zmq.ContextTerminated:
@@ -143,9 +155,8 @@ class DataSocket:
 
     def _put(self, parcel: _Parcel) -> None:
         socket, buffers = self._socket, parcel.buffers
-        more = zmq.SNDMORE | zmq.NOBLOCK
-        socket.send(parcel.peer, more)
-        socket.send(parcel.header, more if buffers else zmq.NOBLOCK)
+        socket.send(parcel.peer, _MORE)
+        socket.send(parcel.header, _MORE if buffers else _LAST)
         for number, buffer in enumerate(buffers, 1):
             small = memoryview(buffer).nbytes < COPY_BELOW_BYTES
-            socket.send(buffer, more if number < len(buffers) else zmq.NOBLOCK, copy=small)
+            socket.send(buffer, _MORE if number < len(buffers) else _LAST, copy=small)

@@ -44,6 +44,7 @@ from penstock.worker.grouping import Taken
 from penstock.worker.pump import End, OpenedRun, Pump
 
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
+GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
 PROBE_S = 2.0  # how often a reader that keeps the others waiting is looked after
 PROBE_ALONE_S = 10.0  # and one that keeps only a run waiting
 LONG_LOG = 4_096  # entries that every reader knows, kept for one that may open with an older cut
@@ -206,7 +207,7 @@ class Stream:
         if from_beginning or len(places) >= self._consumers:
             self._start_pump()
         elif self._start_at is None:
-            self._start_at = monotonic() + GATHER_S
+            self._start_at = monotonic() + (GATHER_IN_STEP_S if self._coordinated else GATHER_S)
 
     def credit(self, peer: bytes, opening: int, credit: int) -> None:
         with self._changed:
@@ -342,7 +343,7 @@ class Stream:
         """Send rounds from `first` on. `alone`: no other consumer gets these elements."""
         terms = self._terms
         assert terms is not None
-        layout, buffers = _encode(elements)
+        layout, buffers = encode_elements(elements)
         nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
         slab: SlabPlaces | None = None
         sent: Sequence[Any] = buffers
@@ -441,7 +442,7 @@ class Stream:
             self._readers.clear()
 
 
-def _encode(elements: Sequence[Element]) -> tuple[bytes, Sequence[Any]]:
+def encode_elements(elements: Sequence[Element]) -> tuple[bytes, Sequence[Any]]:
     try:
         return encode_run(elements)
     except CodecError:

@@ -1,11 +1,12 @@
 """batch, padded_batch and ragged_batch: rows gathered in order and collated. A batch adds no state of its own.
 
-With `keep_rest` the last rows that do not fill a batch are not given: the end is where the last batch ended.
+With `keep_rest` the last rows that do not fill a batch are not given: the end is where the last batch ended. Where
+`sizes` are given, they say how many rows each batch has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
 from penstock.runtime.stats import StageMeter
 
 Collate = Callable[[Sequence[Element]], Element]
+Sizes = Callable[[State], Iterator[int]]
+"""From where a stage is opened to the sizes of the batches that follow, each asked for when its first row is there."""
 
 
 class Batching(Stage):
@@ -26,6 +29,7 @@ class Batching(Stage):
         drop_last: bool,
         collate: Collate,
         keep_rest: bool = False,
+        sizes: Sizes | None = None,
     ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
@@ -33,9 +37,11 @@ class Batching(Stage):
         self._drop_last = drop_last
         self._collate = collate
         self._keep_rest = keep_rest
+        self._sizes_from = sizes
 
     def open(self, pass_: int, state: State) -> None:
         self.upstream.open(pass_, state)
+        self._sizes = None if self._sizes_from is None else self._sizes_from(state)
         self._rows: list[Element] = []
         self._ident: Idents | None = None
         self._start: tuple[Marks, int] | None = None
@@ -63,6 +69,8 @@ class Batching(Stage):
         done = 0
         while done < len(chunk.elements):
             if not self._rows:
+                if self._sizes is not None:
+                    self._size = next(self._sizes)
                 self._start = (chunk.marks, done)
                 self._ident = None if chunk.idents is None else chunk.idents[done : done + 1]
             taken = min(self._size - len(self._rows), len(chunk.elements) - done)

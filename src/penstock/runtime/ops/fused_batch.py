@@ -20,7 +20,7 @@ from penstock.runtime.blame import blame
 from penstock.runtime.collate import collate, different_arrays, different_structure, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
 from penstock.runtime.flight import Flight
-from penstock.runtime.ops.batch import Collate
+from penstock.runtime.ops.batch import Collate, Sizes
 from penstock.runtime.ops.steps import Step, run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
@@ -161,6 +161,8 @@ class _Segment:
     row: int
     start: int
     stop: int
+    ends: bool
+    """With these rows the batch is full."""
     whole: Element = None
     """The finished batch, where the task has all of its rows."""
 
@@ -188,14 +190,17 @@ class _Rows(Ordered):
         collate: Collate,
         allocate: Allocate | None,
         flight: Flight | None,
+        sizes: Sizes | None,
     ) -> None:
         super().__init__(meter, upstream, pool, tuner, room, flight)
         self._steps = steps
         self._size = size
         self._collate = collate
         self._buffers = BufferPool(allocate)
+        self._sizes_from = sizes
 
     def _open_upstream(self, pass_: int, state: State) -> None:
+        self._sizes = None if self._sizes_from is None else self._sizes_from(state)
         self._batch: BatchUnderWay | None = None
         self._row = 0
         self.upstream.open(pass_, state)
@@ -204,6 +209,8 @@ class _Rows(Ordered):
         # Nobody waits for a row by itself: fewer and longer tasks, as long as a batch is still many of them.
         want = max(want, min(4 * want, self._size // 8))
         left = self._size - self._row
+        if want < left <= 2 * want:
+            want = left  # one task and no hand-over rather than two
         whole = (want - left) // self._size if want > left else 0
         return super()._gather(min(want, left + whole * self._size))
 
@@ -211,12 +218,15 @@ class _Rows(Ordered):
         segments: list[_Segment] = []
         start, count = 0, len(chunk.elements)
         while start < count:
+            if self._row == 0 and self._sizes is not None:
+                self._size = next(self._sizes)
             stop = min(start + self._size - self._row, count)
             if self._row == 0 and stop - start == self._size:
-                segments.append(_Segment(None, 0, start, stop))
+                segments.append(_Segment(None, 0, start, stop, ends=True))
             else:
                 self._batch = self._batch or BatchUnderWay(self._size, self._buffers)
-                segments.append(_Segment(self._batch, self._row, start, stop))
+                full = self._row + stop - start == self._size
+                segments.append(_Segment(self._batch, self._row, start, stop, ends=full))
                 self._row += stop - start
                 if self._row == self._size:
                     self._batch, self._row = None, 0
@@ -280,6 +290,7 @@ class FusedBatching(Stage):
         keep_rest: bool = False,
         allocate: Allocate | None = None,
         flight: Flight | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         self._rows = _Rows(
             rows_meter,
@@ -292,6 +303,7 @@ class FusedBatching(Stage):
             collate=collate,
             allocate=allocate,
             flight=flight,
+            sizes=sizes,
         )
         super().__init__(meter, self._rows)
         self._size = size
@@ -329,8 +341,8 @@ class FusedBatching(Stage):
                     start = start or self._start
                     self._filled += segment.stop - segment.start
                     self._partial = segment.batch
-                    if self._filled == self._size:
-                        batches.append(segment.whole if segment.batch is None else segment.batch.finish(self._size))
+                    if segment.ends:
+                        batches.append(segment.whole if segment.batch is None else segment.batch.finish(self._filled))
                         ends.append((task.chunk.marks, segment.stop))
                         if self._ident is not None:
                             idents.append(self._ident)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -212,6 +212,11 @@ def chosen(chunk: Chunk, kept: Sequence[int]) -> Chunk:
     return Chunk([chunk.elements[k] for k in kept], Selected(chunk.marks, kept, len(chunk.elements)), idents)
 
 
+@cache
+def _locates_elements(kind: type) -> bool:
+    return issubclass(kind, LocatesElements)  # of a protocol, this takes longer than some user functions
+
+
 @dataclass(frozen=True, slots=True)
 class _IndexMarks:
     """Consecutive positions of an indexable source; they may run over several splits."""
@@ -229,7 +234,7 @@ class _IndexMarks:
     def origin(self, k: int) -> Origin:
         index = int(self.indices[k])
         split = max(bisect_right(self.starts, index) - 1, 0)
-        path = self.source.path_of(index) if isinstance(self.source, LocatesElements) else ""
+        path = self.source.path_of(index) if _locates_elements(type(self.source)) else ""  # type: ignore[attr-defined]
         return Origin(split, index - self.starts[split], path, None, self.ordinals.source)
 
 

@@ -1,0 +1,281 @@
+"""Ephemeral sharing: what k jobs over one pipeline cost. The shape of figure 10, and of the cost formula beside it.
+
+python experiments/sharing.py [--quick] [--without-tf]     or: make experiment E=sharing
+
+1 to 16 jobs, each a process, read 9.6 MB batches that cost 0.15 s of CPU time to make; a training step is simulated by
+sleeping 0.5 s. Measured are the CPU seconds of all processes of the service, and how long a job takes. Compared are the
+paper's three modes, and its own implementation:
+
+- `shared, sharing`: one service, `sharing="skip"`,
+- `shared, no sharing`: one service, every job makes its own batches,
+- `dedicated`: a service for each job,
+- `tf.data service`: its cross-trainer cache, one worker, the same batches and steps.
+
+Then jobs of different speeds: what the slow ones skip; and jobs one after the other, against the paper's formula
+k C - (k - 1) (cache / dataset) C. It prints tables and writes a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from sweep import ROW_CPU_S, ROWS, STEP_S, Outcome, cpu_seconds, make_row, train
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+JOBS = (1, 2, 4, 8, 16)
+SHARING, UNSHARED, DEDICATED, TF = "shared, sharing", "shared, no sharing", "dedicated", "tf.data service"
+PATIENCE_S = 600.0
+SMALL_WINDOW_BATCHES = 8
+
+
+# A trainer: a process of its own
+
+
+def trainer(given: dict[str, Any]) -> None:
+    """Read as one job; say when warm, wait to be let go, and say how it went."""
+    import penstock as ps
+
+    batches = ps.range(1 << 30).map(make_row).batch(ROWS)
+    with batches.distribute(given["service"], timeout=PATIENCE_S, **given["options"]) as loader:
+
+        def warmed() -> None:
+            print("warm", flush=True)
+            sys.stdin.readline()
+
+        seconds = train(iter(loader), given["steps"], given["step_s"], warmed)
+        statistics = loader.statistics()
+        print(json.dumps({"seconds": seconds, "skipped": statistics.skipped, "shared": statistics.shared}), flush=True)
+        sys.stdin.readline()  # nobody leaves while another still reads
+
+
+class Trainers:
+    """So many jobs at once."""
+
+    def __init__(self, given: list[dict[str, Any]]) -> None:
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--trainer", json.dumps(one)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for one in given
+        ]
+
+    def run(self, warmed: Callable[[], None]) -> list[dict[str, Any]]:
+        try:
+            self._hear()
+            warmed()
+            self._go()
+            told = [json.loads(line) for line in self._hear()]
+            self._go()
+            return told
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.communicate()
+
+    def _hear(self) -> list[str]:
+        lines = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"a trainer ended with {process.wait()}")
+            lines.append(line)
+        return lines
+
+    def _go(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+
+# Jobs of one speed
+
+
+def ours(mode: str, jobs: int, steps: int) -> Outcome:
+    import penstock as ps
+
+    with ExitStack() as stack:
+        services = [
+            stack.enter_context(ps.LocalService(workers=1, threads=2)) for _ in range(jobs if mode == DEDICATED else 1)
+        ]
+        given = []
+        for number in range(jobs):
+            options = {"job": f"job {number}", "memory_bytes": 32 << 20}
+            if mode == SHARING:
+                options = {"job": "sweep", "sharing": "skip", "trainer": f"t{number}"}
+            service = str(services[number % len(services)].service_file)
+            given.append({"service": service, "options": options, "steps": steps, "step_s": STEP_S})
+        before: list[float] = []
+
+        def all_cpu() -> float:
+            return cpu_seconds({pid for service in services for pid in service.pids()})
+
+        told = Trainers(given).run(lambda: before.append(all_cpu()))
+        return Outcome(
+            jobs=jobs,
+            cpu_s=all_cpu() - before[0],
+            job_s=sum(one["seconds"] for one in told) / jobs,
+            batches=jobs * steps,
+            skipped=sum(one["skipped"] for one in told),
+        )
+
+
+def tf_service(jobs: int, steps: int) -> Outcome:
+    given = json.dumps({"jobs": jobs, "steps": steps, "step_s": STEP_S})
+    script = Path(__file__).with_name("tf_sharing.py")
+    ran = subprocess.run(
+        [str(PEERS), str(script), given], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    if ran.returncode:
+        raise RuntimeError(f"tf.data service: {ran.stderr[-2000:]}")
+    return Outcome(**json.loads(ran.stdout.splitlines()[-1]))
+
+
+# Jobs of different speeds, and one after the other
+
+
+def different_speeds(steps: int) -> list[tuple[float, int, int, int]]:
+    """Return for each job its step, what it read, what it skipped, and what a window that slides lets expect."""
+    import penstock as ps
+
+    slower = (1, 2, 4)
+    made = 4 * steps
+    with ps.LocalService(workers=1, threads=2) as service:
+        options = {"job": "speeds", "sharing": "skip", "window_bytes": window_bytes(SMALL_WINDOW_BATCHES)}
+        given = [
+            {
+                "service": str(service.service_file),
+                "options": {**options, "trainer": f"x{factor}"},
+                "steps": made // factor,
+                "step_s": STEP_S / 2 * factor,
+            }
+            for factor in slower
+        ]
+        told = Trainers(given).run(lambda: None)
+    return [
+        (one["step_s"], one["steps"], result["skipped"], max(0, made - made // factor - SMALL_WINDOW_BATCHES))
+        for factor, one, result in zip(slower, given, told)
+    ]
+
+
+def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
+    """Return how many batches were made for jobs that do not overlap, and how many the paper's formula says."""
+    import penstock as ps
+
+    batches = ps.range(1 << 30).map(make_row).batch(ROWS)
+    made = 0
+    with ps.LocalService(workers=1, threads=2) as service:
+        for number in range(jobs):
+            with batches.distribute(
+                service,
+                job="sequence",
+                sharing="skip",
+                trainer=f"t{number}",
+                window_bytes=window_bytes(SMALL_WINDOW_BATCHES),
+                timeout=PATIENCE_S,
+            ) as loader:
+                for _ in zip(range(steps), loader):
+                    pass
+                statistics = loader.statistics()
+                made += statistics.elements - statistics.shared
+    return made, jobs * steps - (jobs - 1) * SMALL_WINDOW_BATCHES
+
+
+def window_bytes(batches: int) -> int:
+    """Return the budget of a window that holds so many: batches in the making need an eighth of it."""
+    return int((batches + 0.5) * ROWS * 224 * 224 * 3 * 8 / 7)
+
+
+# Reporting
+
+
+def table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    texts = [columns, *(tuple(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[at]) for row in texts) for at in range(len(columns))]
+    for row in texts:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
+    print(flush=True)
+
+
+def plot(outcomes: dict[str, list[Outcome]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    for mode, found in outcomes.items():
+        jobs = [one.jobs for one in found]
+        left.plot(jobs, [one.cpu_s for one in found], marker="o", label=mode)
+        right.plot(jobs, [one.job_s for one in found], marker="o", label=mode)
+    left.set(xlabel="jobs", ylabel="CPU seconds of the service", xscale="log", yscale="log")
+    right.set(xlabel="jobs", ylabel="seconds a job", xscale="log", ylim=0)
+    for axes in (left, right):
+        axes.set_xticks(JOBS, [str(jobs) for jobs in JOBS])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    left.legend()
+    figure.suptitle(f"{ROWS * ROW_CPU_S:.2f} s of CPU time a batch, steps of {STEP_S} s, 2 cores")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def report(outcomes: dict[str, list[Outcome]]) -> None:
+    rows = []
+    for mode, found in outcomes.items():
+        alone = found[0]
+        for one in found:
+            ratios = one.cpu_s / alone.cpu_s, one.job_s / alone.job_s
+            rows.append((mode, one.jobs, one.cpu_s, ratios[0], one.job_s, ratios[1], one.cpu_ms_a_batch, one.skipped))
+    table(("mode", "jobs", "CPU s", "of 1 job", "job s", "of 1 job", "CPU ms/batch", "skipped"), rows)
+    most = outcomes[SHARING][-1]
+    if TF in outcomes and outcomes[TF][-1].jobs == most.jobs:
+        ratio = most.cpu_ms_a_batch / outcomes[TF][-1].cpu_ms_a_batch
+        print(f"CPU time for each delivered batch, {most.jobs} jobs: {ratio:.2f} of tf.data service's cache\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer jobs and steps")
+    parser.add_argument("--without-tf", action="store_true", help="leave tf.data service out")
+    parser.add_argument("--plot", type=Path, default=Path("sharing.png"), help="where the plot goes")
+    parser.add_argument("--trainer", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.trainer:
+        trainer(json.loads(arguments.trainer))
+        return
+    steps = 8 if arguments.quick else 24
+    counts = (1, 16) if arguments.quick else JOBS
+    few = tuple(min(jobs, 4) for jobs in counts) if arguments.quick else counts
+    outcomes: dict[str, list[Outcome]] = {
+        SHARING: [ours(SHARING, jobs, steps) for jobs in counts],
+        UNSHARED: [ours(UNSHARED, jobs, steps) for jobs in few],
+        DEDICATED: [ours(DEDICATED, jobs, steps) for jobs in few],
+    }
+    if not arguments.without_tf and PEERS.exists():
+        outcomes[TF] = [tf_service(jobs, steps) for jobs in counts]
+    report(outcomes)
+
+    print(f"Jobs of different speeds, a window of {SMALL_WINDOW_BATCHES} batches")
+    table(("step s", "read", "skipped", "expected"), different_speeds(steps))
+    jobs, length = 4, 2 * steps
+    made, formula = one_after_the_other(jobs, length)
+    print(f"{jobs} jobs of {length} batches one after the other: {made} made, {formula:.0f} by the paper's formula")
+    plot(outcomes, arguments.plot)
+    print(f"wrote {arguments.plot}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""A sampler as the client draws from it: items become units, and every unit knows where the sampler stood before it.
+
+Rules:
+
+1. A sampler gives indices, or lists of indices: one kind throughout. A list is a unit. Indices are units one by one or,
+   where the pipeline has a batch operator, as many of them as a batch has.
+2. Each epoch is drawn by `iter(sampler)` anew, after `set_epoch(epoch)` if the sampler, or one it draws from, has that.
+   A function is called with the epoch and returns what to iterate over.
+3. A place is the sampler's own state, if it has `state_dict` and `load_state_dict` (or its iterator has), and how many
+   items were drawn. Without a state of its own the items are drawn again and passed over; a checksum over them finds a
+   sampler that does not give the same ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from penstock.core.errors import InvalidArgumentError, StateMismatchError
+
+Unit: TypeAlias = tuple[int, ...]
+Holder: TypeAlias = Literal["sampler", "iterator"]
+
+DEFAULT_AHEAD = 64
+DEEPEST = 4  # samplers that draw from samplers, as BatchSampler does
+_NONE_LEFT = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Checked arguments of `distribute`: what to draw from, and how many units may be ahead of the trainer."""
+
+    sampler: Any
+    ahead: int
+
+    def length(self, grouping: Grouping | None, lists: bool | None) -> int | None:
+        """Return how many units an epoch has, where the sampler says; epochs are taken to be alike."""
+        try:
+            items = len(self.sampler)
+        except TypeError:
+            return None
+        if grouping is None:
+            return items
+        if lists if lists is not None else hasattr(self.sampler, "batch_size"):
+            return None if grouping.drop_last else items
+        return items // grouping.size if grouping.drop_last else -(-items // grouping.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """What the pipeline's batch operator says about units."""
+
+    size: int
+    drop_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a sampler stands: before unit number `units` of its epoch."""
+
+    units: int = 0
+    items: int = 0
+    checksum: int = 0
+    lists: bool | None = None
+    """Whether it gives lists; None: it has given nothing."""
+    held_by: Holder | None = None
+    state: Any = None
+
+    def plain(self) -> dict[str, Any]:
+        own: dict[str, Any] = {} if self.held_by is None else {self.held_by: copy.deepcopy(self.state)}
+        return {
+            "units": self.units,
+            "items": self.items,
+            "checksum": self.checksum,
+            "lists": self.lists,
+            **own,
+        }
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> Place:
+        held_by: Holder | None = "sampler" if "sampler" in plain else "iterator" if "iterator" in plain else None
+        return Place(
+            units=int(plain["units"]),
+            items=int(plain["items"]),
+            checksum=int(plain["checksum"]),
+            lists=plain["lists"],
+            held_by=held_by,
+            state=None if held_by is None else plain[held_by],
+        )
+
+
+def check_feed(feed: Any, ahead: object) -> Feed:
+    """Return the feed, or raise `InvalidArgumentError`."""
+    if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 2:
+        raise InvalidArgumentError(f"feed_ahead={ahead!r} must be a whole number of at least 2")
+    if isinstance(feed, (str, bytes)) or not (hasattr(feed, "__iter__") or callable(feed)):
+        raise InvalidArgumentError(
+            f"feed={feed!r} must be a sampler (something that can be iterated over once an epoch and gives indices, or "
+            "lists of them), or a function that takes the epoch and returns one"
+        )
+    if isinstance(feed, Iterator):
+        raise InvalidArgumentError(
+            f"feed={type(feed).__name__} can be iterated over only once; give a sampler, or a function that takes the "
+            "epoch and returns an iterator"
+        )
+    return Feed(sampler=feed, ahead=ahead)
+
+
+class Drawing:
+    """One epoch of a sampler, from a place on."""
+
+    def __init__(
+        self, feed: Feed, *, epoch: int, grouping: Grouping | None, count: int, at: Place | None = None
+    ) -> None:
+        """`count` is how many elements there are to be sampled."""
+        self._grouping, self._count = grouping, count
+        self._units = self._items = self._checksum = 0
+        self._lists: bool | None = None if at is None else at.lists
+        self._ended = False
+        self._error: BaseException | None = None
+        sampler = feed.sampler if hasattr(feed.sampler, "__iter__") else feed.sampler(epoch)
+        _set_epoch(sampler, epoch)
+        if at is not None and at.held_by == "sampler":
+            _loads(sampler, "the sampler").load_state_dict(copy.deepcopy(at.state))
+        self._iterator: Iterator[Any] = iter(sampler)
+        if at is not None and at.held_by == "iterator":
+            _loads(self._iterator, "the sampler's iterator").load_state_dict(copy.deepcopy(at.state))
+        self._holder, self._held_by = _holder(sampler, self._iterator)
+        if at is not None and at.held_by is None:
+            self._pass_over(at)
+        if at is not None:
+            self._units, self._items, self._checksum = at.units, at.items, at.checksum
+        self._first: Unit | None = None
+        self._first_place = self.place()
+        self._first = self._draw()
+
+    @property
+    def lists(self) -> bool | None:
+        """Whether the sampler gives lists; None: it has given nothing."""
+        return self._lists
+
+    def place(self) -> Place:
+        """Return where the sampler stands: before the next unit."""
+        if self._first is not None:
+            return self._first_place
+        state = None if self._holder is None else copy.deepcopy(self._holder.state_dict())
+        return Place(
+            units=self._units,
+            items=self._items,
+            checksum=self._checksum,
+            lists=self._lists,
+            held_by=self._held_by,
+            state=state,
+        )
+
+    def draw(self) -> Unit | None:
+        """Return the next unit; None: there is none."""
+        if self._first is not None:
+            unit, self._first = self._first, None
+            return unit
+        return self._draw()
+
+    def _draw(self) -> Unit | None:
+        if self._error is not None:
+            raise self._error  # an iterator that has raised looks ended the next time
+        if self._ended:
+            return None
+        try:
+            unit = self._next_unit()
+        except BaseException as error:
+            self._error = error
+            raise
+        if unit is None:
+            self._ended = True
+        else:
+            self._units += 1
+        return unit
+
+    def _next_unit(self) -> Unit | None:
+        grouping = self._grouping
+        rows: list[int] = []
+        while (item := next(self._iterator, _NONE_LEFT)) is not _NONE_LEFT:
+            indices = self._indices(item)
+            self._count_item(indices)
+            if not self._lists:
+                rows += indices
+                if grouping is None or len(rows) == grouping.size:
+                    return tuple(rows)
+            elif grouping is not None and len(indices) > grouping.size:
+                raise InvalidArgumentError(
+                    f"the sampler gave a list of {len(indices)} indices for batch({grouping.size}): leave the batch "
+                    "operator out, so that each list is a batch, or give it the length of the longest list"
+                )
+            elif grouping is None or not grouping.drop_last or len(indices) == grouping.size:
+                return indices
+        return None if not rows or grouping is None or grouping.drop_last else tuple(rows)
+
+    def _indices(self, item: Any) -> Unit:
+        single = _index(item)
+        if self._lists is None:
+            self._lists = single is None
+        if self._lists is not (single is None):
+            raise InvalidArgumentError("the sampler gave both indices and lists of indices; it must give one kind")
+        if single is not None:
+            found: Unit = (single,)
+        else:
+            found = tuple(cast(int, _index(each)) for each in _each(item))
+        if not found or None in found:
+            raise InvalidArgumentError(
+                f"the sampler gave {item!r}; it must give indices, or lists of at least one index"
+            )
+        for index in found:
+            if not 0 <= index < self._count:
+                raise InvalidArgumentError(
+                    f"the sampler gave index {index}, and the source has {self._count} elements: 0 to {self._count - 1}"
+                )
+        return found
+
+    def _count_item(self, indices: Unit) -> None:
+        self._items += 1
+        self._checksum = zlib.crc32(np.asarray(indices, np.int64).tobytes(), self._checksum)
+
+    def _pass_over(self, at: Place) -> None:
+        while self._items < at.items and (item := next(self._iterator, _NONE_LEFT)) is not _NONE_LEFT:
+            self._count_item(self._indices(item))
+        if (self._items, self._checksum) != (at.items, at.checksum):
+            raise StateMismatchError(
+                f"the sampler did not give the same {at.items} items again that it had given when the state was saved, "
+                "so where it stood cannot be found. It must give the same ones in the same epoch: seed it, for example "
+                "with feed=lambda epoch: RandomSampler(data, generator=torch.Generator().manual_seed(epoch)), or give "
+                "it state_dict() and load_state_dict()"
+            )
+
+
+def _each(item: Any) -> Any:
+    if isinstance(item, (str, bytes, Mapping)) or not hasattr(item, "__iter__"):
+        raise InvalidArgumentError(f"the sampler gave {item!r}; it must give indices, or lists of indices")
+    return item.tolist() if hasattr(item, "tolist") else item
+
+
+def _index(item: Any) -> int | None:
+    """Return an index, of Python, numpy or torch; None: it is something else."""
+    if type(item) is int:
+        return item
+    if getattr(item, "ndim", 0) or isinstance(item, (bool, list, tuple)):
+        return None
+    try:
+        return operator.index(item)
+    except TypeError:
+        return None
+
+
+def _set_epoch(sampler: Any, epoch: int) -> None:
+    for _ in range(DEEPEST):
+        if sampler is None:
+            return
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+        sampler = getattr(sampler, "sampler", None)
+
+
+def _holder(sampler: Any, iterator: Any) -> tuple[Any, Holder | None]:
+    """Return what holds the sampler's state: its iterator, itself, or nobody."""
+    if _is_stateful(iterator):
+        return iterator, "iterator"
+    return (sampler, "sampler") if _is_stateful(sampler) else (None, None)
+
+
+def _is_stateful(holder: Any) -> bool:
+    return callable(getattr(holder, "state_dict", None)) and callable(getattr(holder, "load_state_dict", None))
+
+
+def _loads(holder: Any, what: str) -> Any:
+    if not callable(getattr(holder, "load_state_dict", None)):
+        raise StateMismatchError(
+            f"the state has the state of a sampler, and {what} ({type(holder).__name__}) has no load_state_dict(); "
+            "give the sampler it was saved with"
+        )
+    return holder

@@ -1,0 +1,151 @@
+"""Reading a job together with other trainers: what may be asked for, and how a trainer fares."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from penstock.core.errors import InvalidArgumentError, choice
+from penstock.wire.messages import Sharing
+
+KINDS = ("skip", "wait")
+TRAINER_TIMEOUT_S = 30.0
+SMALLEST_WINDOW_BYTES = 4096
+USUAL_WINDOW_BYTES = 256 << 20  # where nobody says; a worker may have less
+MOST_AHEAD_BYTES = 4 << 20
+WINDOWS_AHEAD = 8  # a trainer receives ahead what is a small part of the window: its place there is where it reads
+SKIPPED_SHARE = 0.01
+FEW_ELEMENTS = 1_000  # before so many, a share says little
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingOptions:
+    """Checked arguments of `distribute` that concern sharing. `window_bytes` and `trainers` of 0: not given."""
+
+    kind: Sharing
+    trainer: str
+    window_bytes: int
+    trainer_timeout_s: float
+    trainers: int
+    writable: bool
+
+
+def check_sharing(
+    sharing: str | None,
+    *,
+    trainer: str | None,
+    window_bytes: int | None,
+    trainer_timeout: float | None,
+    trainers: int | None,
+    writable: bool,
+    coordinated: bool,
+    consumers: int,
+    replica: int,
+    order: str,
+) -> SharingOptions | None:
+    """Return the options, None without sharing, or raise `InvalidArgumentError` with the reason."""
+    if sharing is None:
+        given = {"trainer": trainer, "window_bytes": window_bytes, "trainer_timeout": trainer_timeout}
+        for name, value in {**given, "trainers": trainers, "writable": writable or None}.items():
+            if value is not None:
+                raise InvalidArgumentError(f"{name}={value!r} is for trainers that share a job: give sharing= too")
+        return None
+    if sharing not in KINDS:
+        raise choice("sharing", sharing, KINDS)
+    if not isinstance(trainer, str) or not trainer.strip():
+        raise InvalidArgumentError(
+            f"sharing={sharing!r} without trainer=: the window keeps a place for each trainer, so each needs an id of "
+            f"its own that it has again when it is restarted, such as trainer='lr-0.01' (given: {trainer!r})"
+        )
+    if coordinated:
+        raise InvalidArgumentError(
+            f"sharing={sharing!r} with coordinated=True: coordinated consumers wait for each other in every step, and "
+            "trainers that share never do; give each its own job"
+        )
+    if consumers > 1 or replica:
+        raise InvalidArgumentError(
+            f"sharing={sharing!r} with consumers={consumers}, replica={replica}: every trainer reads all of what is "
+            "shared; dealing a job to several ranks needs a job without sharing="
+        )
+    if order == "deterministic":
+        raise InvalidArgumentError(
+            f"sharing={sharing!r} with order='deterministic' (or streams=1): there streams take turns by rounds that "
+            "may be gone from the window; use order='relaxed'"
+        )
+    if trainers is not None and sharing != "wait":
+        raise InvalidArgumentError(
+            f"trainers={trainers} says who is waited for, and sharing={sharing!r} waits for none"
+        )
+    return SharingOptions(
+        kind=cast(Sharing, sharing),
+        trainer=trainer,
+        window_bytes=_whole("window_bytes", window_bytes, SMALLEST_WINDOW_BYTES),
+        trainer_timeout_s=_positive("trainer_timeout", trainer_timeout, TRAINER_TIMEOUT_S),
+        trainers=_whole("trainers", trainers, 1),
+        writable=bool(writable),
+    )
+
+
+def trainer_number(trainer: str) -> int:
+    """Return the number that stands for a trainer where slots and readers are counted.
+
+    >>> trainer_number("t7") == trainer_number("t7") != trainer_number("t8")
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(trainer.encode(), digest_size=6).digest())
+
+
+def own_buffers(buffers: Sequence[Any]) -> list[Any]:
+    """Return buffers that nobody else sees: what is shared, or cannot be written to, is copied."""
+    return [np.array(np.frombuffer(buffer, np.uint8)) if memoryview(buffer).readonly else buffer for buffer in buffers]
+
+
+def read_only(buffers: Sequence[Any]) -> list[Any]:
+    """Return the same memory, not to be written to: whether others see it depends on where the worker runs."""
+    return [memoryview(buffer).toreadonly() for buffer in buffers]
+
+
+class SkipWarning:
+    """Says once that a trainer skips more than a hundredth of its epoch."""
+
+    def __init__(self, job: str, trainer: str) -> None:
+        self._job, self._trainer = job, trainer
+        self._said = False
+
+    def check(self, read: int, skipped: int, *, ended: bool = False) -> None:
+        seen = read + skipped
+        if self._said or skipped <= SKIPPED_SHARE * (seen if ended else max(seen, FEW_ELEMENTS)):
+            return
+        self._said = True
+        _log.warning(
+            "trainer %r skipped %d of %d elements of job %r (%.1f %%): others read faster than it, and the window has "
+            "moved on. A larger window_bytes= or sharing='wait' skips less",
+            self._trainer,
+            skipped,
+            seen,
+            self._job,
+            100 * skipped / seen,
+        )
+
+
+def _whole(argument: str, value: object, least: int) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgumentError(f"{argument}={value!r} must be a whole number of at least {least}")
+    return value
+
+
+def _positive(argument: str, value: object, default: float) -> float:
+    if value is None:
+        return default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise InvalidArgumentError(f"{argument}={value!r} must be a number above 0")
+    return float(value)

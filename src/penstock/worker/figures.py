@@ -1,0 +1,106 @@
+"""What a runner has done so far, for its agent's heartbeat.
+
+Figures only grow for as long as the process lives. Streams, pumps and runs come and go: what each has done since it was
+last looked at is added. A run is held here until it has been looked at once after its end, so that one which begins
+and ends between two looks counts too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from penstock.runtime.iterator import Run
+from penstock.wire.messages import RunnerFigures, StageFigures
+from penstock.worker.pump import Pump
+from penstock.worker.streams import Counts
+
+LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `worker.processes_child`
+LABEL_CHARACTERS = 80
+
+
+class Counted(Protocol):
+    """A stream, whichever kind."""
+
+    @property
+    def counts(self) -> Counts: ...
+
+    @property
+    def running(self) -> bool: ...
+
+
+class Figures:
+    """Any thread may `watch`; one looks."""
+
+    def __init__(self) -> None:
+        self._watched: list[tuple[Pump, Run]] = []
+        self._seen: weakref.WeakKeyDictionary[object, tuple[float, ...]] = weakref.WeakKeyDictionary()
+        self._rounds = self._nbytes = self._runs = 0
+        self._busy_s = self._credit_wait_s = 0.0
+        self._stages: dict[str, tuple[int, float, int]] = {}
+
+    def watch(self, pump: Pump, run: Run) -> None:
+        self._watched.append((pump, run))
+
+    def look(self, streams: Iterable[Counted], *, refused: int = 0) -> RunnerFigures:
+        """Return the figures as they are now."""
+        running = 0
+        for stream in streams:
+            counts = stream.counts
+            running += stream.running
+            rounds, nbytes, wait_s, runs = self._since(
+                stream, counts.rounds, counts.nbytes, counts.credit_wait_s, counts.runs
+            )
+            self._rounds += int(rounds)
+            self._nbytes += int(nbytes)
+            self._credit_wait_s += wait_s
+            self._runs += int(runs)
+        for watched in list(self._watched):
+            pump, run = watched
+            ended = run.closed  # asked first: what happens between the two looks counts the next time
+            self._busy_s += self._since(pump, pump.busy_s)[0]
+            self._add_stages(run)
+            if ended:
+                self._watched.remove(watched)
+        return RunnerFigures(
+            streams=running,
+            rounds=self._rounds,
+            nbytes=self._nbytes,
+            runs=self._runs,
+            busy_s=round(self._busy_s, 3),
+            credit_wait_s=round(self._credit_wait_s, 3),
+            refused=refused,
+            stages={
+                label: StageFigures(elements, round(busy_s, 3), nbytes)
+                for label, (elements, busy_s, nbytes) in self._stages.items()
+            },
+        )
+
+    def _add_stages(self, run: Run) -> None:
+        stages = run.statistics().stages
+        values = [value for stage in stages for value in (stage.elements, stage.busy_s, stage.bytes)]
+        new = self._since(run, *values)
+        for number, stage in enumerate(stages):
+            label = stage.name[:LABEL_CHARACTERS]
+            elements, busy_s, nbytes = self._stages.get(label, (0, 0.0, 0))
+            more = new[3 * number : 3 * number + 3]
+            self._stages[label] = elements + int(more[0]), busy_s + more[1], nbytes + int(more[2])
+
+    def _since(self, thing: object, *values: float) -> tuple[float, ...]:
+        """Return how much each value of a thing has grown since the last look at it."""
+        before = self._seen.get(thing, ())
+        self._seen[thing] = values
+        if len(before) != len(values):
+            return values
+        return tuple(max(0, value - old) for value, old in zip(values, before))
+
+
+def line_of(figures: RunnerFigures) -> str:
+    """Return the figures as one line; without the stages where those are too many."""
+    line = msgspec.json.encode(figures)
+    if len(line) > LINE_BYTES:
+        line = msgspec.json.encode(msgspec.structs.replace(figures, stages={}))
+    return line.decode()
