@@ -71,10 +71,11 @@ def test_rounds_since_the_cut_are_made_and_dropped(since: int) -> None:
     assert taken[0].seq == 7
 
 
-def test_without_a_whole_round_the_stream_stands_where_it_was_opened() -> None:
-    maker = RoundMaker(width=4, cut=Cut(engine=9, since=1), next_round=3)
-    assert all_rounds(maker, outputs_from(9, 15)) == []
-    assert (maker.standing.engine, maker.standing.since, maker.incomplete) == (9, 1, 2)
+@pytest.mark.parametrize("since", [0, 1])
+def test_without_a_whole_round_the_stream_stands_after_those_received(since: int) -> None:
+    maker = RoundMaker(width=4, cut=Cut(engine=9, since=since), next_round=3)
+    assert all_rounds(maker, outputs_from(9, 11 + 4 * since)) == []
+    assert (maker.standing.engine, maker.standing.since, maker.incomplete) == (9 + 4 * since, 0, 2)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5])

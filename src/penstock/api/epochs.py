@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -20,10 +20,10 @@ from penstock.client.backend import Beginning, ServiceBackend
 from penstock.client.fetch import EpochReader
 from penstock.client.merge import Checkpoint, read_states
 from penstock.client.stage import ServiceStage
-from penstock.client.state import EpochState, Progress
+from penstock.client.state import EpochState, Progress, Weights
 from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
-from penstock.core.errors import StateMismatchError
+from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.core.ids import AttemptId
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
@@ -67,11 +67,16 @@ class Epoch(Protocol):
 
     def statistics(self) -> LoaderStatistics: ...
 
+    def set_weights(self, weights: Weights) -> None: ...
+
     def close(self) -> None: ...
 
 
 class Kind(Protocol):
     """One of the three ways to read."""
+
+    weights: Weights | None
+    """What a mix goes by in epochs that begin; None: the pipeline's own."""
 
     @property
     def signature(self) -> PipelineSignature: ...
@@ -90,6 +95,7 @@ class Here:
     def __init__(self, plan: Plan, *, threads: int | None, memory_bytes: int | None) -> None:
         self._plan = plan
         self._threads, self._memory_bytes = threads, memory_bytes
+        self.weights: Weights | None = None
 
     @property
     def signature(self) -> PipelineSignature:
@@ -132,6 +138,9 @@ class _HereEpoch:
     def state_dict(self) -> dict[str, Any]:
         return self._iterator.state_dict()
 
+    def set_weights(self, weights: Weights) -> None:
+        raise InvalidArgumentError("set_weights() needs a service; read through one with distribute(to=...)")
+
     def statistics(self) -> LoaderStatistics:
         return statistics_here(self._iterator.statistics())
 
@@ -145,6 +154,7 @@ class _HereEpoch:
 class Direct:
     def __init__(self, source: FromService) -> None:
         self._backend, self._plan = source.backend, source.dataset._plan
+        self.weights: Weights | None = None
 
     @property
     def signature(self) -> PipelineSignature:
@@ -153,7 +163,9 @@ class Direct:
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None) -> Epoch:
         place = None if loaded is None else loaded.place
         changed = loaded is not None and loaded.changed
-        reader = self._backend.open(Beginning(epoch=epoch, seed=seed, checkpoint=place, may_rejoin=not changed))
+        reader = self._backend.open(
+            Beginning(epoch=epoch, seed=seed, checkpoint=place, may_rejoin=not changed, weights=self.weights)
+        )
         return _DirectEpoch(reader, self.signature.entries)
 
     def load(self, states: list[State], changed: bool) -> Loaded:
@@ -173,10 +185,12 @@ class Direct:
             if len(states) == 1
             else {"version": STATE_VERSION, "pipeline": states[0]["pipeline"], "states": states}
         )
+        self.weights = checkpoint.first.progress.weights
         return _loaded_from(checkpoint, dict(state), checkpoint, changed)
 
     def fresh(self, epoch: int, seed: int | None) -> dict[str, Any]:
-        return _fresh(self._backend, epoch, self._plan.seed if seed is None else seed, self.signature).plain()
+        seed = self._plan.seed if seed is None else seed
+        return _fresh(self._backend, epoch, seed, self.signature, self.weights).plain()
 
 
 class _DirectEpoch:
@@ -189,6 +203,9 @@ class _DirectEpoch:
         progress = reader.state()
         return reader.session.state(progress, pipeline=self._pipeline, finished=reader.finished).plain()
 
+    def set_weights(self, weights: Weights) -> None:
+        self._reader.set_weights(weights)
+
     def statistics(self) -> LoaderStatistics:
         return statistics_of(self._reader)
 
@@ -196,7 +213,9 @@ class _DirectEpoch:
         self._reader.close()
 
 
-def _fresh(backend: ServiceBackend, epoch: int, seed: int, signature: PipelineSignature) -> EpochState:
+def _fresh(
+    backend: ServiceBackend, epoch: int, seed: int, signature: PipelineSignature, weights: Weights | None
+) -> EpochState:
     options = backend.options
     return EpochState(
         epoch=epoch,
@@ -211,7 +230,7 @@ def _fresh(backend: ServiceBackend, epoch: int, seed: int, signature: PipelineSi
         uneven=options.uneven,
         coordinated=options.coordinated,
         pipeline=signature.entries,
-        progress=Progress(),
+        progress=Progress(weights=weights),
     )
 
 
@@ -260,6 +279,7 @@ class Piped:
         self, node: Node, sources: list[FromService], *, threads: int | None, memory_bytes: int | None
     ) -> None:
         self._sources = sources
+        self.weights: Weights | None = None
         self._node = canonicalize(node)
         self._budget = default_budget(threads, memory_bytes)
         self._own: PipelineSignature | None = None
@@ -288,7 +308,7 @@ class Piped:
             made.append(
                 ServiceStage(
                     meter,
-                    source.backend.open,
+                    lambda beginning: source.backend.open(replace(beginning, weights=self.weights)),
                     seed=seed,
                     may_rejoin=not changed,
                     consumer=options.consumer,
@@ -318,6 +338,7 @@ class Piped:
             "consumer": options.consumer,
             "order": options.order,
             **({"coordinated": True} if options.coordinated else {}),
+            **({} if self.weights is None else {"weights": list(self.weights)}),
             "pipeline": self.signature.entries,
         }
 
@@ -339,6 +360,7 @@ class Piped:
                 )
             place = _without_consumer(first["local"]) if first["consumer"] is None else first["local"]
         reading = first["phase"] == "reading"
+        self.weights = tuple(map(float, first["weights"])) if "weights" in first else None
         _warn_of_consumers(first["consumers"], options.consumers)
         return Loaded(
             epoch=first["epoch"] + (first["phase"] == "ended"),
@@ -362,6 +384,13 @@ class _PipedEpoch:
         ended = self._run.ended
         local = None if ended else copy.deepcopy(self._run.state())
         return {**self._head, "phase": "ended" if ended else "reading", "local": local}
+
+    def set_weights(self, weights: Weights) -> None:
+        if not self._run.ended:
+            raise InvalidArgumentError(
+                "set_weights() in the middle of an epoch with operators after distribute(): they hold elements of the "
+                "old weights. Set weights between epochs, or put the operators before distribute()"
+            )
 
     def statistics(self) -> LoaderStatistics:
         here = self._run.statistics()

@@ -98,6 +98,27 @@ class Loader(Dataset):
             raise InvalidArgumentError(f"epoch={epoch!r} must be a whole number of at least 0")
         self._next_epoch, self._loaded = epoch, None
 
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Let the pipeline's `mix` go by other weights: from the next element on, and in the epochs to come.
+
+        What was received ahead is given up, and streams are opened anew where this process stands. With several
+        consumers all of them call it at the same step, in deterministic order or with coordinated reads; between
+        epochs in any order. A state has the weights in it. They are shares of what follows: nothing is caught up with.
+        """
+        if len(self._sources) != 1:
+            raise InvalidArgumentError(
+                "set_weights() is for a loader over one service; read through one with distribute(to=...)"
+            )
+        backend = self._sources[0].backend
+        checked = backend.check_weights(weights)
+        if self._loaded is not None and self._loaded.place is not None:
+            raise InvalidArgumentError(
+                "set_weights() between load_state_dict() and the first element: begin to iterate, then set them"
+            )
+        if self._epoch is not None:
+            self._epoch.set_weights(checked)
+        self._kind.weights = checked
+
     # State
 
     def state_dict(self, all: bool = False) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from penstock.wire.messages import DrainWorker, Jobs, ListJobs, ListWorkers, Ste
 
 TIMEOUT_S = 10.0
 JOB_COLUMNS = ("job", "owner", "epoch", "consumers", "clients", "workers", "streams", "splits left", "status")
+TRAINER_COLUMNS = ("job", "trainer", "epoch", "read", "skipped", "shared", "hits")
 WORKER_COLUMNS = ("worker", "host", "tags", "jobs", "streams", "rounds/s", "cores", "memory", "status")
 DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
@@ -73,6 +74,21 @@ def _list(control: ControlClient) -> int:
         for each in workers.workers
     ]
     print_table("jobs", JOB_COLUMNS, job_rows)
+    trainer_rows = [
+        (
+            each.job,
+            one.trainer,
+            str(one.epoch),
+            str(one.read),
+            str(one.skipped),
+            str(one.shared),
+            f"{one.shared / one.read:.0%}" if one.read else "",
+        )
+        for each in jobs.jobs
+        for one in each.trainers
+    ]
+    if trainer_rows:
+        print_table("trainers", TRAINER_COLUMNS, trainer_rows)
     print_table("workers", WORKER_COLUMNS, worker_rows)
     return 0
 

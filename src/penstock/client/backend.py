@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.client.fed import Feeder, grouping_of
@@ -14,10 +14,13 @@ from penstock.client.merge import Checkpoint
 from penstock.client.options import JobOptions, job_name
 from penstock.client.sampling import Drawing
 from penstock.client.session import EpochRequest, EpochSession
+from penstock.client.state import Weights
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.ids import JobName
 from penstock.runtime.budget import default_budget
+from penstock.runtime.distributable import for_workers
+from penstock.runtime.placement import mix_weights
 from penstock.wire.credentials import ServiceFile
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
@@ -32,6 +35,8 @@ class Beginning:
     """None: the pipeline's."""
     checkpoint: Checkpoint | None = None
     may_rejoin: bool = True
+    weights: Weights | None = None
+    """What to mix by; None: the pipeline's own, or what the checkpoint says."""
 
 
 class ServiceBackend:
@@ -132,8 +137,18 @@ class ServiceBackend:
             epoch=beginning.epoch,
             checkpoint=checkpoint,
             may_rejoin=beginning.may_rejoin,
+            weights=beginning.weights,
         )
         return self._read(EpochSession(link, request))
+
+    def check_weights(self, weights: Sequence[float]) -> Weights:
+        """Return weights that a mix of this pipeline can go by, as its operator takes them."""
+        if self.options.sharing is not None or self.options.feed is not None:
+            argument = "feed=" if self.options.sharing is None else "sharing="
+            raise InvalidArgumentError(
+                f"set_weights() with {argument}: what is read there is not this loader's alone to say, or not mixed"
+            )
+        return mix_weights(for_workers(self._pipeline.node, self.options.sharding), tuple(weights))
 
     def _open_fed(self, beginning: Beginning) -> EpochReader:
         """Open a job of this consumer's own: it begins where the sampler stood, and nothing else is resumed."""

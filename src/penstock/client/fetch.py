@@ -23,9 +23,9 @@ from penstock.client.reading import Frame, StreamReading
 from penstock.client.reception import Reception
 from penstock.client.session import EpochSession
 from penstock.client.sharing import SkipWarning, own_buffers, read_only
-from penstock.client.state import Progress, StreamMark
+from penstock.client.state import Progress, StreamMark, Weights
 from penstock.core.element import Element
-from penstock.core.errors import ForkedLoaderError, JobFailedError, WaitTimeoutError
+from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, JobFailedError, WaitTimeoutError
 from penstock.wire.compression import decompress
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.messages import JobView
@@ -136,6 +136,25 @@ class EpochReader:
         """Return what the trainer has received so far."""
         with self._lock:
             return self._settled()
+
+    def set_weights(self, weights: Weights) -> None:
+        """Mix by others from the next element on; what has arrived beyond it is given up."""
+        with self._lock:
+            self._settled()
+            if self.finished or self._closed or self._error is not None:
+                self.progress.weights = weights
+                return
+            consumers = self.session.spec.consumers
+            if consumers > 1 and not self._in_turn:
+                raise InvalidArgumentError(
+                    f"set_weights() in the middle of an epoch with {consumers} consumers in relaxed order: they stand "
+                    "at different places, so none of them can say from where on. Set weights between epochs, or use "
+                    "order='deterministic' or coordinated=True"
+                )
+            self.progress.set_weights(weights, keep_all=consumers > 1)
+            self._elements, self._at, self._size = (), 0, 0
+            self._from = self._frame = None
+            self._reception.take_back()
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -263,6 +282,8 @@ class EpochReader:
                 self._reception.end(reading)
             return False
         frame = reading.begin_frame()
+        if frame.header.mixes and self._missed_weights(reading, frame):
+            return False
         if frame.elements is None:
             self._metrics.nbytes += frame.header.nbytes
             frame.elements = self._decode(frame)
@@ -273,6 +294,18 @@ class EpochReader:
         self._size = frame.header.count if alone else frame.at + 1
         self._turn_taken = self._in_turn and bool(self._turns)
         self._from, self._frame = reading, frame
+        return True
+
+    def _missed_weights(self, reading: StreamReading, frame: Frame) -> bool:
+        known = self.progress.mixes.get(reading.number, ())
+        if self.session.spec.consumers == 1 or frame.header.mixes <= sum(at <= frame.header.seq for at, _ in known):
+            return False
+        self._fail(
+            InvalidArgumentError(
+                f"another consumer of job {self.session.job!r} changed the weights, and consumer {self._consumer} did "
+                "not; call set_weights() with the same weights at the same step on all ranks"
+            )
+        )
         return True
 
     def _decode(self, frame: Frame) -> Sequence[Element]:

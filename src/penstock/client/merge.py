@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from penstock.client.ranges import RangeSet
-from penstock.client.state import EpochState, Progress, StreamMark
+from penstock.client.state import EpochState, Mixes, Progress, StreamMark
 from penstock.core.errors import StateMismatchError
 from penstock.wire.messages import Cut, Feed, Leftover, Named, Ranges, Regroup, Resume, StreamResume
 
@@ -134,6 +134,24 @@ def resume_from(checkpoint: Checkpoint, *, consumers: int, feeds: Mapping[int, F
         same = (first.epoch, consumers, first.progress.step, [(s.number, s.marks, s.ended) for s in streams])
     digest = hashlib.blake2b(msgspec.msgpack.encode((first.attempt, same)), digest_size=8).hexdigest()
     return msgspec.structs.replace(resume, digest=digest)
+
+
+def mixes_from(checkpoint: Checkpoint, *, consumers: int) -> dict[int, Mixes]:
+    """Return from which round of each stream on which weights count, in an attempt that starts from the checkpoint."""
+    first = checkpoint.first
+    if not checkpoint.changed(consumers) or first.uneven == "allow":
+        return dict(first.progress.mixes)
+    found: dict[int, Mixes] = {}
+    for number, mixes in first.progress.mixes.items():
+        mark = first.progress.streams[number]
+        at, weights = mixes[-1]
+        if not mark.ended and at > mark.cut_round - mark.cut.since:
+            raise StateMismatchError(
+                "the state was saved just after the weights had changed; load it with the number of consumers it was "
+                f"saved with, {first.consumers}, and save again a little later to change the number"
+            )
+        found[number] = ((0, weights),)  # rounds are counted anew
+    return found
 
 
 def _lowest(number: int, marks: Sequence[StreamMark | None], progresses: Sequence[Progress]) -> StreamResume:

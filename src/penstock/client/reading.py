@@ -124,6 +124,18 @@ class StreamReading:
     def closed(self) -> None:
         self.connection = None
 
+    def take_back(self) -> None:
+        """Forget what has arrived and was not taken: the stream is to be opened anew, in the same binding too."""
+        for frame in self.queue:
+            if frame.elements is None and frame.header.slab is not None:
+                frame.slabs.buffers(frame.header.slab)  # and let go of at once: its memory is free again
+        self.queue.clear()
+        self.queued_bytes = 0
+        self.due, self.cut, self.cut_round = self.mark.round, self.mark.cut_here(), self.mark.round
+        self.end = self.failure = None
+        self.binding = -1
+        self.closed()
+
     @property
     def credit(self) -> int:
         # It never goes back: what was granted may be on its way.

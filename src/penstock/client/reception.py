@@ -240,6 +240,8 @@ class Reception:
         elif mark.ended and self.session.resumed and not stream.ended:
             # Another consumer had not come to its end: the stream goes on from there, and may be granted more.
             mark.ended = mark.leftover = False
+        if self.progress.weights is not None and stream.number not in self.progress.mixes:
+            self.progress.mixes[stream.number] = ((mark.round, self.progress.weights),)
         if self._trails and stream.feed.kind == "granted" and mark.trail is None:
             mark.trail = deque(maxlen=TRAIL)
         return mark
@@ -318,10 +320,23 @@ class Reception:
                 process=process_name() if connection.slabs is not None else "",
                 fresh=fresh,
                 trainer=self.session.trainer,
+                mixes=self.progress.mixes.get(reading.number, ()),
             )
         )
         if self._feeder is not None:
             self._feeder.opened(reading)
+
+    def take_back(self) -> None:
+        """Give up what has arrived and was not taken, and open all streams anew where the trainer stands."""
+        self.arrived.clear()
+        for reading in self.readings.values():
+            if reading.exhausted:
+                continue
+            if reading.connection is not None:
+                reading.connection.send(CloseStream(stream=reading.stream, opening=reading.opening))
+                reading.connection.streams.discard(reading)
+            reading.take_back()
+        self._open_due(monotonic())
 
     def restart(self) -> None:
         """Forget what was not taken: another attempt begins."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from penstock.client.board import Board
 from penstock.client.fed import Feeder
 from penstock.client.link import Patience, ServiceLink
-from penstock.client.merge import Checkpoint, resume_from
+from penstock.client.merge import Checkpoint, mixes_from, resume_from
 from penstock.client.options import JobOptions
 from penstock.client.ranges import RangeSet
 from penstock.client.sharing import trainer_number
-from penstock.client.state import EpochState, Progress
+from penstock.client.state import EpochState, Progress, Weights
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
@@ -57,6 +57,8 @@ class EpochRequest:
     checkpoint: Checkpoint | None = None
     may_rejoin: bool = True
     """False: the pipeline changed, so that streams of the old attempt would give something else."""
+    weights: Weights | None = None
+    """What to mix by in an epoch that begins."""
     feeder: Feeder | None = None
     """Of a job that its consumer feeds."""
 
@@ -118,7 +120,7 @@ class EpochSession:
         own = None if checkpoint is None else checkpoint.own
         if checkpoint is None:
             self._take(self._ask(patience))
-            self.progress = Progress(step=0 if self.feeder is None else self.feeder.begins_at)
+            self.progress = Progress(step=0 if self.feeder is None else self.feeder.begins_at, weights=request.weights)
             return
         if own is not None and request.may_rejoin:
             answer = self._ask(patience, rejoin=own.attempt)
@@ -136,6 +138,7 @@ class EpochSession:
         resume = resume_from(checkpoint, consumers=self._options.consumers, feeds=self._feeds(checkpoint.first))
         self._start_from(resume, patience)
         self.progress = own.progress.copy() if own is not None else _progress_of(self._done, checkpoint)
+        self.progress.mixes = mixes_from(checkpoint, consumers=self._options.consumers)
 
     def _start_from(self, resume: Resume, patience: Patience) -> None:
         self._take(self._ask(patience, resume=resume))
@@ -224,7 +227,7 @@ class EpochSession:
             uneven=spec.uneven,
             coordinated=spec.coordinated,
             pipeline=pipeline,
-            progress=Progress() if finished else progress,
+            progress=Progress(weights=progress.weights) if finished else progress,
         )
 
     def _fed_state(
@@ -332,4 +335,4 @@ class EpochSession:
 def _progress_of(ranges: Iterable[Ranges], checkpoint: Checkpoint) -> Progress:
     """Return where a consumer begins that was not there before: its marks come with the view."""
     done = {(one.source, one.pass_): RangeSet(one.ranges) for one in ranges}
-    return Progress(done=done, step=checkpoint.first.progress.step)
+    return Progress(done=done, step=checkpoint.first.progress.step, weights=checkpoint.first.progress.weights)

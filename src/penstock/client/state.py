@@ -23,6 +23,10 @@ from penstock.wire.messages import Cut, Feed, Named
 Phase: TypeAlias = Literal["start", "reading", "ended"]
 """start: nothing was read of the epoch. ended: the loop has ended, and the next epoch is due."""
 
+Weights: TypeAlias = tuple[float, ...]
+Mixes: TypeAlias = tuple[tuple[int, Weights], ...]
+"""(round, weights): from that round on these count. In the order of the changes; of two at a round the last counts."""
+
 TRAIL = 64
 """How many finished splits of a stream are remembered by name, where several consumers read it in relaxed order: one
 that lags behind needs them named. Consumers are at most a window and a runner's buffer apart: a few splits."""
@@ -88,6 +92,10 @@ class Progress:
     """Which stream the next element came from, where that is known: see `client.stage`."""
     fed: Place | None = None
     """Where the consumer's own sampler stood, where that is written down already."""
+    weights: Weights | None = None
+    """What a mix goes by from here on, where it was changed; None: the pipeline's own."""
+    mixes: dict[int, Mixes] = field(default_factory=dict)
+    """By stream: from which round on which weights counted."""
 
     def add_done(self, mark: StreamMark, named: Iterable[Named]) -> None:
         for each in named:
@@ -107,7 +115,20 @@ class Progress:
             self.step,
             self.next_stream,
             self.fed,
+            self.weights,
+            dict(self.mixes),
         )
+
+    def set_weights(self, weights: Weights, *, keep_all: bool) -> None:
+        """Let others count from here on. `keep_all`: changes before what a stream's cut needs are kept too."""
+        self.weights = weights
+        for number, mark in self.streams.items():
+            if mark.ended:
+                continue
+            made_until = mark.cut_round - mark.cut.since
+            changes = (*self.mixes.get(number, ()), (mark.round, weights))
+            needed = max((k for k, change in enumerate(changes) if change[0] <= made_until), default=0)
+            self.mixes[number] = changes if keep_all else changes[needed:]
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
@@ -116,7 +137,11 @@ class Progress:
             **({} if self.next_stream is None else {"next": self.next_stream}),
             "streams": [_plain_mark(mark) for mark in self.streams.values()],
             "done": [[*key, [list(r) for r in ranges.ranges()]] for key, ranges in self.done.items() if len(ranges)],
+            **({} if self.weights is None else {"weights": list(self.weights), "mixes": self._plain_mixes()}),
         }
+
+    def _plain_mixes(self) -> list[list[Any]]:
+        return [[number, [[at, list(weights)] for at, weights in mixes]] for number, mixes in self.mixes.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +289,11 @@ def _read_progress(state: Mapping[str, Any]) -> Progress:
         done={(source, pass_): RangeSet((a, b) for a, b in ranges) for source, pass_, ranges in state["done"]},
         step=int(state["step"]),
         next_stream=state.get("next"),
+        weights=tuple(map(float, state["weights"])) if "weights" in state else None,
+        mixes={
+            int(number): tuple((int(at), tuple(map(float, weights))) for at, weights in mixes)
+            for number, mixes in state.get("mixes", ())
+        },
     )
 
 

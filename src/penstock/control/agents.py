@@ -146,9 +146,7 @@ def agent_leaving(draft: Draft, request: AgentLeaving) -> Answer:
 def drain_worker(draft: Draft, request: DrainWorker) -> Answer:
     worker = request.worker
     if worker not in draft.state.workers and worker not in draft.state.drained:
-        return Refused(
-            reason=f"there is no worker {worker!r}; `penstock jobs` lists them", kind="unknown_worker"
-        )
+        return Refused(reason=f"there is no worker {worker!r}; `penstock jobs` lists them", kind="unknown_worker")
     if worker not in draft.state.drained:
         draft.emit(e.WorkerDrained(worker))
         settle_all(draft)

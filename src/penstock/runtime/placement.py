@@ -45,7 +45,7 @@ class Placement:
         self.last_regrouping = None if part is None else last_regrouping(root)
         if part is not None and part.coordinated:
             check_coordinated(root)
-        self.mix_weights = None if part is None or part.weights is None else _mix_weights(root, part.weights)
+        self.mix_weights = None if part is None or part.weights is None else mix_weights(root, part.weights)
         """What to mix by instead of the operator's own weights."""
         self._marked = {below for node in walk(root) if isinstance(node, ops.Shard) for below in walk(node)}
 
@@ -147,7 +147,8 @@ class Placement:
         return empty
 
 
-def _mix_weights(root: Node, weights: tuple[float, ...]) -> tuple[float, ...]:
+def mix_weights(root: Node, weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the weights as the one mix of a graph takes them."""
     mixes = [node for node in walk(root) if isinstance(node, ops.Mix)]
     if len(mixes) != 1:
         raise InvalidPipelineError(

@@ -638,6 +638,8 @@ class OpenStream(Message, frozen=True, tag="open"):
     """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
     trainer: str = ""
     """Its id, for messages."""
+    mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(round, weights): from that round on elements are mixed by these, not the pipeline's own. All changes, in order."""
 
 
 class Credit(Message, frozen=True, tag="credit"):
@@ -704,6 +706,8 @@ class Rounds(Message, frozen=True, tag="rounds"):
     """They were made for another reader."""
     had: int = 0
     """How many of them this trainer had before it came back without its state."""
+    mixes: int = 0
+    """How often weights had changed before round `seq`: a consumer that knows of fewer has missed a change."""
 
 
 class SlabPlaces(msgspec.Struct, frozen=True, array_like=True):

@@ -75,6 +75,8 @@ class RoundMaker:
         self._pieces: deque[_Piece] = deque()
         self._waiting = 0
         self._made = 0  # outputs seen since the engine state
+        self.counted = 0
+        """How many of them belong to rounds, those that were received before included."""
         regroup = cut.regroup
         self._stretch_end = 0 if regroup is None or coordinated else max(regroup.given, default=0) * regroup.width
         self.standing = Standing(cut.engine, cut.since, cut.regroup)
@@ -108,9 +110,12 @@ class RoundMaker:
         return round_ < regroup.given[consumer]
 
     def _keep(self, piece: _Piece) -> None:
+        self.counted += len(piece.elements)
         if self._to_drop:
             dropped = min(self._to_drop, len(piece.elements))
             self._to_drop -= dropped
+            if not self._to_drop and piece.number + dropped >= self._stretch_end:
+                self.standing = Standing(piece.marks.at(piece.first + dropped))  # here nothing is to be made again
             piece = piece.rest(dropped)
         if len(piece.elements):
             self._pieces.append(piece)

@@ -11,13 +11,15 @@ for the old one: that may be in the middle of a user's function, and what it sti
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from penstock.core.element import element_bytes
 from penstock.core.ids import StreamId
+from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import StreamStopped, places
 from penstock.wire.messages import Cut, Named
@@ -29,6 +31,10 @@ FRAME_BYTES = 1 << 20
 PULL_S = 0.004  # how long a pull should take: what it returns is sent no earlier
 MAX_ROUNDS = 4_096  # in one frame
 DISCARD_CHUNK = 1_024
+
+Weights: TypeAlias = tuple[float, ...]
+Mixes: TypeAlias = tuple[tuple[int, Weights], ...]
+"""(round, weights): from that round on these count. In the order of the changes; of two at a round the last counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,8 @@ class OpenedRun:
     final: bool
     """Nothing is left over at its end: a tail, or a stream that reads everything by itself."""
     pad: bool
+    reopen: Callable[[State, Weights], Run] | None = None
+    """Opens the run again, at a state, to mix by other weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class Pump:
         width: int,
         open_run: Callable[[Pump], OpenedRun],
         coordinated: bool = False,
+        mixes: Mixes = (),
         frame_bytes: int = FRAME_BYTES,
     ) -> None:
         """Rounds that wait to be sent are about `frame_bytes`, and so is what is sent at once."""
@@ -124,6 +133,11 @@ class Pump:
         """The first round not handed to the readers yet; written under the stream's lock."""
         self.remembers_from = start_round
         """Cuts of this round and later: what was done since them is known."""
+        first = start_round - start.since
+        self.weights = next((weights for at, weights in reversed(mixes) if at <= first), None)
+        """What the run mixes by when it opens; None: the pipeline's own."""
+        self._changes = deque({(at - first) * width: weights for at, weights in mixes if at > first}.items())
+        """After how many outputs of rounds others count, and which."""
         self.ledger: Ledger | None = None
         self.end: End | None = None
         self.failure: BaseException | None = None
@@ -191,18 +205,23 @@ class Pump:
                 self._opened = opened
                 self.ledger = opened.ledger
             try:
-                return self._pull_all(opened.run)
+                return self._pull_all(opened)
             finally:
                 opened.feed.stop()
-                opened.run.close()
+                assert self._opened is not None
+                self._opened.run.close()
         finally:
             self._over = True
 
-    def _pull_all(self, run: Run) -> bool:
+    def _pull_all(self, opened: OpenedRun) -> bool:
+        run = opened.run
         while not self.abandoned:
             to_drop = min(self._maker.to_drop, DISCARD_CHUNK)
+            want = to_drop or self._sizer.want()
+            if self._changes:
+                want = min(want, self._changes[0][0] - self._maker.counted)
             began = perf_counter()
-            chunk = run.pull(to_drop or self._sizer.want())
+            chunk = run.pull(want)
             took = perf_counter() - began
             count = len(chunk.elements)
             self.busy_s += took
@@ -212,11 +231,29 @@ class Pump:
                 self._sizer.made(count, took, element_bytes(chunk.elements[0]))
                 self.outputs += count
             self._maker.add(chunk)
+            changes = bool(self._changes) and self._maker.counted == self._changes[0][0]
+            state = chunk.marks.at(count) if changes else None
             del chunk  # its memory is to be free for the next as soon as the reader is through with it
             while self._maker.ready:
                 if not self._send():
                     return False
+            if changes:
+                run = self._change_weights(opened, state)
         return False
+
+    def _change_weights(self, opened: OpenedRun, state: State) -> Run:
+        """Go on from here with other weights. What the old run had made beyond is made anew."""
+        assert opened.reopen is not None
+        _, weights = self._changes.popleft()
+        assert self._opened is not None
+        self._opened.run.close()
+        run = opened.reopen(state, weights)
+        with self._lock:
+            self._opened = replace(opened, run=run)
+            abandoned = self.abandoned
+        if abandoned:
+            run.close()
+        return run
 
     def _send(self) -> bool:
         """Send a frame of the rounds that are ready, when there is room; False if the pump was abandoned."""

@@ -17,6 +17,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -24,6 +25,7 @@ import zmq
 
 from penstock.core.ids import StreamId, stream_number
 from penstock.runtime.budget import Budget
+from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import Left, StreamPart, TornRounds
 from penstock.wire.addresses import RunnerAddress
@@ -322,6 +324,7 @@ class Runner:
         arena = self._arena
         part = StreamPart(
             feed=feed,
+            weights=pump.weights,
             rest="give" if final else "keep",
             shuffle_parts=terms.share,
             keep=feed_spec.keep,
@@ -333,22 +336,33 @@ class Runner:
             allocate=lambda shape, dtype: arena.array(shape, dtype) if stream.uses_slabs else None,
             recorder=self._flight.recorder(stream.id),
         )
-        # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
-        run = Run(
-            job.graph,
-            seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
-            epoch=terms.epoch,
-            budget=self._budget(),
-            source_of=job.source_opener(),
-            part=part,
+
+        def opened(part: StreamPart, state: State) -> Run:
+            run = Run(
+                job.graph,
+                # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
+                seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
+                epoch=terms.epoch,
+                budget=self._budget(),
+                source_of=job.source_opener(),
+                part=part,
+            )
+            try:
+                run.open(terms.epoch, state)
+            except BaseException:
+                run.close()
+                raise
+            self._figures.watch(pump, run)
+            return run
+
+        return OpenedRun(
+            run=opened(part, start.engine),
+            feed=feed,
+            ledger=ledger,
+            final=final,
+            pad=spec.uneven == "pad",
+            reopen=lambda state, weights: opened(replace(part, weights=weights, torn=None), state),
         )
-        try:
-            run.open(terms.epoch, start.engine)
-        except BaseException:
-            run.close()
-            raise
-        self._figures.watch(pump, run)
-        return OpenedRun(run=run, feed=feed, ledger=ledger, final=final, pad=spec.uneven == "pad")
 
     def _feed(
         self, stream: Stream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]

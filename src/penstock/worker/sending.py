@@ -111,7 +111,7 @@ class DataSocket:
                 now = monotonic()
                 if now - ticked >= TICK_S or self._tick_asked:
                     ticked, self._tick_asked = now, False
-                    self._on_tick(now)
+                    self._tick(now)
             self._send_all()
         except zmq.ContextTerminated:
             pass  # the context went first
@@ -120,6 +120,12 @@ class DataSocket:
             with self._lock:
                 os.close(self._wake)
                 self._wake = -1
+
+    def _tick(self, now: float) -> None:
+        try:
+            self._on_tick(now)
+        except Exception:  # without this thread the process would be deaf, and nobody would see why
+            _log.exception("looking after the streams failed")
 
     def _receive(self) -> None:
         for _ in range(RECEIVE_AT_ONCE):

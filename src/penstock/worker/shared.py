@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ from penstock.wire.messages import (
     StreamRefused,
 )
 from penstock.worker.grouping import Taken
+from penstock.worker.places import Places, SharedReader
 from penstock.worker.pump import FRAME_BYTES, End, OpenedRun, Pump
 from penstock.worker.streams import SLAB_FROM_BYTES, Counts, Terms, encode_elements
 from penstock.worker.window import Entry, Window
@@ -50,47 +51,11 @@ PROBE_S = 2.0
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
 
 
-@dataclass(slots=True, kw_only=True)
-class SharedReader:
-    trainer: int
-    name: str
-    peer: bytes
-    opening: int
-    credit: int
-    slab: bool
-    cut: Cut
-    cut_round: int
-    due: int
-    """What it takes for the next round: those between it and what it is sent are skipped."""
-    next_round: int | None
-    """What it is sent next; None: whatever is the oldest when the first can be sent."""
-    taken: int
-    """The first round its trainer has not taken."""
-    heard_at: float
-    sent_bytes: int = 0
-    told_end: bool = False
-    passed_over: bool = False
-
-    @property
-    def hungry(self) -> bool:
-        return self.sent_bytes < self.credit and not self.passed_over
-
-
-@dataclass(slots=True)
-class Absent:
-    """A trainer that is expected back: its connection was lost, or it has not come yet."""
-
-    name: str
-    taken: int
-    since: float
-
-
 @dataclass(slots=True)
 class SharedCounts(Counts):
     sent: int = 0
     """Rounds sent, to all readers together."""
     skipped: int = 0
-    trainers: dict[int, str] = field(default_factory=dict)
 
 
 class SharedHost(Protocol):
@@ -125,23 +90,16 @@ class SharedStream:
         self.id = stream
         self.counts = SharedCounts()
         self._host = host
-        self._waits = spec.sharing == "wait"
-        self._trainers = spec.trainers
+        self._places = Places(spec)
+        self._readers = self._places.readers
+        self._waits = self._places.waits
         self._timeout_s = spec.trainer_timeout_s
         self._changed = threading.Condition()
         self._terms: Terms | None = None
         self._window = Window(Cut(), 0)
-        self._readers: dict[int, SharedReader] = {}
-        self._absent: dict[int, Absent] = {}
-        """Trainers that may come back, and are waited for."""
-        self._sent: dict[int, int] = {}
-        """For each trainer that was ever served here, what it is sent next."""
         self._pump: Pump | None = None
         self._end: End | None = None
         self._start_at: float | None = None
-        self._opened_at: float | None = None
-        self._all_came = False
-        """With `trainers`: nobody is waited for any more who has not come yet."""
         self._probed_at = 0.0
         self._pump_waits = False
         self._closed = False
@@ -160,11 +118,7 @@ class SharedStream:
             present = self._readers.get(message.replica)
             if present is not None and present.opening == message.opening and present.peer == peer:
                 return  # said twice
-            self._opened_at = monotonic() if self._opened_at is None else self._opened_at
-            reader = self._reader(peer, message)
-            self._readers[reader.trainer] = reader
-            self._absent.pop(reader.trainer, None)
-            self.counts.trainers[reader.trainer] = reader.name
+            reader = self._places.admit(peer, message, monotonic())
             self._admit(reader)
             self._serve(reader)
             self._changed.notify_all()
@@ -182,31 +136,12 @@ class SharedStream:
             return f"opening {message.opening} is over, opening {present.opening} has come since"
         return ""
 
-    def _reader(self, peer: bytes, message: OpenStream) -> SharedReader:
-        next_round: int | None = message.round
-        if message.fresh:
-            next_round = self._sent.get(message.replica, message.round if self._trainers else None)
-        return SharedReader(
-            trainer=message.replica,
-            name=message.trainer or str(message.replica),
-            peer=peer,
-            opening=message.opening,
-            credit=message.credit,
-            slab=message.slab,
-            cut=message.cut,
-            cut_round=message.cut_round,
-            due=message.round,
-            next_round=next_round,
-            taken=message.round if next_round is None else next_round,
-            heard_at=monotonic(),
-        )
-
     def _rebind(self, message: OpenStream) -> None:
         """Take over a newer binding. What was made stays; who has not come again yet is told to."""
         self._drop_pump()
         for reader in list(self._readers.values()):
             self._refuse(reader, f"the stream has binding {message.binding} by now")
-            self._forget(reader)
+            self._places.forget(reader, monotonic())
         self._terms = Terms(
             attempt=message.attempt,
             epoch=message.epoch,
@@ -217,11 +152,6 @@ class SharedStream:
 
     def _refuse(self, reader: SharedReader, reason: str) -> None:
         self._host.send(reader.peer, StreamRefused(stream=self.id, opening=reader.opening, reason=reason))
-
-    def _forget(self, reader: SharedReader, *, leaving: bool = False) -> None:
-        del self._readers[reader.trainer]
-        if self._waits and not leaving and not reader.told_end and not reader.passed_over:
-            self._absent[reader.trainer] = Absent(reader.name, reader.taken, monotonic())
 
     def _admit(self, reader: SharedReader) -> None:
         """See that the run gets to where the reader stands, or was."""
@@ -234,7 +164,7 @@ class SharedStream:
                 self._start(reader.cut, reader.cut_round)
             else:
                 self._start_at = monotonic() + GATHER_S
-        elif self._waits and reader.next_round is not None and reader.next_round < self._window.first:
+        elif self._needs_again(reader):
             self._start(reader.cut, reader.cut_round)
         elif reader.cut_round > self._window.end:
             if not self._waits:
@@ -244,28 +174,29 @@ class SharedStream:
         elif self._end is None and (self._pump is None or self._pump.failure is not None):
             self._start_pump()
 
+    def _needs_again(self, reader: SharedReader) -> bool:
+        """Rounds are to be made once more for it: they were made elsewhere, or before it came."""
+        if not self._waits or reader.next_round is None or reader.was_passed_over:
+            return False
+        return reader.next_round < self._window.first
+
     def take_credit(self, peer: bytes, message: Credit) -> None:
         with self._changed:
-            for reader in self._readers.values():
-                if reader.peer == peer and reader.opening == message.opening:
-                    reader.credit = max(reader.credit, message.credit)
-                    reader.taken = max(reader.taken, message.round)
-                    reader.heard_at = monotonic()
-                    reader.passed_over = False
-                    self._serve(reader)
-                    if self._pump_waits:
-                        self._changed.notify_all()
-                    return
+            for reader in self._places.find(peer, message.opening):
+                reader.credit = max(reader.credit, message.credit)
+                reader.taken = max(reader.taken, message.round)
+                reader.heard_at = monotonic()
+                reader.passed_over = False
+                self._serve(reader)
+                if self._pump_waits:
+                    self._changed.notify_all()
 
     def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:
         """Forget a reader that closed the stream, or (no opening given) is gone; `taken`: where its trainer stands."""
         with self._changed:
-            for reader in list(self._readers.values()):
-                if reader.peer == peer and (opening is None or reader.opening == opening):
-                    self._forget(reader, leaving=leaving)
-                    if taken >= 0:
-                        self._sent[reader.trainer] = taken
-                    self._changed.notify_all()
+            for reader in self._places.find(peer, opening):
+                self._places.forget(reader, monotonic(), leaving=leaving, taken=taken)
+                self._changed.notify_all()
 
     def tick(self, now: float) -> list[bytes]:
         """Start what has waited long enough, and pass over who is silent. Return peers to be probed."""
@@ -275,7 +206,7 @@ class SharedStream:
             if self._start_at is not None and now >= self._start_at and self._readers:
                 self._start_where_readers_are()
             if self._waits:
-                self._pass_over_silent(now)
+                self._pass_over(now)
             if now - self._probed_at < PROBE_S:
                 return []
             self._probed_at = now
@@ -295,7 +226,7 @@ class SharedStream:
     def retire(self) -> None:
         """Another epoch needs the memory: if nobody reads this one, let go of what can be made again."""
         with self._changed:
-            if not self._readers and not self._absent and not self._lacks_trainers():
+            if not self._readers and not self._places.absent and not self._places.lacks_trainers:
                 self._drop_pump()
                 self._clear()
                 self._window, self._end = Window(Cut(), 0), None
@@ -386,50 +317,23 @@ class SharedStream:
         return True
 
     def _may_evict(self) -> bool:
-        if not self._waits:
-            return True
-        if self._lacks_trainers():
-            return False
-        after = self._window.oldest.after
-        return all(after <= taken for taken in self._needed())
+        return not self._places.needs(self._window.oldest.after)
 
-    def _lacks_trainers(self) -> bool:
-        return not self._all_came and len(self.counts.trainers) < self._trainers
-
-    def _needed(self) -> list[int]:
-        """Return, for each trainer that is waited for, the first round it may still need."""
-        return [r.taken for r in self._readers.values() if not r.passed_over and r.next_round is not None] + [
-            absent.taken for absent in self._absent.values()
-        ]
-
-    def _pass_over_silent(self, now: float) -> None:
+    def _pass_over(self, now: float) -> None:
         """Wait no longer for trainers that say nothing, where others do wait for them."""
         if not self._held_back():
             return
-        if self._lacks_trainers() and self._opened_at is not None and now - self._opened_at > self._timeout_s:
-            self._all_came = True
-            self._warn(f"{len(self.counts.trainers)} of {self._trainers} trainers have come")
-        after = self._window.oldest.after if len(self._window) else self._window.end
-        for reader in self._readers.values():
-            if reader.taken < after and not reader.passed_over and now - reader.heard_at > self._timeout_s:
-                reader.passed_over = True
-                self._warn(f"trainer {reader.name!r} is silent")
-        for trainer, absent in list(self._absent.items()):
-            if absent.taken < after and now - absent.since > self._timeout_s:
-                del self._absent[trainer]
-                self._warn(f"trainer {absent.name!r} is gone")
-        self._changed.notify_all()
+        for who in self._places.pass_over(self._window.oldest.after, now):
+            self._host.say(
+                f"stream {self.id}: {who} and others wait; after {self._timeout_s:.0f} s (trainer_timeout) they go on "
+                "without, and what leaves the window meanwhile will be skipped"
+            )
+            self._changed.notify_all()
 
     def _held_back(self) -> bool:
         limit = self._host.window_share()
         full = len(self._window) > 0 and self._window.nbytes + self._frame_bytes() > limit
-        return full and self._is_demanded() and not self._may_evict()
-
-    def _warn(self, what: str) -> None:
-        self._host.say(
-            f"stream {self.id}: {what} and others wait; after {self._timeout_s:.0f} s (trainer_timeout) they go on "
-            "without, and what leaves the window meanwhile will be skipped"
-        )
+        return full and self._places.demand(self._window.end) and not self._may_evict()
 
     # Serving
 
@@ -483,8 +387,7 @@ class SharedStream:
         unsent = None if lease is None else lambda: self._host.release(lease)
         self._host.send(reader.peer, header, buffers, unsent=unsent)
         reader.sent_bytes += entry.nbytes
-        reader.next_round = reader.due = entry.after
-        self._sent[reader.trainer] = entry.after
+        self._places.sent(reader, entry.after)
         self.counts.nbytes += entry.nbytes
         self.counts.sent += entry.count
         self.counts.skipped += skipped
@@ -505,13 +408,7 @@ class SharedStream:
                 skipped=max(0, end.seq - reader.due),
             ),
         )
-        reader.next_round = reader.due = max(end.seq, reader.due)
-        self._sent[reader.trainer] = reader.next_round
-
-    def _is_demanded(self) -> bool:
-        """Somebody is through with the window and has credit for more."""
-        end = self._window.end
-        return any(r.hungry and (r.next_round is None or r.next_round >= end) for r in self._readers.values())
+        self._places.sent(reader, max(end.seq, reader.due))
 
     # What the pump says. Called by its thread.
 
@@ -521,7 +418,7 @@ class SharedStream:
             while True:
                 if self._pump is not pump:
                     return None
-                if self._is_demanded() and (not self._waits or self._make_room(self._frame_bytes())):
+                if self._places.demand(self._window.end) and (not self._waits or self._make_room(self._frame_bytes())):
                     break
                 self._pump_waits = True
                 self._changed.wait(1.0)
@@ -551,7 +448,7 @@ class SharedStream:
                 if entry.places is not None:
                     self._host.release(entry.places.lease)
                 return
-            entry.made_for = next((r.trainer for r in self._readers.values() if self._waits_for(r, entry)), None)
+            entry.made_for = next((r.trainer for r in self._readers.values() if r.wants(entry.seq)), None)
             self._window.add(entry)
             pump.next_round = entry.after
             self.counts.rounds += entry.count
@@ -561,9 +458,6 @@ class SharedStream:
                 )  # cuts name what they need, and nobody saves what is done
             for reader in self._readers.values():
                 self._serve(reader)
-
-    def _waits_for(self, reader: SharedReader, entry: Entry) -> bool:
-        return reader.hungry and (reader.next_round is None or reader.next_round >= entry.seq)
 
     def _keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
         """Put buffers into the memory readers map; slow readers may hold much of it, and then the window is smaller."""
@@ -610,5 +504,5 @@ class SharedStream:
             for reader in list(self._readers.values()):
                 self._refuse(reader, reason)
             self._readers.clear()
-            self._absent.clear()
+            self._places.absent.clear()
             self._clear()

@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from penstock.core.element import Element
-from penstock.core.errors import CodecError
+from penstock.core.errors import CodecError, InvalidArgumentError
 from penstock.core.ids import AttemptId, StreamId
 from penstock.wire.failures import describe_failure
 from penstock.wire.messages import (
@@ -41,7 +41,7 @@ from penstock.wire.messages import (
 )
 from penstock.wire.runs import encode_run
 from penstock.worker.grouping import Taken
-from penstock.worker.pump import End, OpenedRun, Pump
+from penstock.worker.pump import End, Mixes, OpenedRun, Pump
 
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
 GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
@@ -64,6 +64,8 @@ class Reader:
     cut_round: int
     credit: int
     slab: bool
+    mixes: Mixes
+    """Changes of weights that this reader knows of."""
     sent_round: int
     """The first not sent yet. `next_round` is ahead of it while rounds are on their way to the socket."""
     sent_bytes: int = 0
@@ -118,6 +120,8 @@ class Stream:
         self._terms: Terms | None = None
         self._consumers = 1
         self._readers: dict[Key, Reader] = {}
+        self._mixes: Mixes = ()
+        """All changes of weights that any reader of this binding knew of."""
         self._pump: Pump | None = None
         self._start_at: float | None = None
         self._probed_at = 0.0
@@ -137,6 +141,10 @@ class Stream:
                 return
             if self._terms is None or message.binding > self._terms.binding:
                 self._rebind(message)
+            both = min(len(message.mixes), len(self._mixes))
+            if consumers > 1 and message.mixes[:both] != self._mixes[:both]:
+                self._refuse_weights(peer, message)
+                return
             key = (self._place(message), message.replica)
             present = self._readers.get(key)
             if present is not None and present.opening == message.opening and present.peer == peer:
@@ -151,9 +159,13 @@ class Stream:
                 cut_round=message.cut_round,
                 credit=message.credit,
                 slab=message.slab,
+                mixes=message.mixes,
             )
             self._readers[key] = reader
-            self._admit(reader)
+            if self._learn_mixes(reader) and self._pump is not None:
+                self._start_pump()
+            else:
+                self._admit(reader)
             self._changed.notify_all()
 
     def _refusal(self, message: OpenStream) -> str:
@@ -180,6 +192,7 @@ class Stream:
         for reader in self._readers.values():
             self._refuse(reader, f"the stream has binding {message.binding} by now")
         self._readers.clear()
+        self._mixes = ()
         self._terms = Terms(
             attempt=message.attempt,
             epoch=message.epoch,
@@ -200,6 +213,33 @@ class Stream:
             self._start_pump()
         elif pump.end is not None:
             self._tell_end(reader, pump, pump.end)
+
+    def _refuse_weights(self, peer: bytes, message: OpenStream) -> None:
+        one, other = next((one, other) for one, other in zip(message.mixes, self._mixes) if one != other)
+        error = InvalidArgumentError(
+            f"consumers changed weights differently: to {list(one[1])} at round {one[0]} of a stream here, to "
+            f"{list(other[1])} at round {other[0]} elsewhere; call set_weights() with the same at the same step on all"
+        )
+        failed = StreamFailed(
+            stream=self.id,
+            binding=message.binding,
+            opening=message.opening,
+            seq=message.round,
+            failure=describe_failure(error),
+        )
+        self._host.send(peer, failed)
+
+    def _learn_mixes(self, reader: Reader) -> bool:
+        """Take over the changes of weights a reader knows of; say whether there are new ones."""
+        if reader.mixes == self._mixes or (self._consumers > 1 and len(reader.mixes) < len(self._mixes)):
+            return False
+        self._mixes = reader.mixes
+        return True
+
+    def _knows_mixes(self, reader: Reader) -> bool:
+        """Whether the reader's cut was made with all changes of weights before it: one may not have been told yet."""
+        made_until = reader.cut_round - reader.cut.since
+        return self._consumers == 1 or all(at >= made_until for at, _ in self._mixes[len(reader.mixes) :])
 
     def _start_or_wait(self, reader: Reader) -> None:
         places = {place for place, _ in self._readers}
@@ -274,7 +314,9 @@ class Stream:
         terms = self._terms
         assert terms is not None
         self._drop_pump()
-        lowest = min(self._readers.values(), key=lambda reader: reader.cut_round)
+        readers = list(self._readers.values())
+        lowest = min(filter(self._knows_mixes, readers), key=lambda reader: reader.cut_round, default=None)
+        lowest = lowest or min(readers, key=lambda reader: reader.cut_round)
         start, start_round = lowest.cut, lowest.cut_round
         pump = Pump(
             self,
@@ -284,6 +326,7 @@ class Stream:
             share=terms.share,
             width=self._consumers,
             coordinated=self._coordinated,
+            mixes=self._mixes,
             open_run=lambda pump: self._host.open_run(self, terms, start, pump),
         )
         for reader in self._readers.values():
@@ -359,6 +402,7 @@ class Stream:
             reader.sent_bytes += nbytes
             self.counts.nbytes += nbytes
             done = self._newly_done(pump, reader)
+            mixes = sum(at <= first for at, _ in self._mixes)
         header = Rounds(
             stream=self.id,
             binding=terms.binding,
@@ -371,6 +415,7 @@ class Stream:
             done=done,
             slab=slab,
             compression=compression,
+            mixes=mixes,
         )
         lease = None if slab is None else slab.lease
         unsent = None if lease is None else lambda: self._host.release(lease)

@@ -1,0 +1,128 @@
+"""Which epoch a trainer of a shared job reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.control.snapshot import restore, snapshot
+from penstock.core.ids import AttemptId
+from penstock.wire.messages import Beat, CloseClient, EpochOpened, Jobs, ListJobs, NotYet, OpenEpoch, Refused
+from tests.control.cluster import JOB, Cluster, spec
+
+
+def opening(trainer: int, client: str, *, attempt: str = "", epoch: int = 0, **changes: Any) -> OpenEpoch:
+    return OpenEpoch(
+        job=JOB,
+        client=client,
+        consumer=0,
+        replica=trainer,
+        epoch=epoch,
+        spec=spec(**{"sharing": "skip", **changes}),
+        attempt=attempt or f"of {client}",
+        host="h",
+        trainer=f"t{trainer}",
+    )
+
+
+def opened(cluster: Cluster, request: OpenEpoch) -> tuple[AttemptId, int]:
+    answer = cluster.ask(request)
+    assert isinstance(answer, EpochOpened), answer
+    return answer.view.attempt, answer.view.epoch
+
+
+def leave(cluster: Cluster, client: str, attempt: str, *, finished: bool = True) -> None:
+    cluster.ask(CloseClient(job=JOB, client=client, consumer=0, attempt=attempt, finished=finished))
+
+
+def serving() -> Cluster:
+    """A cluster with a worker, whose process serves the job that trainer 0 opened."""
+    cluster = Cluster()
+    cluster.register("w1")
+    opened(cluster, opening(0, "c0"))
+    cluster.ready()
+    return cluster
+
+
+def test_whoever_comes_reads_the_present_epoch_whatever_it_asks_for() -> None:
+    cluster = serving()
+    assert opened(cluster, opening(1, "c1", epoch=5)) == ("of c0", 0)
+    assert opened(cluster, opening(1, "c1", epoch=5)) == ("of c0", 0)
+
+
+def test_a_trainer_that_returns_goes_on_and_one_that_finished_starts_the_next() -> None:
+    cluster = serving()
+    opened(cluster, opening(1, "c1"))
+    leave(cluster, "c1", "of c0", finished=False)
+    assert opened(cluster, opening(1, "c1 again")) == ("of c0", 0)
+    leave(cluster, "c1 again", "of c0")
+    assert opened(cluster, opening(1, "c1 next")) == ("of c1 next", 1)
+    assert opened(cluster, opening(1, "c1 next")) == ("of c1 next", 1)
+    leave(cluster, "c0", "of c0")
+    assert opened(cluster, opening(0, "c0 next")) == ("of c1 next", 1)
+
+
+def test_nobody_waits_for_a_trainer_two_epochs_behind_unless_asked_to() -> None:
+    for sharing in ("skip", "wait"):
+        cluster = Cluster()
+        cluster.register("w1")
+        opened(cluster, opening(0, "slow", sharing=sharing))
+        for epoch in range(3):
+            answer = cluster.ask(opening(1, f"fast {epoch}", sharing=sharing))
+            if sharing == "wait" and epoch == 2:
+                assert isinstance(answer, NotYet) and "trainers to be through with epoch 0" in answer.waiting_for
+                break
+            assert isinstance(answer, EpochOpened) and answer.view.epoch == epoch
+            leave(cluster, f"fast {epoch}", answer.view.attempt)
+        else:
+            assert "of slow" not in cluster.state.jobs[JOB].iterations
+
+
+def test_with_a_number_of_trainers_each_reads_every_epoch_and_no_other_is_let_in() -> None:
+    cluster = Cluster()
+    cluster.register("w1")
+    options = {"sharing": "wait", "trainers": 2, "trainer_timeout_s": 10.0}
+    attempt, _ = opened(cluster, opening(0, "c0", **options))
+    leave(cluster, "c0", attempt)
+    following, epoch = opened(cluster, opening(0, "c0 next", **options))
+    assert epoch == 1
+    assert opened(cluster, opening(1, "late", **options)) == (attempt, 0)
+    refused = cluster.ask(opening(2, "third", **options))
+    assert isinstance(refused, Refused) and "trainers=2" in refused.reason
+    leave(cluster, "late", attempt)
+    assert opened(cluster, opening(1, "late next", **options)) == (following, 1)
+
+
+def test_a_trainer_that_never_comes_is_waited_for_as_long_as_a_silent_one() -> None:
+    cluster = Cluster()
+    cluster.register("w1")
+    options = {"sharing": "wait", "trainers": 2, "trainer_timeout_s": 10.0}
+    for client in ("c0", "c1"):
+        attempt, _ = opened(cluster, opening(0, client, **options))
+        leave(cluster, client, attempt)
+    third = opening(0, "c2", **options)
+    answer = cluster.ask(third)
+    assert isinstance(answer, NotYet) and "1 have" in answer.waiting_for
+    for _ in range(11):
+        cluster.tick(1.0)
+        answer = cluster.ask(third)
+    assert isinstance(answer, EpochOpened) and answer.view.epoch == 2
+
+
+def test_an_epoch_without_readers_and_processes_is_over() -> None:
+    cluster = serving()
+    leave(cluster, "c0", "of c0", finished=False)
+    cluster.tick(15.0)
+    assert opened(cluster, opening(0, "again")) == ("of again", 1)
+
+
+def test_the_service_tells_how_trainers_fare_and_a_snapshot_keeps_who_they_are() -> None:
+    cluster = serving()
+    opened(cluster, opening(1, "c1"))
+    cluster.ask(
+        Beat(job=JOB, client="c1", consumer=0, attempt="of c0", version=0, batches=9, trainer="t1", skipped=2, shared=8)
+    )
+    lines = cluster.ask(ListJobs())
+    assert isinstance(lines, Jobs)
+    (line,) = lines.jobs[0].trainers
+    assert (line.trainer, line.epoch, line.read, line.skipped, line.shared) == ("t1", 0, 9, 2, 8)
+    assert snapshot(restore(snapshot(cluster.state))) == snapshot(cluster.state)
