@@ -21,11 +21,13 @@ PYTHON = str(ROOT / ".venv" / "bin" / "python")
 class Trainer:
     """A trainer's process. `prefix` goes before the command, to put it into a network namespace, say."""
 
-    def __init__(self, folder: Path, arguments: dict[str, Any], prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, arguments: dict[str, Any], prefix: Sequence[str] = (), module: str = "ours.trainer"
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         given = json.dumps(arguments | {"folder": str(folder)})
-        self._command = [*prefix, PYTHON, "-m", "ours.trainer", given]
+        self._command = [*prefix, PYTHON, "-m", module, given]
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 

@@ -21,7 +21,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -194,11 +194,19 @@ def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
 
 
 def window_bytes(batches: int) -> int:
-    """Return the budget of a window that holds so many: batches in the making need an eighth of it."""
-    return int((batches + 0.5) * ROWS * 224 * 224 * 3 * 8 / 7)
+    """Return the budget of a window that holds so many: batches in the making need a quarter of it."""
+    return int((batches + 0.5) * ROWS * 224 * 224 * 3 * 4 / 3)
 
 
 # Reporting
+
+
+def measured(mode: str, counts: Sequence[int], measure: Callable[[int], Outcome]) -> list[Outcome]:
+    found = []
+    for jobs in counts:
+        found.append(measure(jobs))
+        print(f"{mode}, {jobs} jobs: {found[-1].cpu_s:.2f} CPU s, {found[-1].job_s:.2f} s a job", file=sys.stderr)
+    return found
 
 
 def table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
@@ -259,13 +267,13 @@ def main() -> None:
     steps = 8 if arguments.quick else 24
     counts = (1, 16) if arguments.quick else JOBS
     few = tuple(min(jobs, 4) for jobs in counts) if arguments.quick else counts
-    outcomes: dict[str, list[Outcome]] = {
-        SHARING: [ours(SHARING, jobs, steps) for jobs in counts],
-        UNSHARED: [ours(UNSHARED, jobs, steps) for jobs in few],
-        DEDICATED: [ours(DEDICATED, jobs, steps) for jobs in few],
+    outcomes = {
+        SHARING: measured(SHARING, counts, lambda jobs: ours(SHARING, jobs, steps)),
+        UNSHARED: measured(UNSHARED, few, lambda jobs: ours(UNSHARED, jobs, steps)),
+        DEDICATED: measured(DEDICATED, few, lambda jobs: ours(DEDICATED, jobs, steps)),
     }
     if not arguments.without_tf and PEERS.exists():
-        outcomes[TF] = [tf_service(jobs, steps) for jobs in counts]
+        outcomes[TF] = measured(TF, counts, lambda jobs: tf_service(jobs, steps))
     report(outcomes)
 
     print(f"Jobs of different speeds, a window of {SMALL_WINDOW_BATCHES} batches")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.client.board import Bell, Board
-from penstock.client.reading import StreamReading
+from penstock.client.reading import NEAR_FRAMES, StreamReading
 from penstock.client.state import StreamMark
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.messages import Cut, Feed, JobView, Rounds, StreamEnded, StreamView
@@ -71,6 +71,27 @@ def test_credit_returns_when_the_trainer_takes_and_not_before() -> None:
     assert reading.credit == WINDOW and reading.queued_bytes == 300
     reading.begin_frame()
     assert reading.credit == WINDOW + 300 and reading.queued_bytes == 0 and reading.credit_owed == 300
+
+
+def test_a_fast_trainer_has_a_few_frames_ahead_and_a_slow_one_the_window() -> None:
+    reading = StreamReading(view(), StreamMark(0))
+    frame, window = 10_000_000, 500_000_000
+    granted = reading.opened(object(), 5, window)
+
+    def take(seq: int, now: float) -> int:
+        """Take a frame at this time; return how much may be on its way after it."""
+        reading.receive(rounds(seq, count=1, nbytes=frame), (), None)
+        reading.begin_frame()
+        reading.follow_pace(now)
+        reading.queue.popleft()
+        assert reading.credit >= reading.sent_credit
+        reading.sent_credit = reading.credit
+        return reading.credit - reading.taken_bytes
+
+    ahead = [take(seq, 100.0 + 0.001 * seq) for seq in range(100)]
+    assert min(ahead) == ahead[-1] == NEAR_FRAMES * frame  # what was granted is not taken back, it is used up
+    assert reading.credit > granted
+    assert take(100, 110.0) == window
 
 
 def test_credit_never_falls_below_nothing() -> None:

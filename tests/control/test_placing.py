@@ -329,7 +329,7 @@ def test_processes_linger_between_epochs_and_end_when_nobody_comes_back() -> Non
     runner = cluster.view().streams[0].runner
     cluster.end(cluster.view().streams[0])
     cluster.ask(CloseClient(job=JOB, client="c0", consumer=0, attempt="a0", finished=True))
-    cluster.live(8)
+    cluster.live(2)
     cluster.open(epoch=1)
     assert cluster.view().streams[0].runner == runner
     cluster.ask(CloseClient(job=JOB, client="c1", consumer=0, attempt="a1", finished=True))

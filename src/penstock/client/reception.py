@@ -134,6 +134,7 @@ class Reception:
             return
         reading = self.readings.get(message.stream)
         if reading is None or reading.connection is not connection:
+            _free(connection, message)
             return
         if isinstance(message, StreamRefused):
             if message.opening == reading.opening:
@@ -148,6 +149,8 @@ class Reception:
                 verdict = reading.receive_failure(message)
             case _:
                 return
+        if verdict != "taken":
+            _free(connection, message)
         if verdict == "gap":
             self._give_up(reading, f"round {message.seq} came where {reading.due} was due")
         elif verdict == "taken":
@@ -379,3 +382,9 @@ class Reception:
             elif connection.last_credit is not None:
                 last = connection.last_credit
                 connection.send(Credit(stream=last.stream, opening=last.opening, credit=last.credit, returned=returned))
+
+
+def _free(connection: RunnerConnection, message: Any) -> None:
+    """Give back the memory of rounds that nobody will look at."""
+    if isinstance(message, Rounds) and message.slab is not None and connection.slabs is not None:
+        connection.slabs.buffers(message.slab)  # let go of at once

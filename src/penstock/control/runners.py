@@ -16,7 +16,7 @@ from penstock.core.ids import JobName, RunnerId
 from penstock.wire.messages import StartRunner, StopRunner
 
 START_TIMEOUT_S = 20.0
-LINGER_S = 10.0  # the next epoch of a loader that is iterated again finds its processes warm
+LINGER_S = 3.0  # the next epoch of a loader that is iterated again finds its processes warm
 RESTART_GRACE_S = 30.0  # after a dispatcher's restart, clients have that long to be heard again
 FIRST_BACKOFF_S = 0.5  # a process that dies while starting will likely do so again: not at full speed
 LONGEST_BACKOFF_S = 10.0

@@ -36,6 +36,8 @@ _OF_STAGES: tuple[tuple[str, str, Callable[[StageFigures], float]], ...] = (
     ("penstock_stage_elements", "Elements a stage has made", lambda f: f.elements),
     ("penstock_stage_bytes", "Bytes of them, by a sample", lambda f: f.nbytes),
     ("penstock_stage_busy_seconds", "Time spent in a stage, over all threads", lambda f: f.busy_s),
+    ("penstock_stage_padded_values", "Values in arrays a stage padded, without the padding", lambda f: f.values),
+    ("penstock_stage_padding_values", "Values it added as padding", lambda f: f.padding),
 )
 _OF_CLIENTS: tuple[tuple[str, str, _Gauge | _Counter, Callable[[Beat], float]], ...] = (
     ("penstock_client_batches", "Batches a consumer has taken", CounterMetricFamily, lambda b: b.batches),

@@ -137,7 +137,7 @@ class JobSpec(Message, frozen=True):
     max_bytes: int = 0
     collect_after_s: float = 600.0
     sharing: Sharing = ""
-    """Trainers read the same outputs out of a window: "skip", what a slow one misses is gone; "wait", it is waited for."""
+    """Trainers read the same outputs out of a window. "skip": what a slow one misses is gone. "wait": nothing is."""
     window_bytes: int = 0
     """Of each worker; 0: a worker decides."""
     trainer_timeout_s: float = 30.0
@@ -364,6 +364,9 @@ class StageFigures(msgspec.Struct, frozen=True, array_like=True):
     elements: int = 0
     busy_s: float = 0.0
     nbytes: int = 0
+    values: int = 0
+    """In arrays that it padded, without the padding."""
+    padding: int = 0
 
 
 class RunnerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -639,7 +642,7 @@ class OpenStream(Message, frozen=True, tag="open"):
     trainer: str = ""
     """Its id, for messages."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    """(round, weights): from that round on elements are mixed by these, not the pipeline's own. All changes, in order."""
+    """(round, weights): from that round on elements are mixed by these. All changes, in order."""
 
 
 class Credit(Message, frozen=True, tag="credit"):

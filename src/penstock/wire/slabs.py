@@ -77,6 +77,11 @@ class Arena:
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._leases: dict[int, tuple[str, list[Any]]] = {}
         self._next_lease = 1
+        self._shares: dict[int, tuple[int, int]] = {}
+        """Leases made by `share`: of which lease, and how many bytes."""
+        self._readers: dict[int, int] = {}
+        """How many of them each lease has."""
+        self._shared_bytes = 0
         self._closed = False
         self._descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -149,15 +154,30 @@ class Arena:
             self._leases[lease] = (owner, held)
         return SlabPlaces(lease, tuple(places))
 
-    def share(self, places: SlabPlaces, owner: str = "") -> SlabPlaces | None:
-        """Return one more lease of what a lease holds, for a reader that only reads; None if that one is over."""
+    def share(self, places: SlabPlaces, owner: str = "", *, most_bytes: int | None = None) -> SlabPlaces | None:
+        """Return one more lease of what a lease holds, for a reader that only reads; None if that one is over.
+
+        None as well if readers would then hold more than `most_bytes`. What several of them hold counts once.
+        """
+        nbytes = sum(size for _, size in places.places)
         with self._lock:
             found = self._leases.get(places.lease)
-            if found is None:
+            readers = self._readers.get(places.lease, 0)
+            if found is None or (not readers and most_bytes is not None and self._shared_bytes + nbytes > most_bytes):
                 return None
             lease, self._next_lease = self._next_lease, self._next_lease + 1
             self._leases[lease] = (owner, found[1])
+            self._shares[lease] = (places.lease, nbytes)
+            self._readers[places.lease] = readers + 1
+            self._shared_bytes += 0 if readers else nbytes
         return SlabPlaces(lease, places.places)
+
+    def _end_share(self, lease: int) -> None:
+        placed, nbytes = self._shares.pop(lease)
+        self._readers[placed] -= 1
+        if not self._readers[placed]:
+            del self._readers[placed]
+            self._shared_bytes -= nbytes
 
     def views(self, places: SlabPlaces) -> list[Array]:
         """Return the buffers of a lease as they lie here, read-only. They keep the memory as a lease does."""
@@ -171,6 +191,8 @@ class Arena:
             for lease in leases:
                 if owner is None or self._leases.get(lease, (None,))[0] == owner:
                     self._leases.pop(lease, None)
+                    if lease in self._shares:
+                        self._end_share(lease)
 
     def release_all(self, owner: str) -> None:
         """Take back all leases of a reader that is known to be gone."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.runtime.iterator import Run
+from penstock.runtime.stats import StageStatistics
 from penstock.wire.messages import RunnerFigures, StageFigures
 from penstock.worker.pump import Pump
 from penstock.worker.streams import Counts
@@ -40,7 +41,7 @@ class Figures:
         self._seen: weakref.WeakKeyDictionary[object, tuple[float, ...]] = weakref.WeakKeyDictionary()
         self._rounds = self._nbytes = self._runs = 0
         self._busy_s = self._credit_wait_s = 0.0
-        self._stages: dict[str, tuple[int, float, int]] = {}
+        self._stages: dict[str, tuple[float, ...]] = {}
 
     def watch(self, pump: Pump, run: Run) -> None:
         self._watched.append((pump, run))
@@ -74,20 +75,20 @@ class Figures:
             credit_wait_s=round(self._credit_wait_s, 3),
             refused=refused,
             stages={
-                label: StageFigures(elements, round(busy_s, 3), nbytes)
-                for label, (elements, busy_s, nbytes) in self._stages.items()
+                label: StageFigures(int(elements), round(busy_s, 3), int(nbytes), int(values), int(padding))
+                for label, (elements, busy_s, nbytes, values, padding) in self._stages.items()
             },
         )
 
     def _add_stages(self, run: Run) -> None:
         stages = run.statistics().stages
-        values = [value for stage in stages for value in (stage.elements, stage.busy_s, stage.bytes)]
-        new = self._since(run, *values)
-        for number, stage in enumerate(stages):
+        figures = [_figures_of(stage) for stage in stages]
+        new = self._since(run, *(value for each in figures for value in each))
+        for number, (stage, each) in enumerate(zip(stages, figures)):
             label = stage.name[:LABEL_CHARACTERS]
-            elements, busy_s, nbytes = self._stages.get(label, (0, 0.0, 0))
-            more = new[3 * number : 3 * number + 3]
-            self._stages[label] = elements + int(more[0]), busy_s + more[1], nbytes + int(more[2])
+            more = new[number * len(each) : (number + 1) * len(each)]
+            had = self._stages.get(label, (0.0,) * len(each))
+            self._stages[label] = tuple(old + grown for old, grown in zip(had, more))
 
     def _since(self, thing: object, *values: float) -> tuple[float, ...]:
         """Return how much each value of a thing has grown since the last look at it."""
@@ -96,6 +97,11 @@ class Figures:
         if len(before) != len(values):
             return values
         return tuple(max(0, value - old) for value, old in zip(values, before))
+
+
+def _figures_of(stage: StageStatistics) -> tuple[float, ...]:
+    values = sum(bucket.values for bucket in stage.padding)
+    return stage.elements, stage.busy_s, stage.bytes, values, sum(bucket.padding for bucket in stage.padding)
 
 
 def line_of(figures: RunnerFigures) -> str:

@@ -71,7 +71,9 @@ from penstock.worker.streams import Stream, Terms
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
 DEFAULT_WINDOW_BYTES = 256 << 20
-WINDOWS_SHARE = 7 / 8  # of the windows' budget; the rest is for batches in the making
+LEASES_SHARE = 1 / 2  # of it, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
+WINDOWS_SHARE = 3 / 4  # of it, for windows
+MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; and as much for what engines buffer
 LEAST_ENGINE_BYTES = 16 << 20
 HANG_S = 60.0
 LOOK_S = 1.0
@@ -175,7 +177,7 @@ class Runner:
         try:
             loaded = self._job.load(lambda: self._closed)
             if loaded.spec.sharing:
-                self._arena.limit(self._window_bytes(loaded.spec))
+                self._arena.limit(int(self._window_bytes(loaded.spec) * (WINDOWS_SHARE + MAKING_SHARE)))
             self._loaded = loaded
         except BaseException as error:
             self._load_failure = describe_failure(error)
@@ -295,7 +297,9 @@ class Runner:
         return None if places is None else (places, self._arena.views(places))
 
     def lease(self, peer: bytes, places: SlabPlaces) -> SlabPlaces | None:
-        return self._arena.share(places, self._processes.get(peer, ""))
+        assert self._loaded is not None
+        most_bytes = int(self._window_bytes(self._loaded.spec) * LEASES_SHARE)
+        return self._arena.share(places, self._processes.get(peer, ""), most_bytes=most_bytes)
 
     def window_share(self) -> int:
         """Divide the windows' budget among the streams that have one; a part is left to batches in the making."""
@@ -388,9 +392,7 @@ class Runner:
         reading = max(1, sum(stream.running for stream in list(self._streams.values())))
         memory = max(LEAST_ENGINE_BYTES, int(self.config.memory_bytes * ENGINE_SHARE) // reading)
         if self._loaded is not None and self._loaded.spec.sharing:
-            memory = max(
-                1 << 20, min(memory, int(self._window_bytes(self._loaded.spec) * (1 - WINDOWS_SHARE))) // reading
-            )
+            memory = max(1 << 20, min(memory, int(self._window_bytes(self._loaded.spec) * MAKING_SHARE)) // reading)
         return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
 
     # Looking after

@@ -48,6 +48,7 @@ from penstock.worker.window import Entry, Window
 
 GATHER_S = 0.3  # after a loss: how long the first reader to return waits for the others
 PROBE_S = 2.0
+FLUSH_S = 10.0  # how long memory that is being sent is waited for, before more is taken; a dead peer is cut off sooner
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
 
 
@@ -461,11 +462,15 @@ class SharedStream:
 
     def _keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
         """Put buffers into the memory readers map; slow readers may hold much of it, and then the window is smaller."""
+        give_up_at = monotonic() + FLUSH_S
         while (kept := self._host.keep(buffers)) is None:
             with self._changed:
-                if not len(self._window) or not self._may_evict():
+                if len(self._window) and self._may_evict():
+                    self._evict()
+                    continue
+                if self._waits or self._closed or monotonic() > give_up_at:
                     return None
-                self._evict()
+                self._changed.wait(0.01)  # what is on its way to readers is free once it has left
         return kept
 
     def ended(self, pump: Pump, end: End) -> None:
