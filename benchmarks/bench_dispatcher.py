@@ -22,6 +22,7 @@ from ours import dispatcher as load
 from report import Result, machine, median_and_low, our_versions
 
 from penstock.core.ids import AgentId, StreamId, WorkerId
+from penstock.wire.jobs import StreamView
 from penstock.wire.messages import (
     AgentBeat,
     Done,
@@ -30,7 +31,6 @@ from penstock.wire.messages import (
     GrantSplits,
     ListJobs,
     RegisterAgent,
-    StreamView,
     WorkerPlace,
 )
 

@@ -194,8 +194,8 @@ def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
 
 
 def window_bytes(batches: int) -> int:
-    """Return the budget of a window that holds so many: batches in the making need a quarter of it."""
-    return int((batches + 0.5) * ROWS * 224 * 224 * 3 * 4 / 3)
+    """Return the budget of a window that holds so many: batches in the making and connections need the rest."""
+    return int((batches + 0.5) * ROWS * 224 * 224 * 3 * 8 / 5)
 
 
 # Reporting

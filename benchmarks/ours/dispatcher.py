@@ -21,6 +21,7 @@ from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
+from penstock.wire.jobs import JobSpec, StreamView
 from penstock.wire.messages import (
     PROTOCOL,
     AgentBeat,
@@ -28,13 +29,11 @@ from penstock.wire.messages import (
     Beat,
     Done,
     EpochOpened,
-    JobSpec,
     OpenEpoch,
     RegisterAgent,
     RunnerPlace,
     RunnerReady,
     StartRunner,
-    StreamView,
     Tell,
     WorkerPlace,
 )

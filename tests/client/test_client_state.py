@@ -14,7 +14,7 @@ from penstock.client.ranges import RangeSet
 from penstock.client.state import TRAIL, EpochState, Phase, Progress, StreamMark
 from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
-from penstock.wire.messages import Cut, Feed, Leftover, Named, Regroup
+from penstock.wire.jobs import Cut, Feed, Leftover, Named, Regroup
 
 GRANTED = Feed(kind="granted")
 

@@ -8,7 +8,8 @@ from penstock.client.board import Bell, Board
 from penstock.client.reading import NEAR_FRAMES, StreamReading
 from penstock.client.state import StreamMark
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.messages import Cut, Feed, JobView, Rounds, StreamEnded, StreamView
+from penstock.wire.frames import Rounds, StreamEnded
+from penstock.wire.jobs import Cut, Feed, JobView, StreamView
 
 WINDOW = 1000
 

@@ -12,16 +12,14 @@ from penstock.control.snapshot import snapshot
 from penstock.control.state import ClusterState
 from penstock.control.views import view_of
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, Fingerprint, JobName, RunnerId, WorkerId
+from penstock.wire.jobs import Cut, JobSpec, JobView, StreamView
 from penstock.wire.messages import (
     AgentBeat,
     Answer,
-    Cut,
     EndStream,
     EpochOpened,
     Granted,
     GrantSplits,
-    JobSpec,
-    JobView,
     OpenEpoch,
     Push,
     RegisterAgent,
@@ -30,7 +28,6 @@ from penstock.wire.messages import (
     RunnerPlace,
     RunnerReady,
     StartRunner,
-    StreamView,
     WorkerPlace,
 )
 

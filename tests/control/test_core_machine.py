@@ -10,27 +10,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.views import view_of
+from penstock.wire.jobs import Cut, Named, Ranges, Resume, StreamResume
 from penstock.wire.messages import (
     AgentLeaving,
     Beat,
     CloseClient,
-    Cut,
     DrainWorker,
     EndStream,
     EpochOpened,
     Granted,
     GrantSplits,
-    Named,
-    Ranges,
     Rebind,
     RegisterAgent,
     Request,
-    Resume,
     RunnerGone,
     RunnerPlace,
     RunnerReady,
     SteerJob,
-    StreamResume,
     WorkerPlace,
 )
 from tests.control.cluster import JOB, Cluster, spec

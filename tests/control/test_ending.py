@@ -2,22 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.wire.messages import (
-    Cut,
-    Done,
-    Feed,
-    GetPipeline,
-    Leftover,
-    ListJobs,
-    ListWorkers,
-    Named,
-    NotKnown,
-    PutPipeline,
-    Refused,
-    Resume,
-    Spec,
-    StreamResume,
-)
+from penstock.wire.jobs import Cut, Feed, Leftover, Named, Resume, StreamResume
+from penstock.wire.messages import Done, GetPipeline, ListJobs, ListWorkers, NotKnown, PutPipeline, Refused, Spec
 from tests.control.cluster import JOB, Cluster, spec, started
 from tests.control.test_placing import rebind
 

@@ -8,7 +8,8 @@ import pytest
 from penstock.control import events as e
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState, InvalidTransitionError
-from penstock.wire.messages import Cut, PutBlob, Rebind, SteerJob
+from penstock.wire.jobs import Cut
+from penstock.wire.messages import PutBlob, Rebind, SteerJob
 from tests.control.cluster import JOB, Cluster, started
 from tests.control.test_opening import beat, close
 

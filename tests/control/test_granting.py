@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.wire.messages import Cut, Named, NotKnown, Ranges, Rebind, Refused, Resume, StreamResume
+from penstock.wire.jobs import Cut, Named, Ranges, Resume, StreamResume
+from penstock.wire.messages import NotKnown, Rebind, Refused
 from tests.control.cluster import JOB, Cluster, spec, started
 
 

@@ -5,21 +5,8 @@ from typing import Any
 import pytest
 
 from penstock.control.views import view_of
-from penstock.wire.messages import (
-    Beat,
-    CloseClient,
-    Cut,
-    Done,
-    EpochOpened,
-    NotKnown,
-    NotYet,
-    Ranges,
-    Refused,
-    Resume,
-    SteerJob,
-    StreamResume,
-    View,
-)
+from penstock.wire.jobs import Cut, Ranges, Resume, StreamResume
+from penstock.wire.messages import Beat, CloseClient, Done, EpochOpened, NotKnown, NotYet, Refused, SteerJob, View
 from tests.control.cluster import JOB, Cluster, spec, started
 
 

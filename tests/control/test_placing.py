@@ -5,27 +5,23 @@ from typing import Any
 
 import pytest
 
+from penstock.wire.jobs import Cut, Feed, JobView, Resume, StreamResume
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
     CloseClient,
-    Cut,
     Done,
     DrainWorker,
-    Feed,
     GetSpec,
-    JobView,
     NotKnown,
     Rebind,
     Refused,
-    Resume,
     RunnerGone,
     RunnerPlace,
     RunnerReady,
     StartRunner,
     SteerJob,
     StopRunner,
-    StreamResume,
     View,
     ViewChanged,
 )

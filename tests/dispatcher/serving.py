@@ -20,20 +20,17 @@ from penstock.dispatcher.main import Dispatcher, DispatcherConfig
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
+from penstock.wire.jobs import JobSpec, JobView, Resume, StreamView
 from penstock.wire.messages import (
     Done,
     EpochOpened,
     Granted,
     GrantSplits,
-    JobSpec,
-    JobView,
     OpenEpoch,
     RegisterAgent,
-    Resume,
     RunnerPlace,
     RunnerReady,
     StartRunner,
-    StreamView,
     WorkerPlace,
 )
 

@@ -20,12 +20,12 @@ from penstock.dispatcher import database, truth
 from penstock.dispatcher.main import Dispatcher
 from penstock.dispatcher.truth import POSITION_LEAP
 from penstock.wire.blobs import PIECE_BYTES, blob_hash, put_blob_pieces
+from penstock.wire.jobs import Cut, Resume, StreamResume
 from penstock.wire.messages import (
     PROTOCOL,
     Ask,
     Beat,
     BlobPiece,
-    Cut,
     Done,
     EpochOpened,
     GetBlob,
@@ -35,9 +35,7 @@ from penstock.wire.messages import (
     NotKnown,
     NotYet,
     Refused,
-    Resume,
     Spec,
-    StreamResume,
     Tell,
     TryAgain,
     ViewChanged,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import CorruptRecordError, RemoteError
 from penstock.wire.failures import describe_failure, rebuild_failure
-from penstock.wire.messages import RemoteFailure
+from penstock.wire.frames import RemoteFailure
 
 
 class AppError(Exception):

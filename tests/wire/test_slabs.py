@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CodecError
-from penstock.wire.messages import SlabPlaces
+from penstock.wire.frames import SlabPlaces
 from penstock.wire.ranges import FreeRanges
 from penstock.wire.runs import decode_run, encode_run
 from penstock.wire.slabs import COPY_BELOW_BYTES, Arena, SlabReader

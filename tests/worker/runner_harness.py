@@ -24,29 +24,20 @@ from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.blobs import blob_hash
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
-from penstock.wire.liveness import process_name
-from penstock.wire.messages import (
-    BlobPiece,
+from penstock.wire.frames import (
     CloseStream,
     Credit,
-    Cut,
-    Feed,
     FromRunner,
-    GetBlob,
-    GetSpec,
-    Granted,
-    GrantSplits,
-    JobSpec,
-    Named,
     OpenStream,
     Output,
-    Refused,
     Rounds,
-    Spec,
     StreamEnded,
     StreamFailed,
     StreamRefused,
 )
+from penstock.wire.jobs import Cut, Feed, JobSpec, Named
+from penstock.wire.liveness import process_name
+from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
 from penstock.wire.runs import decode_run
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial

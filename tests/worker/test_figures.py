@@ -21,7 +21,7 @@ class FakeStream:
 class FakeRun:
     def __init__(self) -> None:
         self.closed = False
-        self.stages = [SimpleNamespace(name="map(f)", elements=0, busy_s=0.0, bytes=0)]
+        self.stages = [SimpleNamespace(name="map(f)", elements=0, busy_s=0.0, bytes=0, padding=())]
 
     def statistics(self) -> Any:
         return SimpleNamespace(stages=self.stages)
@@ -33,6 +33,7 @@ class FakeRun:
             stage.busy_s + elements / 4,
             stage.bytes + 8 * elements,
         )
+        stage.padding = tuple(SimpleNamespace(values=stage.elements, padding=2 * stage.elements) for _ in range(2))
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ def test_figures_grow_while_streams_and_runs_come_and_go() -> None:
     stream.counts.rounds, stream.counts.nbytes = 2, 100
     seen = figures.look([stream])
     assert (seen.streams, seen.rounds, seen.nbytes, seen.busy_s) == (1, 2, 100, 1.5)
-    assert seen.stages == {"map(f)": StageFigures(4, 1.0, 32)}
+    assert seen.stages == {"map(f)": StageFigures(4, 1.0, 32, 8, 16)}
     assert figures.look([stream]) == seen, "nothing has happened"
     first.work(4)
     first.closed = True
@@ -60,7 +61,7 @@ def test_figures_grow_while_streams_and_runs_come_and_go() -> None:
     stream.running = False
     later = figures.look([stream])
     assert (later.streams, later.rounds, later.busy_s) == (0, 2, 2.0)
-    assert later.stages["map(f)"] == StageFigures(16, 4.0, 128)
+    assert later.stages["map(f)"] == StageFigures(16, 4.0, 128, 32, 64)
     assert figures.look([]).rounds == 2, "what a forgotten stream gave was given"
     assert figures.look([]).stages["map(f)"].elements == 16
 

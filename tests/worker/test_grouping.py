@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.runtime.contract import Chunk
-from penstock.wire.messages import Cut, Regroup
+from penstock.wire.jobs import Cut, Regroup
 from penstock.worker.grouping import RoundMaker, Taken
 
 

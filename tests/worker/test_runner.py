@@ -14,8 +14,9 @@ from runner_harness import GRANTED, PLENTY, RUNNER, Harness, Received, harness, 
 import penstock as ps
 from penstock.core.ids import RunnerId
 from penstock.wire.failures import rebuild_failure
+from penstock.wire.frames import Rounds
+from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
 from penstock.wire.liveness import _named
-from penstock.wire.messages import Cut, Feed, Leftover, Regroup, Rounds
 
 
 @pytest.fixture

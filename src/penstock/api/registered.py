@@ -35,7 +35,8 @@ from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.credentials import ServiceFile, find_service
-from penstock.wire.messages import BlobPiece, Done, GetBlob, GetPipeline, JobSpec, NotYet, PutPipeline, Spec
+from penstock.wire.jobs import JobSpec
+from penstock.wire.messages import BlobPiece, Done, GetBlob, GetPipeline, NotYet, PutPipeline, Spec
 
 Service: TypeAlias = str | os.PathLike[str] | LocalService
 """An address, a service file, or a service of this process's own."""

@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from penstock.wire.messages import JobView
+from penstock.wire.jobs import JobView
 
 
 class Bell:

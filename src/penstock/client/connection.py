@@ -20,7 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.ids import RunnerId
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.credentials import Credentials
-from penstock.wire.messages import CloseStream, Credit, FromRunner, ToRunner
+from penstock.wire.frames import CloseStream, Credit, FromRunner, ToRunner
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 

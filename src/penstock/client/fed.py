@@ -25,7 +25,8 @@ from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize
-from penstock.wire.messages import Feed, Units
+from penstock.wire.frames import Units
+from penstock.wire.jobs import Feed
 
 FEWEST_STREAMS = 2
 STREAMS_A_WORKER = 2  # so that some can move to workers that join

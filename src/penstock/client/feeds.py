@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock.client.options import ShardingFunction
 from penstock.core.errors import InvalidArgumentError
 from penstock.sources.base import Split
-from penstock.wire.messages import Feed, Sharding
+from penstock.wire.jobs import Feed, Sharding
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, JobFailedError, WaitTimeoutError
 from penstock.wire.compression import decompress
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.messages import JobView
+from penstock.wire.jobs import JobView
 from penstock.wire.runs import decode_run
 
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this

@@ -21,7 +21,7 @@ import msgspec
 from penstock.client.ranges import RangeSet
 from penstock.client.state import EpochState, Mixes, Progress, StreamMark
 from penstock.core.errors import StateMismatchError
-from penstock.wire.messages import Cut, Feed, Leftover, Named, Ranges, Regroup, Resume, StreamResume
+from penstock.wire.jobs import Cut, Feed, Leftover, Named, Ranges, Regroup, Resume, StreamResume
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
 from penstock.client.sharing import SharingOptions, check_sharing
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
-from penstock.wire.messages import Guarantee, Order, Sharding, Target, Uneven
+from penstock.wire.jobs import Guarantee, Order, Sharding, Target, Uneven
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]

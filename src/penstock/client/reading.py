@@ -21,7 +21,8 @@ from typing import Any, Literal, TypeAlias
 from penstock.client.state import StreamMark
 from penstock.core.element import Element
 from penstock.core.ids import StreamId
-from penstock.wire.messages import Cut, Rounds, StreamEnded, StreamFailed, StreamView
+from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
+from penstock.wire.jobs import Cut, StreamView
 
 Verdict: TypeAlias = Literal["taken", "stale", "gap"]
 

@@ -23,21 +23,19 @@ from penstock.client.session import EpochSession
 from penstock.client.sharing import MOST_AHEAD_BYTES, USUAL_WINDOW_BYTES, WINDOWS_AHEAD
 from penstock.client.state import TRAIL, Progress, StreamMark
 from penstock.core.ids import StreamId
-from penstock.wire.liveness import process_name
-from penstock.wire.messages import (
+from penstock.wire.frames import (
     CloseStream,
     Credit,
-    EndStream,
-    JobView,
     OpenStream,
     Output,
-    Rebind,
     Rounds,
     StreamEnded,
     StreamFailed,
     StreamRefused,
-    StreamView,
 )
+from penstock.wire.jobs import JobView, StreamView
+from penstock.wire.liveness import process_name
+from penstock.wire.messages import EndStream, Rebind
 
 SMALLEST_WINDOW_BYTES = 1 << 20
 FEWEST_WINDOWS = 2  # one stream alone does not take the whole memory: another may join

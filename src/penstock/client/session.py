@@ -26,22 +26,8 @@ from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.wire.addresses import host_id
 from penstock.wire.envelopes import refusal
-from penstock.wire.messages import (
-    Answer,
-    Beat,
-    CloseClient,
-    EpochOpened,
-    Feed,
-    JobSpec,
-    JobView,
-    NotKnown,
-    OpenEpoch,
-    Ranges,
-    Refused,
-    Request,
-    Resume,
-    View,
-)
+from penstock.wire.jobs import Feed, JobSpec, JobView, Ranges, Resume
+from penstock.wire.messages import Answer, Beat, CloseClient, EpochOpened, NotKnown, OpenEpoch, Refused, Request, View
 
 BEAT_S = 1.0
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from penstock.core.errors import InvalidArgumentError, choice
-from penstock.wire.messages import Sharing
+from penstock.wire.jobs import Sharing
 
 KINDS = ("skip", "wait")
 TRAINER_TIMEOUT_S = 30.0

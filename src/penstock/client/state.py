@@ -18,7 +18,7 @@ from penstock.client.ranges import RangeSet
 from penstock.client.sampling import Place
 from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
-from penstock.wire.messages import Cut, Feed, Named
+from penstock.wire.jobs import Cut, Feed, Named
 
 Phase: TypeAlias = Literal["start", "reading", "ended"]
 """start: nothing was read of the epoch. ended: the loop has ended, and the next epoch is due."""

@@ -35,7 +35,7 @@ from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts
 from penstock.wire.addresses import host_id
 from penstock.wire.blobs import blob_hash
-from penstock.wire.messages import Feed, JobSpec
+from penstock.wire.jobs import Feed, JobSpec
 
 _PACKAGE = "package "
 

@@ -12,7 +12,7 @@ from penstock.control.fitting import fitting_workers, fixed_streams
 from penstock.control.records import Iteration, Job
 from penstock.control.resuming import owner_of
 from penstock.core.ids import AttemptId, JobName
-from penstock.wire.messages import Feed, Leftover
+from penstock.wire.jobs import Feed, Leftover
 
 
 def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:

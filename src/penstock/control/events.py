@@ -13,7 +13,8 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.messages import Beat, Cut, Feed, JobSpec, Resume, WorkerPlace
+from penstock.wire.jobs import Cut, Feed, JobSpec, Resume
+from penstock.wire.messages import Beat, WorkerPlace
 
 Element: TypeAlias = tuple[int, int, int]
 """(source, split, index)"""

@@ -10,7 +10,7 @@ import msgspec
 from penstock.control.records import Agent, Job, Runner, Worker
 from penstock.control.state import ClusterState
 from penstock.core.ids import RunnerId, WorkerId
-from penstock.wire.messages import JobSpec
+from penstock.wire.jobs import JobSpec
 
 Hindrance: TypeAlias = Literal["leaving", "tags", "host", "versions"]
 

@@ -30,23 +30,23 @@ def grant_splits(state: ClusterState, request: GrantSplits) -> Decision:
     if not 0 <= request.source < len(ledger.counts):
         return _refuse(f"the job has no source {request.source}", "unknown_source")
     granted = ledger.lists.get((request.stream, request.source, request.pass_), ())
+    cursor = ledger.cursor(request.source, request.pass_)
+    few = PLENTY_A_STREAM * len(iteration.streams)
     after = request.after
     if after is None:
         if granted:
-            return Decision((), Granted(ordinals=tuple(granted[:MOST_AGAIN])))
+            return Decision((), Granted(ordinals=tuple(granted[:MOST_AGAIN]), plenty=cursor.left > few))
     elif not granted or granted[-1] != after:
         if after not in granted:
             return _refuse(f"split {after} was never granted to stream {request.stream!r}", "unknown_split")
         # `granted` holds an ordinal once, so its place is that of the first equal one.
         place = granted.index(after) + 1
-        return Decision((), Granted(ordinals=tuple(granted[place : place + MOST_AGAIN])))
-    cursor = ledger.cursor(request.source, request.pass_)
+        return Decision((), Granted(ordinals=tuple(granted[place : place + MOST_AGAIN]), plenty=cursor.left > few))
     if not cursor.left:
         return Decision((), Granted(ordinals=()))
     ordinals = cursor.peek(grant_size(request.seconds_per_split, cursor.left, len(iteration.streams)))
     event = SplitsGranted(request.job, request.attempt, request.stream, request.source, request.pass_, ordinals)
-    plenty = cursor.left - len(ordinals) > PLENTY_A_STREAM * len(iteration.streams)
-    return Decision((event,), Granted(ordinals=ordinals, plenty=plenty))
+    return Decision((event,), Granted(ordinals=ordinals, plenty=cursor.left - len(ordinals) > few))
 
 
 def grant_size(seconds_per_split: float, left: int, streams: int) -> int:

@@ -24,7 +24,8 @@ from penstock.control.runners import settle
 from penstock.control.sharing import epoch_to_join, held_up_by_trainers, lacks_trainers, surplus_trainer
 from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
-from penstock.wire.messages import Answer, EpochOpened, JobSpec, NotKnown, NotYet, OpenEpoch, Refused
+from penstock.wire.jobs import JobSpec
+from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused
 
 WISH_LASTS_S = 5.0  # clients that are told "not yet" ask again well within it
 FEWEST_IN_TURN = 4  # streams of coordinated reads: each has its own windows to fill, so not more than are of use

@@ -18,7 +18,7 @@ from penstock.control.fitting import fitting_workers, fixed_streams, ready_runne
 from penstock.control.records import Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED, owner_of
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
-from penstock.wire.messages import Feed
+from penstock.wire.jobs import Feed
 
 
 def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> None:

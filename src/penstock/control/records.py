@@ -13,7 +13,8 @@ import msgspec
 
 from penstock.control.events import Element, Suspect
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.messages import Beat, Cut, Feed, JobSpec, Ranges
+from penstock.wire.jobs import Cut, Feed, JobSpec, Ranges
+from penstock.wire.messages import Beat
 
 Slot: TypeAlias = tuple[int, int]
 """(consumer, replica)"""

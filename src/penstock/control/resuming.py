@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from penstock.control.records import Cursor, Iteration, Ledger, Stream
 from penstock.core.ids import AttemptId, StreamId, stream_id
-from penstock.wire.messages import Cut, Feed, JobSpec, Resume, StreamResume
+from penstock.wire.jobs import Cut, Feed, JobSpec, Resume, StreamResume
 
 GRANTED = Feed(kind="granted")
 

@@ -7,7 +7,7 @@ import msgspec
 from penstock.control.records import Job
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, WorkerId
-from penstock.wire.messages import JobSpec
+from penstock.wire.jobs import JobSpec
 
 FORMAT = 1
 

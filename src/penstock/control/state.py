@@ -37,7 +37,7 @@ from penstock.control.records import (
 from penstock.control.resuming import new_iteration
 from penstock.core.errors import PenstockError
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId, stream_id
-from penstock.wire.messages import Cut, JobSpec
+from penstock.wire.jobs import Cut, JobSpec
 
 STORY_LENGTH = 64
 

@@ -8,7 +8,8 @@ from penstock.control.fitting import ready_runners, version_failure, waiting_for
 from penstock.control.records import Iteration, Job, Stream
 from penstock.control.state import ClusterState
 from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
-from penstock.wire.messages import JobLine, JobView, RunnerFigures, StreamView, TrainerLine, WorkerLine
+from penstock.wire.jobs import JobView, StreamView
+from penstock.wire.messages import JobLine, RunnerFigures, TrainerLine, WorkerLine
 
 
 def view_of(state: ClusterState, job: JobName, attempt: AttemptId | None = None) -> JobView:

@@ -12,26 +12,20 @@ from penstock.core.ids import AttemptId, ClientId, RunnerId, StreamId
 from penstock.testing.simulator_merge import Mark, Saved, resume_from
 from penstock.testing.simulator_workers import JOB
 from penstock.testing.simulator_world import Data, Failed, Peer
+from penstock.wire.frames import Credit, OpenStream, Rounds, StreamEnded, StreamRefused
+from penstock.wire.jobs import Cut, JobView, StreamView
 from penstock.wire.messages import (
     Answer,
     Beat,
     CloseClient,
-    Credit,
-    Cut,
     EndStream,
     EpochOpened,
-    JobView,
     NotKnown,
     NotYet,
     OpenEpoch,
-    OpenStream,
     Push,
     Rebind,
     Refused,
-    Rounds,
-    StreamEnded,
-    StreamRefused,
-    StreamView,
     View,
     ViewChanged,
 )

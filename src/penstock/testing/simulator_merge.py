@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.core.ids import AttemptId
-from penstock.wire.messages import Cut, Feed, Named, Ranges, Resume, StreamResume
+from penstock.wire.jobs import Cut, Feed, Named, Ranges, Resume, StreamResume
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

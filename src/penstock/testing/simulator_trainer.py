@@ -13,7 +13,7 @@ from penstock.testing.simulator_dispatcher import Bug
 from penstock.testing.simulator_merge import Saved
 from penstock.testing.simulator_workers import Shape
 from penstock.testing.simulator_world import World
-from penstock.wire.messages import JobSpec
+from penstock.wire.jobs import JobSpec
 
 
 class Trainer:

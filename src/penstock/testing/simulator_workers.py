@@ -13,28 +13,21 @@ from typing import Any
 from penstock.core.ids import AgentId, JobName, RunnerId, StreamId, WorkerId
 from penstock.testing.simulator_dispatcher import Bug
 from penstock.testing.simulator_world import Data, Failed, Peer, World
+from penstock.wire.frames import Credit, OpenStream, Rounds, StreamEnded, StreamRefused
+from penstock.wire.jobs import Cut, Feed, Leftover, Named
 from penstock.wire.messages import (
     AgentBeat,
     Answer,
-    Credit,
-    Cut,
-    Feed,
     Granted,
     GrantSplits,
-    Leftover,
-    Named,
     NotKnown,
-    OpenStream,
     Push,
     RegisterAgent,
-    Rounds,
     RunnerGone,
     RunnerPlace,
     RunnerReady,
     StartRunner,
     StopRunner,
-    StreamEnded,
-    StreamRefused,
     WorkerPlace,
 )
 

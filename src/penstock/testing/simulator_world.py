@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.core.ids import AttemptId
-from penstock.wire.messages import Answer, FromRunner, OpenEpoch, Push, Request, ToRunner
+from penstock.wire.frames import FromRunner, ToRunner
+from penstock.wire.messages import Answer, OpenEpoch, Push, Request
 
 Message = Any  # what actors send each other: the classes below, and the wire's own for the data plane
 

@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from penstock.core.errors import RemoteError
-from penstock.wire.messages import RemoteFailure
+from penstock.wire.frames import RemoteFailure
 
 _MAX_TEXT = 100_000
 _OUR_FRAMES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -1,10 +1,7 @@
-"""What processes say to each other: control messages, and the headers of data frames.
+"""What processes say to the dispatcher, and what it says to them.
 
 Rules of evolution: new fields have defaults, old ones never change their type; a message of an unknown tag is refused.
 Version N serves N - 1. Requests are imperative and idempotent: sent twice, they do and answer the same.
-
-The state that rides with the data is a `Cut`. Everything in it is plain (ints, strings, lists), so that it goes through
-msgpack here and through JSON in a trainer's checkpoint.
 """
 
 from __future__ import annotations
@@ -13,160 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, Fingerprint, JobName, RunnerId, StreamId, WorkerId
+from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
+from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume
 
 PROTOCOL = 2
 OLDEST_PROTOCOL = 1
-
-Sharding: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "hint", "custom"]
-Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
-Order: TypeAlias = Literal["relaxed", "deterministic"]
-Uneven: TypeAlias = Literal["drop", "pad", "allow"]
-Target: TypeAlias = Literal["local", "remote", "any"]
-Sharing: TypeAlias = Literal["", "skip", "wait"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what travels."""
-
-
-# Positions
-
-
-class Named(msgspec.Struct, frozen=True, array_like=True):
-    """Splits of one pass of one source, as ordinals of the pass's order."""
-
-    source: int
-    pass_: int
-    ordinals: tuple[int, ...]
-
-
-class Ranges(msgspec.Struct, frozen=True, array_like=True):
-    """Splits of one pass of one source, as half-open ranges of ordinals."""
-
-    source: int
-    pass_: int
-    ranges: tuple[tuple[int, int], ...]
-
-
-class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """Where a stream stands after some rounds. Opened here, on any worker, it goes on with what followed.
-
-    `engine` is the runtime's state (None: the beginning). `since` rounds made after it are to be made and discarded.
-    `named` are the splits reading on from `engine` still needs, of those the stream has opened; `share` is into how
-    many parts the job's shuffle was cut when the stream first opened. `regroup` is there only while rounds of another
-    width, from before a change of the number of consumers, are given: see `Regroup`.
-    """
-
-    engine: Any = None
-    since: int = 0
-    named: tuple[Named, ...] = ()
-    share: int = 1
-    regroup: Regroup | None = None
-
-
-class Regroup(msgspec.Struct, frozen=True, array_like=True):
-    """Outputs after `engine` came in rounds of `width`; of consumer c's, the first `given[c]` rounds were received.
-
-    What is left of those rounds, in order, makes the first rounds of the new width.
-    """
-
-    width: int
-    given: tuple[int, ...]
-
-
-class Feed(msgspec.Struct, frozen=True, array_like=True):
-    """Where a stream's splits come from.
-
-    granted: the dispatcher, one after the other. dealt: `number`, `number + of`, `number + 2 of`, ... of every pass.
-    listed: `listed[source]`, the same in every pass. tail: what `leftovers` still hold, and nothing else. fed: the
-    reader itself, see `Units`; unit u of its attempt is number u // of in stream u mod of.
-    """
-
-    kind: Literal["granted", "dealt", "listed", "tail", "fed"]
-    number: int = 0
-    of: int = 1
-    listed: tuple[tuple[int, ...], ...] = ()
-    leftovers: tuple[Leftover, ...] = ()
-    keep: tuple[int, int] | None = None
-    """(w, n): of the elements at the shard marker only number w of each n are this stream's."""
-
-
-class Leftover(msgspec.Struct, frozen=True, array_like=True):
-    """What an ended stream could not give as whole rounds: everything after `cut`."""
-
-    number: int
-    cut: Cut
-    feed: Feed
-
-
-# Jobs
-
-
-class JobSpec(Message, frozen=True):
-    """What all consumers of a job must agree on."""
-
-    fingerprint: Fingerprint
-    graph: BlobHash
-    splits: BlobHash
-    split_counts: tuple[int, ...]
-    """Of each source, in the order of `graph.traverse.walk`."""
-    seed: int
-    sharding: Sharding = "dynamic"
-    guarantee: Guarantee = "exactly_once"
-    order: Order = "relaxed"
-    consumers: int = 1
-    uneven: Uneven = "drop"
-    streams: int = 0
-    """How many, where that is the job's to say (deterministic order, splits assigned up front, coordinated reads); 0:
-    as workers join, or, for coordinated reads, as many as the workers there are when the job is made suggest."""
-    feeds: tuple[Feed, ...] = ()
-    """One a stream, where splits are assigned up front."""
-    coordinated: bool = False
-    """Each round is one group (the batches of one bucket), and consumers take rounds from the streams in turn."""
-    shuffle_parts: int = 0
-    """Into how many parts streams cut the shuffle; 0: as many as there are streams when each opens."""
-    compression: Literal["none", "lz4", "zstd"] = "none"
-    requires: tuple[str, ...] = ()
-    target: Target = "any"
-    host: str = ""
-    """The creator's host, for `target`."""
-    owner: str = ""
-    weight: float = 1.0
-    max_workers: int = 0
-    max_bytes: int = 0
-    collect_after_s: float = 600.0
-    sharing: Sharing = ""
-    """Trainers read the same outputs out of a window. "skip": what a slow one misses is gone. "wait": nothing is."""
-    window_bytes: int = 0
-    """Of each worker; 0: a worker decides."""
-    trainer_timeout_s: float = 30.0
-    trainers: int = 0
-    """How many will read every epoch from its beginning (`sharing="wait"`); 0: whoever comes."""
-    versions: tuple[tuple[str, str], ...] = ()
-    """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""
-
-
-class StreamResume(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as a checkpoint holds it. `marks[c]` is the next round of consumer c of the old number of consumers."""
-
-    number: int
-    cut: Cut
-    round: int
-    marks: tuple[int, ...]
-    feed: Feed | None = None
-    ended: bool = False
-
-
-class Resume(Message, frozen=True):
-    """A merged checkpoint: enough to go on without the journal and on another service."""
-
-    epoch: int
-    consumers: int
-    streams: tuple[StreamResume, ...]
-    done: tuple[Ranges, ...] = ()
-    digest: str = ""
-    """Of the merged state: consumers that load the same checkpoint send the same."""
 
 
 class OpenEpoch(Message, frozen=True, tag="open_epoch"):
@@ -202,48 +50,6 @@ class NotYet(Message, frozen=True, tag="not_yet"):
 
     waiting_for: str
     missing_blobs: tuple[BlobHash, ...] = ()
-
-
-class StreamView(Message, frozen=True):
-    """A stream as a client needs it. `runner` is None while no process runs it. Compare `binding`: higher is newer."""
-
-    stream: StreamId
-    number: int
-    binding: int
-    feed: Feed
-    share: int
-    start: Cut = Cut()
-    """Where it begins, for a client that holds no state of it."""
-    first_round: int = 0
-    marks: tuple[int, ...] = ()
-    owner: int | None = None
-    """The one consumer it is for (`uneven="allow"`); None: all."""
-    runner: RunnerId | None = None
-    address: str = ""
-    worker: WorkerId | None = None
-    ended: bool = False
-    lost: bool = False
-    """Given up for good (`at_most_once`)."""
-
-
-class JobView(Message, frozen=True):
-    """A consumer's picture of its epoch. `version` grows with every change."""
-
-    job: JobName
-    attempt: AttemptId
-    epoch: int
-    version: int
-    streams: tuple[StreamView, ...]
-    finished: bool = False
-    failure: str = ""
-    """Why the job cannot go on, for people; empty: it can."""
-    waiting_for: str = ""
-    """What keeps it from going on right now (no worker, paused); empty: nothing."""
-    dropped: tuple[str, ...] = ()
-    """Elements that killed three processes and are left out, by name."""
-
-
-# From clients
 
 
 class PutBlob(Message, frozen=True, tag="put_blob"):
@@ -331,9 +137,6 @@ class PutPipeline(Message, frozen=True, tag="put_pipeline"):
 
 class GetPipeline(Message, frozen=True, tag="get_pipeline"):
     id: str
-
-
-# From agents and runners
 
 
 class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -449,9 +252,6 @@ class GetSpec(Message, frozen=True, tag="get_spec"):
     job: JobName
 
 
-# Answers
-
-
 class Done(Message, frozen=True, tag="done"):
     pass
 
@@ -545,9 +345,6 @@ class TryAgain(Message, frozen=True, tag="try_again"):
     reason: str
 
 
-# From the dispatcher, unasked
-
-
 class StartRunner(Message, frozen=True, tag="start_runner"):
     worker: WorkerId
     job: JobName
@@ -607,166 +404,3 @@ class Tell(msgspec.Struct, frozen=True, array_like=True):
     number: int
     position: int
     body: Answer | Push
-
-
-# The data plane: headers. Payloads are frames of their own.
-
-
-class OpenStream(Message, frozen=True, tag="open"):
-    """A consumer reads a stream from `round` on; `cut` is the state before some round at or before it.
-
-    `credit` is how many bytes may be sent in all within this opening.
-    """
-
-    stream: StreamId
-    binding: int
-    opening: int
-    consumer: int
-    round: int
-    cut: Cut
-    cut_round: int
-    feed: Feed
-    share: int
-    attempt: AttemptId
-    epoch: int
-    runner: RunnerId
-    credit: int
-    slab: bool = False
-    """The reader has mapped the runner's arena: payloads need not cross the socket."""
-    replica: int = 0
-    """Replicas of a consumer each open the stream and receive the same rounds."""
-    process: str = ""
-    """The reader's (`wire.liveness.process_name`), for one that uses slabs: its leases end with it."""
-    fresh: bool = False
-    """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
-    trainer: str = ""
-    """Its id, for messages."""
-    mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    """(round, weights): from that round on elements are mixed by these. All changes, in order."""
-
-
-class Credit(Message, frozen=True, tag="credit"):
-    """An absolute position: sent again, lost or doubled, it means the same."""
-
-    stream: StreamId
-    opening: int
-    credit: int
-    returned: tuple[int, ...] = ()
-    """Slab ranges that are free again."""
-    round: int = -1
-    """The first the trainer has not taken, where it shares the stream; -1: not said."""
-
-
-class CloseStream(Message, frozen=True, tag="close"):
-    stream: StreamId
-    opening: int
-    leaving: bool = False
-    """The reader will not come back to it: nobody need wait for it."""
-    round: int = -1
-    """The first its trainer has not taken, where it shares the stream; -1: not said."""
-
-
-class Units(Message, frozen=True, tag="units"):
-    """What a stream that its reader feeds is to read: elements by their index, and each unit makes one output.
-
-    Unit n of a stream is always the same: sent again, it means the same.
-    """
-
-    stream: StreamId
-    opening: int
-    first: int
-    """The number of the first of these in the stream."""
-    units: tuple[tuple[int, ...], ...]
-    ended: bool = False
-    """None follows these."""
-    taken: int = 0
-    """So many units of the stream have arrived, as outputs, and will not be read again."""
-    start: int = 0
-    """How many units of the epoch came before this attempt's first."""
-
-
-class Rounds(Message, frozen=True, tag="rounds"):
-    """`count` rounds from `seq` on, each this consumer's one output; `cut` is the state after the last.
-
-    `done` are splits that restoring at `cut` no longer needs. The elements are in `layout` and the buffers after it,
-    or, if `slab` is given, in that memory.
-    """
-
-    stream: StreamId
-    binding: int
-    opening: int
-    seq: int
-    count: int
-    cut: Cut
-    nbytes: int
-    layout: bytes
-    done: tuple[Named, ...] = ()
-    slab: SlabPlaces | None = None
-    compression: str = ""
-    skipped: int = 0
-    """Rounds before `seq` that are gone from the window this reader shares; without them a gap is a loss."""
-    shared: bool = False
-    """They were made for another reader."""
-    had: int = 0
-    """How many of them this trainer had before it came back without its state."""
-    mixes: int = 0
-    """How often weights had changed before round `seq`: a consumer that knows of fewer has missed a change."""
-
-
-class SlabPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """Buffers that lie in the sender's arena: `lease` is given back when the reader is through with them."""
-
-    lease: int
-    places: tuple[tuple[int, int], ...]
-    """(offset, size) of each buffer, in order."""
-
-
-class StreamEnded(Message, frozen=True, tag="ended"):
-    """The stream has `seq` rounds. `leftover`: there is more after `cut` than whole rounds could take."""
-
-    stream: StreamId
-    binding: int
-    opening: int
-    seq: int
-    cut: Cut
-    done: tuple[Named, ...] = ()
-    leftover: bool = False
-    skipped: int = 0
-
-
-class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A user function's exception as plain text: rebuilt by name, never unpickled."""
-
-    module: str
-    qualname: str
-    args: tuple[Any, ...]
-    message: str
-    traceback: str
-    notes: tuple[str, ...] = ()
-
-
-class StreamFailed(Message, frozen=True, tag="failed"):
-    stream: StreamId
-    binding: int
-    opening: int
-    seq: int
-    failure: RemoteFailure
-
-
-class StreamRefused(Message, frozen=True, tag="refused"):
-    """It cannot be read here (an older binding, another runner): ask the dispatcher where it is."""
-
-    stream: StreamId
-    opening: int
-    reason: str
-
-
-class Output(Message, frozen=True, tag="output"):
-    """What the user's code printed or logged."""
-
-    worker: WorkerId
-    text: str
-
-
-ToRunner: TypeAlias = OpenStream | Credit | CloseStream | Units
-FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | Output

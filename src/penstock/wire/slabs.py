@@ -25,7 +25,7 @@ import numpy as np
 from penstock.core.errors import CodecError
 from penstock.wire.descriptors import DescriptorServer, receive_descriptor
 from penstock.wire.elements import bytes_over
-from penstock.wire.messages import SlabPlaces
+from penstock.wire.frames import SlabPlaces
 from penstock.wire.ranges import ALIGNMENT, FreeRanges
 
 Array = np.ndarray[Any, Any]

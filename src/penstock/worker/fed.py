@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 
 from penstock.runtime.streams import StreamStopped
-from penstock.wire.messages import Feed, Units
+from penstock.wire.frames import Units
+from penstock.wire.jobs import Feed
 from penstock.worker.feeds import StaleStream
 
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream

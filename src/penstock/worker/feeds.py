@@ -14,7 +14,8 @@ from typing import Protocol, TypeAlias
 
 from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.streams import SplitFeed, StreamStopped
-from penstock.wire.messages import Answer, Feed, Granted, GrantSplits, Leftover, Refused
+from penstock.wire.jobs import Feed, Leftover
+from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
 from penstock.worker.ledger import UNKNOWN, Ledger, PassKey
 
 Post: TypeAlias = Callable[[GrantSplits, Callable[[Answer], None]], None]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from penstock.core.element import Element
 from penstock.runtime.contract import Chunk, Marks, State
-from penstock.wire.messages import Cut, Regroup
+from penstock.wire.jobs import Cut, Regroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from penstock.runtime.streams import StreamStopped
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.wire.control import ControlClient
-from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, JobSpec, Spec
+from penstock.wire.jobs import JobSpec
+from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
 SAY_AFTER_S = 30.0

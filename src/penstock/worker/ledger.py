@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.runtime.streams import PASS_ENDED, Place
-from penstock.wire.messages import Named
+from penstock.wire.jobs import Named
 
 PassKey = tuple[int, int]
 """(source, pass)"""

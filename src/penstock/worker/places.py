@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.wire.messages import Cut, JobSpec, OpenStream
+from penstock.wire.frames import OpenStream
+from penstock.wire.jobs import Cut, JobSpec
 
 
 @dataclass(slots=True, kw_only=True)

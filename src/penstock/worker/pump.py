@@ -22,7 +22,7 @@ from penstock.core.ids import StreamId
 from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import StreamStopped, places
-from penstock.wire.messages import Cut, Named
+from penstock.wire.jobs import Cut, Named
 from penstock.worker.feeds import ClosableFeed, StaleStream
 from penstock.worker.grouping import RoundMaker, Standing, Taken
 from penstock.worker.ledger import Ledger

@@ -27,31 +27,27 @@ from penstock.core.ids import StreamId, stream_number
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
-from penstock.runtime.streams import Left, StreamPart, TornRounds
+from penstock.runtime.streams import Allocate, Left, StreamPart, TornRounds
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.compression import compress
 from penstock.wire.control import ControlClient
 from penstock.wire.failures import describe_failure
-from penstock.wire.liveness import is_gone
-from penstock.wire.messages import (
-    Answer,
+from penstock.wire.frames import (
     CloseStream,
     Credit,
-    Cut,
     FromRunner,
-    GrantSplits,
-    JobSpec,
-    Leftover,
     OpenStream,
     Output,
     RemoteFailure,
-    RunnerFigures,
     SlabPlaces,
     StreamFailed,
     StreamRefused,
     ToRunner,
     Units,
 )
+from penstock.wire.jobs import Cut, JobSpec, Leftover
+from penstock.wire.liveness import is_gone
+from penstock.wire.messages import Answer, GrantSplits, RunnerFigures
 from penstock.wire.slabs import Arena
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.fed import FedFeed, FedUnits
@@ -71,9 +67,9 @@ from penstock.worker.streams import Stream, Terms
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
 DEFAULT_WINDOW_BYTES = 256 << 20
-LEASES_SHARE = 1 / 2  # of it, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
-WINDOWS_SHARE = 3 / 4  # of it, for windows
-MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; and as much for what engines buffer
+LEASES_SHARE = 1 / 4  # of it, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
+WINDOWS_SHARE = 5 / 8  # of it, for windows
+MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
 LEAST_ENGINE_BYTES = 16 << 20
 HANG_S = 60.0
 LOOK_S = 1.0
@@ -99,6 +95,8 @@ def run(
     runner.start()
     ready(runner.address.text())
     while not stop.wait(LOOK_S):
+        if not runner.serving:
+            os._exit(1)  # its thread died: a deaf process would be waited for, another takes a dead one's place
         runner.look_after()
         capture.settle()
         if report is not None:
@@ -157,6 +155,11 @@ class Runner:
     def start(self) -> None:
         self._data.start()
         self._loading.start()
+
+    @property
+    def serving(self) -> bool:
+        """Whether anybody can be heard."""
+        return self._data.serving
 
     def close(self) -> None:
         if self._closed:
@@ -292,6 +295,12 @@ class Runner:
     def release(self, lease: int) -> None:
         self._arena.release((lease,))
 
+    def array(self, shape: Sequence[int], dtype: Any) -> Any:
+        return self._arena.array(shape, dtype)
+
+    def _allocate_for(self, stream: Stream) -> Allocate:
+        return lambda shape, dtype: self._arena.array(shape, dtype) if stream.uses_slabs else None
+
     def keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
         places = self._arena.place(buffers)
         return None if places is None else (places, self._arena.views(places))
@@ -325,7 +334,6 @@ class Runner:
         final = feed_spec.kind in ("tail", "fed") or spec.sharding == "off"
         feed = self._feed(stream, terms, ledger, spec.split_counts)
         pump.adopt(feed)
-        arena = self._arena
         part = StreamPart(
             feed=feed,
             weights=pump.weights,
@@ -337,7 +345,7 @@ class Runner:
             torn=_torn(start) if job.makes_rounds else None,
             dropped=frozenset(excluded.dropped),
             suspects=frozenset(excluded.suspects),
-            allocate=lambda shape, dtype: arena.array(shape, dtype) if stream.uses_slabs else None,
+            allocate=stream.allocate if isinstance(stream, SharedStream) else self._allocate_for(stream),
             recorder=self._flight.recorder(stream.id),
         )
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 import zmq
 
-from penstock.wire.messages import FromRunner, ToRunner
+from penstock.wire.frames import FromRunner, ToRunner
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -85,6 +85,10 @@ class DataSocket:
             if self._wake >= 0 and not self._rung:
                 self._rung = True
                 os.eventfd_write(self._wake, 1)
+
+    @property
+    def serving(self) -> bool:
+        return self._thread.is_alive()
 
     def stop(self) -> bool:
         """End the thread and close the socket; False if it does not end in time."""

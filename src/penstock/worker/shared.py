@@ -28,11 +28,9 @@ from typing import Any, Protocol
 
 from penstock.core.ids import StreamId
 from penstock.wire.failures import describe_failure
-from penstock.wire.messages import (
+from penstock.wire.frames import (
     Credit,
-    Cut,
     FromRunner,
-    JobSpec,
     OpenStream,
     Rounds,
     SlabPlaces,
@@ -40,6 +38,7 @@ from penstock.wire.messages import (
     StreamFailed,
     StreamRefused,
 )
+from penstock.wire.jobs import Cut, JobSpec
 from penstock.worker.grouping import Taken
 from penstock.worker.places import Places, SharedReader
 from penstock.worker.pump import FRAME_BYTES, End, OpenedRun, Pump
@@ -66,6 +65,9 @@ class SharedHost(Protocol):
         self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
     ) -> None: ...
 
+    def array(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return an array where readers on this host can see it; None where there is no room."""
+
     def keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
         """Put buffers where readers on this host can see them; None where there is no room."""
 
@@ -84,9 +86,6 @@ class SharedHost(Protocol):
 
 
 class SharedStream:
-    uses_slabs = True
-    """Batches are put together where they stay."""
-
     def __init__(self, stream: StreamId, host: SharedHost, spec: JobSpec) -> None:
         self.id = stream
         self.counts = SharedCounts()
@@ -459,6 +458,19 @@ class SharedStream:
                 )  # cuts name what they need, and nobody saves what is done
             for reader in self._readers.values():
                 self._serve(reader)
+
+    def allocate(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return memory for a batch in the making, at the window's cost but not all of it; None: there is none.
+
+        What an engine reads ahead would otherwise lie beside the budget, and a fast one reads far ahead.
+        """
+        while (made := self._host.array(shape, dtype)) is None:
+            with self._changed:
+                small = self._window.nbytes * 4 < self._host.window_share()
+                if small or not len(self._window) or not self._may_evict():
+                    return None
+                self._evict()
+        return made
 
     def _keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
         """Put buffers into the memory readers map; slow readers may hold much of it, and then the window is smaller."""

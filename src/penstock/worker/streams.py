@@ -27,18 +27,8 @@ from penstock.core.element import Element
 from penstock.core.errors import CodecError, InvalidArgumentError
 from penstock.core.ids import AttemptId, StreamId
 from penstock.wire.failures import describe_failure
-from penstock.wire.messages import (
-    Cut,
-    Feed,
-    FromRunner,
-    Named,
-    OpenStream,
-    Rounds,
-    SlabPlaces,
-    StreamEnded,
-    StreamFailed,
-    StreamRefused,
-)
+from penstock.wire.frames import FromRunner, OpenStream, Rounds, SlabPlaces, StreamEnded, StreamFailed, StreamRefused
+from penstock.wire.jobs import Cut, Feed, Named
 from penstock.wire.runs import encode_run
 from penstock.worker.grouping import Taken
 from penstock.worker.pump import End, Mixes, OpenedRun, Pump
@@ -268,6 +258,7 @@ class Stream:
                 del self._readers[key]
             if gone and not self._readers:
                 self._drop_pump()
+                self._mixes = ()  # should they all come back from an older state, they may change weights otherwise
             if gone:
                 self._changed.notify_all()
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from penstock.wire.messages import Cut, SlabPlaces
+from penstock.wire.frames import SlabPlaces
+from penstock.wire.jobs import Cut
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -1,0 +1,170 @@
+"""The data plane: headers. Payloads are frames of their own."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.core.ids import AttemptId, RunnerId, StreamId, WorkerId
+from penstock.wire.jobs import Cut, Feed, Message, Named
+
+
+class OpenStream(Message, frozen=True, tag="open"):
+    """A consumer reads a stream from `round` on; `cut` is the state before some round at or before it.
+
+    `credit` is how many bytes may be sent in all within this opening.
+    """
+
+    stream: StreamId
+    binding: int
+    opening: int
+    consumer: int
+    round: int
+    cut: Cut
+    cut_round: int
+    feed: Feed
+    share: int
+    attempt: AttemptId
+    epoch: int
+    runner: RunnerId
+    credit: int
+    slab: bool = False
+    """The reader has mapped the runner's arena: payloads need not cross the socket."""
+    replica: int = 0
+    """Replicas of a consumer each open the stream and receive the same rounds."""
+    process: str = ""
+    """The reader's (`wire.liveness.process_name`), for one that uses slabs: its leases end with it."""
+    fresh: bool = False
+    """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
+    trainer: str = ""
+    """Its id, for messages."""
+    mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(round, weights): from that round on elements are mixed by these. All changes, in order."""
+
+
+class Credit(Message, frozen=True, tag="credit"):
+    """An absolute position: sent again, lost or doubled, it means the same."""
+
+    stream: StreamId
+    opening: int
+    credit: int
+    returned: tuple[int, ...] = ()
+    """Slab ranges that are free again."""
+    round: int = -1
+    """The first the trainer has not taken, where it shares the stream; -1: not said."""
+
+
+class CloseStream(Message, frozen=True, tag="close"):
+    stream: StreamId
+    opening: int
+    leaving: bool = False
+    """The reader will not come back to it: nobody need wait for it."""
+    round: int = -1
+    """The first its trainer has not taken, where it shares the stream; -1: not said."""
+
+
+class Units(Message, frozen=True, tag="units"):
+    """What a stream that its reader feeds is to read: elements by their index, and each unit makes one output.
+
+    Unit n of a stream is always the same: sent again, it means the same.
+    """
+
+    stream: StreamId
+    opening: int
+    first: int
+    """The number of the first of these in the stream."""
+    units: tuple[tuple[int, ...], ...]
+    ended: bool = False
+    """None follows these."""
+    taken: int = 0
+    """So many units of the stream have arrived, as outputs, and will not be read again."""
+    start: int = 0
+    """How many units of the epoch came before this attempt's first."""
+
+
+class Rounds(Message, frozen=True, tag="rounds"):
+    """`count` rounds from `seq` on, each this consumer's one output; `cut` is the state after the last.
+
+    `done` are splits that restoring at `cut` no longer needs. The elements are in `layout` and the buffers after it,
+    or, if `slab` is given, in that memory.
+    """
+
+    stream: StreamId
+    binding: int
+    opening: int
+    seq: int
+    count: int
+    cut: Cut
+    nbytes: int
+    layout: bytes
+    done: tuple[Named, ...] = ()
+    slab: SlabPlaces | None = None
+    compression: str = ""
+    skipped: int = 0
+    """Rounds before `seq` that are gone from the window this reader shares; without them a gap is a loss."""
+    shared: bool = False
+    """They were made for another reader."""
+    had: int = 0
+    """How many of them this trainer had before it came back without its state."""
+    mixes: int = 0
+    """How often weights had changed before round `seq`: a consumer that knows of fewer has missed a change."""
+
+
+class SlabPlaces(msgspec.Struct, frozen=True, array_like=True):
+    """Buffers that lie in the sender's arena: `lease` is given back when the reader is through with them."""
+
+    lease: int
+    places: tuple[tuple[int, int], ...]
+    """(offset, size) of each buffer, in order."""
+
+
+class StreamEnded(Message, frozen=True, tag="ended"):
+    """The stream has `seq` rounds. `leftover`: there is more after `cut` than whole rounds could take."""
+
+    stream: StreamId
+    binding: int
+    opening: int
+    seq: int
+    cut: Cut
+    done: tuple[Named, ...] = ()
+    leftover: bool = False
+    skipped: int = 0
+
+
+class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A user function's exception as plain text: rebuilt by name, never unpickled."""
+
+    module: str
+    qualname: str
+    args: tuple[Any, ...]
+    message: str
+    traceback: str
+    notes: tuple[str, ...] = ()
+
+
+class StreamFailed(Message, frozen=True, tag="failed"):
+    stream: StreamId
+    binding: int
+    opening: int
+    seq: int
+    failure: RemoteFailure
+
+
+class StreamRefused(Message, frozen=True, tag="refused"):
+    """It cannot be read here (an older binding, another runner): ask the dispatcher where it is."""
+
+    stream: StreamId
+    opening: int
+    reason: str
+
+
+class Output(Message, frozen=True, tag="output"):
+    """What the user's code printed or logged."""
+
+    worker: WorkerId
+    text: str
+
+
+ToRunner: TypeAlias = OpenStream | Credit | CloseStream | Units
+FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | Output

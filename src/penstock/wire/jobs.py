@@ -1,0 +1,198 @@
+"""What a job is, where its streams stand, and a consumer's picture of it: the records messages are made of.
+
+Rules of evolution: new fields have defaults, old ones never change their type.
+
+The state that rides with the data is a `Cut`. Everything in it is plain (ints, strings, lists), so that it goes through
+msgpack here and through JSON in a trainer's checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from penstock.core.ids import AttemptId, BlobHash, Fingerprint, JobName, RunnerId, StreamId, WorkerId
+
+Sharding: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "hint", "custom"]
+Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
+Order: TypeAlias = Literal["relaxed", "deterministic"]
+Uneven: TypeAlias = Literal["drop", "pad", "allow"]
+Target: TypeAlias = Literal["local", "remote", "any"]
+Sharing: TypeAlias = Literal["", "skip", "wait"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what travels."""
+
+
+class Named(msgspec.Struct, frozen=True, array_like=True):
+    """Splits of one pass of one source, as ordinals of the pass's order."""
+
+    source: int
+    pass_: int
+    ordinals: tuple[int, ...]
+
+
+class Ranges(msgspec.Struct, frozen=True, array_like=True):
+    """Splits of one pass of one source, as half-open ranges of ordinals."""
+
+    source: int
+    pass_: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """Where a stream stands after some rounds. Opened here, on any worker, it goes on with what followed.
+
+    `engine` is the runtime's state (None: the beginning). `since` rounds made after it are to be made and discarded.
+    `named` are the splits reading on from `engine` still needs, of those the stream has opened; `share` is into how
+    many parts the job's shuffle was cut when the stream first opened. `regroup` is there only while rounds of another
+    width, from before a change of the number of consumers, are given: see `Regroup`.
+    """
+
+    engine: Any = None
+    since: int = 0
+    named: tuple[Named, ...] = ()
+    share: int = 1
+    regroup: Regroup | None = None
+
+
+class Regroup(msgspec.Struct, frozen=True, array_like=True):
+    """Outputs after `engine` came in rounds of `width`; of consumer c's, the first `given[c]` rounds were received.
+
+    What is left of those rounds, in order, makes the first rounds of the new width.
+    """
+
+    width: int
+    given: tuple[int, ...]
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True):
+    """Where a stream's splits come from.
+
+    granted: the dispatcher, one after the other. dealt: `number`, `number + of`, `number + 2 of`, ... of every pass.
+    listed: `listed[source]`, the same in every pass. tail: what `leftovers` still hold, and nothing else. fed: the
+    reader itself, see `Units`; unit u of its attempt is number u // of in stream u mod of.
+    """
+
+    kind: Literal["granted", "dealt", "listed", "tail", "fed"]
+    number: int = 0
+    of: int = 1
+    listed: tuple[tuple[int, ...], ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    keep: tuple[int, int] | None = None
+    """(w, n): of the elements at the shard marker only number w of each n are this stream's."""
+
+
+class Leftover(msgspec.Struct, frozen=True, array_like=True):
+    """What an ended stream could not give as whole rounds: everything after `cut`."""
+
+    number: int
+    cut: Cut
+    feed: Feed
+
+
+class JobSpec(Message, frozen=True):
+    """What all consumers of a job must agree on."""
+
+    fingerprint: Fingerprint
+    graph: BlobHash
+    splits: BlobHash
+    split_counts: tuple[int, ...]
+    """Of each source, in the order of `graph.traverse.walk`."""
+    seed: int
+    sharding: Sharding = "dynamic"
+    guarantee: Guarantee = "exactly_once"
+    order: Order = "relaxed"
+    consumers: int = 1
+    uneven: Uneven = "drop"
+    streams: int = 0
+    """How many, where that is the job's to say (deterministic order, splits assigned up front, coordinated reads); 0:
+    as workers join, or, for coordinated reads, as many as the workers there are when the job is made suggest."""
+    feeds: tuple[Feed, ...] = ()
+    """One a stream, where splits are assigned up front."""
+    coordinated: bool = False
+    """Each round is one group (the batches of one bucket), and consumers take rounds from the streams in turn."""
+    shuffle_parts: int = 0
+    """Into how many parts streams cut the shuffle; 0: as many as there are streams when each opens."""
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    requires: tuple[str, ...] = ()
+    target: Target = "any"
+    host: str = ""
+    """The creator's host, for `target`."""
+    owner: str = ""
+    weight: float = 1.0
+    max_workers: int = 0
+    max_bytes: int = 0
+    collect_after_s: float = 600.0
+    sharing: Sharing = ""
+    """Trainers read the same outputs out of a window. "skip": what a slow one misses is gone. "wait": nothing is."""
+    window_bytes: int = 0
+    """Of each worker; 0: a worker decides."""
+    trainer_timeout_s: float = 30.0
+    trainers: int = 0
+    """How many will read every epoch from its beginning (`sharing="wait"`); 0: whoever comes."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""
+
+
+class StreamResume(msgspec.Struct, frozen=True, array_like=True):
+    """A stream as a checkpoint holds it. `marks[c]` is the next round of consumer c of the old number of consumers."""
+
+    number: int
+    cut: Cut
+    round: int
+    marks: tuple[int, ...]
+    feed: Feed | None = None
+    ended: bool = False
+
+
+class Resume(Message, frozen=True):
+    """A merged checkpoint: enough to go on without the journal and on another service."""
+
+    epoch: int
+    consumers: int
+    streams: tuple[StreamResume, ...]
+    done: tuple[Ranges, ...] = ()
+    digest: str = ""
+    """Of the merged state: consumers that load the same checkpoint send the same."""
+
+
+class StreamView(Message, frozen=True):
+    """A stream as a client needs it. `runner` is None while no process runs it. Compare `binding`: higher is newer."""
+
+    stream: StreamId
+    number: int
+    binding: int
+    feed: Feed
+    share: int
+    start: Cut = Cut()
+    """Where it begins, for a client that holds no state of it."""
+    first_round: int = 0
+    marks: tuple[int, ...] = ()
+    owner: int | None = None
+    """The one consumer it is for (`uneven="allow"`); None: all."""
+    runner: RunnerId | None = None
+    address: str = ""
+    worker: WorkerId | None = None
+    ended: bool = False
+    lost: bool = False
+    """Given up for good (`at_most_once`)."""
+
+
+class JobView(Message, frozen=True):
+    """A consumer's picture of its epoch. `version` grows with every change."""
+
+    job: JobName
+    attempt: AttemptId
+    epoch: int
+    version: int
+    streams: tuple[StreamView, ...]
+    finished: bool = False
+    failure: str = ""
+    """Why the job cannot go on, for people; empty: it can."""
+    waiting_for: str = ""
+    """What keeps it from going on right now (no worker, paused); empty: nothing."""
+    dropped: tuple[str, ...] = ()
+    """Elements that killed three processes and are left out, by name."""
