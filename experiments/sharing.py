@@ -112,7 +112,8 @@ def ours(mode: str, jobs: int, steps: int) -> Outcome:
         ]
         given = []
         for number in range(jobs):
-            options = {"job": f"job {number}", "memory_bytes": 32 << 20}
+            # Read ahead as little as trainers that share do: what is made and never taken would count too.
+            options = {"job": f"job {number}", "memory_bytes": 8 << 20}
             if mode == SHARING:
                 options = {"job": "sweep", "sharing": "skip", "trainer": f"t{number}"}
             service = str(services[number % len(services)].service_file)
