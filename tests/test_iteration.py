@@ -19,8 +19,21 @@ import penstock as ps
 from penstock.core.errors import BatchShapeError, InterruptedReadError, InvalidPipelineError
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def note_other_threads():
+    """Those of services that other tests share are there before a test, and stay."""
+    _others.update(threading.enumerate())
+    yield
+    _others.clear()
+
+
 def penstock_threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("penstock") and thread not in _others
+    ]
 
 
 def wait_until(condition, seconds=10.0):

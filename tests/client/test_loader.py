@@ -280,7 +280,9 @@ def test_one_deterministic_state_serves_all_ranks_and_a_strangers_none(service: 
             return got, loader.state_dict(all=True), loader.state_dict()
 
     (before_0, shared, own_0), (before_1, shared_1, _) = in_threads(2, first)
-    assert shared == shared_1
+    # The same place; what came to one of them in one frame may have come to the other in two.
+    assert [mark[:2] for mark in shared["streams"]] == [mark[:2] for mark in shared_1["streams"]]
+    assert shared["step"] == shared_1["step"] and shared["consumer"] is shared_1["consumer"] is None
 
     def second(consumer: int) -> list[Any]:
         with doubled(service, job="all-b", consumers=2, consumer=consumer, order="deterministic") as loader:
