@@ -18,7 +18,6 @@ import pytest
 import penstock as ps
 from penstock.core.errors import BatchShapeError, InterruptedReadError, InvalidPipelineError
 
-
 _others: set[threading.Thread] = set()
 
 
