@@ -38,6 +38,7 @@ from penstock.wire.frames import (
 from penstock.wire.jobs import Cut, Feed, JobSpec, Named
 from penstock.wire.liveness import process_name
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
+from penstock.wire.parcels import unpack
 from penstock.wire.runs import decode_run
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
@@ -214,7 +215,8 @@ class Reader:
                 self._take(self._socket.recv_multipart(copy=True))
 
     def _take(self, frames: list[bytes]) -> None:
-        message = msgspec.msgpack.decode(frames[0], type=FromRunner)
+        header, parts = unpack(memoryview(frames[0]))
+        message = msgspec.msgpack.decode(header, type=FromRunner)
         if isinstance(message, Output):
             self.output.append(message.text)
             return
@@ -223,7 +225,7 @@ class Reader:
             key = (message.stream, message.opening)
             assert message.seq == self._next[key], f"round {message.seq} where {self._next[key]} was due"
             self._next[key] += message.count
-            buffers: Any = frames[1:]
+            buffers: Any = [part.buffer for part in parts] or frames[1:]
             if message.slab is not None:
                 assert self.slabs is not None and len(frames) == 1
                 buffers = self.slabs.buffers(message.slab)

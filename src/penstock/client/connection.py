@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import CodecError, PenstockError
 from penstock.core.ids import RunnerId
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.credentials import Credentials
 from penstock.wire.frames import CloseStream, Credit, FromRunner, ToRunner
+from penstock.wire.parcels import unpack
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 
@@ -88,10 +89,11 @@ class RunnerConnection:
             except zmq.Again:
                 return
             try:
-                message = _decoder.decode(frames[0].buffer)
-            except msgspec.DecodeError as error:
+                header, parts = unpack(frames[0].buffer)
+                message = _decoder.decode(header)
+            except (msgspec.DecodeError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
-            yield message, frames[1:]
+            yield message, parts or frames[1:]
 
     def lost(self, now: float) -> str | None:
         """Return why it cannot be used any more, as far as is known: it looks now and then only."""

@@ -20,10 +20,12 @@ import msgspec
 import zmq
 
 from penstock.wire.frames import FromRunner, ToRunner
+from penstock.wire.parcels import pack
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 COPY_BELOW_BYTES = 64 << 10  # a zero-copy frame costs about what copying this much does
+ONE_FRAME_BYTES = 256 << 10  # see `wire.parcels`
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
 CLOSE_WAIT_S = 2.0
@@ -166,6 +168,9 @@ class DataSocket:
     def _put(self, parcel: _Parcel) -> None:
         socket, buffers = self._socket, parcel.buffers
         socket.send(parcel.peer, _MORE)
+        if buffers and sum(memoryview(buffer).nbytes for buffer in buffers) < ONE_FRAME_BYTES:
+            socket.send(pack(parcel.header, buffers), _LAST)
+            return
         socket.send(parcel.header, _MORE if buffers else _LAST)
         for number, buffer in enumerate(buffers, 1):
             small = memoryview(buffer).nbytes < COPY_BELOW_BYTES
