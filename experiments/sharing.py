@@ -2,102 +2,104 @@
 
 python experiments/sharing.py [--quick] [--without-tf]     or: make experiment E=sharing
 
-1 to 16 jobs, each a process, read 9.6 MB batches that cost 0.15 s of CPU time to make; a training step is simulated by
-sleeping 0.5 s. Measured are the CPU seconds of all processes of the service, and how long a job takes. Compared are the
-paper's three modes, and its own implementation:
+1 to 16 jobs, each a process, read 9.6 MB batches that cost 0.1 s of CPU time to make; a training step is simulated by
+sleeping 0.5 s. Measured are the CPU seconds of all processes of the service, and how long a job takes, while all jobs
+train. Compared are the paper's three modes, and its own implementation:
 
 - `shared, sharing`: one service, `sharing="skip"`,
 - `shared, no sharing`: one service, every job makes its own batches,
 - `dedicated`: a service for each job,
 - `tf.data service`: its cross-trainer cache, one worker, the same batches and steps.
 
-Then jobs of different speeds: what the slow ones skip; and jobs one after the other, against the paper's formula
-k C - (k - 1) (cache / dataset) C. It prints tables and writes a plot.
+Then jobs of different speeds: what the slow ones skip, against what a window of that size lets expect; and jobs one
+after the other, against the paper's formula k C - (k - 1) (cache / dataset) C. It prints tables and writes a plot.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from sweep import ROW_CPU_S, ROWS, STEP_S, Outcome, cpu_seconds, make_row, train
+from sweep import (
+    PATIENCE_S,
+    ROW_CPU_S,
+    ROWS,
+    SHAPE,
+    STEP_S,
+    Outcome,
+    cpu_seconds,
+    make_row,
+    measure,
+    train,
+    wait_until,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 JOBS = (1, 2, 4, 8, 16)
 SHARING, UNSHARED, DEDICATED, TF = "shared, sharing", "shared, no sharing", "dedicated", "tf.data service"
-PATIENCE_S = 600.0
 SMALL_WINDOW_BATCHES = 8
+BATCH_BYTES = ROWS * math.prod(SHAPE)
+LITTLE_MEMORY_BYTES = 64 << 20  # of a worker: it holds a few batches
 
 
 # A trainer: a process of its own
 
 
 def trainer(given: dict[str, Any]) -> None:
-    """Read as one job; say when warm, wait to be let go, and say how it went."""
+    """Read as one job, until killed; a line for each step says when it was, and what was skipped so far."""
     import penstock as ps
 
     batches = ps.range(1 << 30).map(make_row).batch(ROWS)
     with batches.distribute(given["service"], timeout=PATIENCE_S, **given["options"]) as loader:
-
-        def warmed() -> None:
-            print("warm", flush=True)
-            sys.stdin.readline()
-
-        seconds = train(iter(loader), given["steps"], given["step_s"], warmed)
-        statistics = loader.statistics()
-        print(json.dumps({"seconds": seconds, "skipped": statistics.skipped, "shared": statistics.shared}), flush=True)
-        sys.stdin.readline()  # nobody leaves while another still reads
+        train(iter(loader), given["step_s"], lambda: print(time.monotonic(), loader.statistics().skipped, flush=True))
 
 
 class Trainers:
-    """So many jobs at once."""
+    """So many jobs at once. `taken` and `skipped` grow with their steps."""
 
     def __init__(self, given: list[dict[str, Any]]) -> None:
+        self.taken: list[list[float]] = [[] for _ in given]
+        self.skipped = [0] * len(given)
+        self._ending = False
         self._processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--trainer", json.dumps(one)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                [sys.executable, __file__, "--trainer", json.dumps(one)], stdout=subprocess.PIPE, text=True
             )
             for one in given
         ]
+        for number in range(len(given)):
+            threading.Thread(target=self._hear, args=(number,), daemon=True).start()
 
-    def run(self, warmed: Callable[[], None]) -> list[dict[str, Any]]:
-        try:
-            self._hear()
-            warmed()
-            self._go()
-            told = [json.loads(line) for line in self._hear()]
-            self._go()
-            return told
-        finally:
-            for process in self._processes:
-                process.kill()
-                process.communicate()
+    def _hear(self, number: int) -> None:
+        process = self._processes[number]
+        assert process.stdout is not None
+        for line in process.stdout:
+            at, skipped = line.split()
+            self.taken[number].append(float(at))
+            self.skipped[number] = int(skipped)
+        if not self._ending:
+            print(f"a trainer ended with {process.wait()}", file=sys.stderr)
+            os._exit(1)  # the others would be waited for in vain; services end with us
 
-    def _hear(self) -> list[str]:
-        lines = []
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
         for process in self._processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"a trainer ended with {process.wait()}")
-            lines.append(line)
-        return lines
-
-    def _go(self) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
+            process.kill()
+            process.wait()
 
 
 # Jobs of one speed
@@ -106,30 +108,23 @@ class Trainers:
 def ours(mode: str, jobs: int, steps: int) -> Outcome:
     import penstock as ps
 
+    # Jobs that do not share read ahead as little as can be: what is made and not taken yet would count too.
+    memory_bytes = None if mode == SHARING else LITTLE_MEMORY_BYTES
     with ExitStack() as stack:
         services = [
-            stack.enter_context(ps.LocalService(workers=1, threads=2)) for _ in range(jobs if mode == DEDICATED else 1)
+            stack.enter_context(ps.LocalService(workers=1, threads=2, memory_bytes=memory_bytes))
+            for _ in range(jobs if mode == DEDICATED else 1)
         ]
         given = []
         for number in range(jobs):
-            # Read ahead as little as trainers that share do: what is made and never taken would count too.
-            options = {"job": f"job {number}", "memory_bytes": 8 << 20}
+            options = {"job": f"job {number}", "memory_bytes": BATCH_BYTES}
             if mode == SHARING:
                 options = {"job": "sweep", "sharing": "skip", "trainer": f"t{number}"}
             service = str(services[number % len(services)].service_file)
-            given.append({"service": service, "options": options, "steps": steps, "step_s": STEP_S})
-        before: list[float] = []
-
-        def all_cpu() -> float:
-            return cpu_seconds({pid for service in services for pid in service.pids()})
-
-        told = Trainers(given).run(lambda: before.append(all_cpu()))
-        return Outcome(
-            jobs=jobs,
-            cpu_s=all_cpu() - before[0],
-            job_s=sum(one["seconds"] for one in told) / jobs,
-            batches=jobs * steps,
-            skipped=sum(one["skipped"] for one in told),
+            given.append({"service": service, "options": options, "step_s": STEP_S})
+        trainers = stack.enter_context(Trainers(given))
+        return measure(
+            trainers.taken, steps, lambda: cpu_seconds({pid for service in services for pid in service.pids()})
         )
 
 
@@ -137,7 +132,7 @@ def tf_service(jobs: int, steps: int) -> Outcome:
     given = json.dumps({"jobs": jobs, "steps": steps, "step_s": STEP_S})
     script = Path(__file__).with_name("tf_sharing.py")
     ran = subprocess.run(
-        [str(PEERS), str(script), given], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [str(PEERS), str(script), given], capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
     )
     if ran.returncode:
         raise RuntimeError(f"tf.data service: {ran.stderr[-2000:]}")
@@ -152,22 +147,23 @@ def different_speeds(steps: int) -> list[tuple[float, int, int, int]]:
     import penstock as ps
 
     slower = (1, 2, 4)
-    made = 4 * steps
     with ps.LocalService(workers=1, threads=2) as service:
         options = {"job": "speeds", "sharing": "skip", "window_bytes": window_bytes(SMALL_WINDOW_BATCHES)}
         given = [
             {
                 "service": str(service.service_file),
                 "options": {**options, "trainer": f"x{factor}"},
-                "steps": made // factor,
                 "step_s": STEP_S / 2 * factor,
             }
             for factor in slower
         ]
-        told = Trainers(given).run(lambda: None)
+        with Trainers(given) as trainers:
+            wait_until(lambda: len(trainers.taken[0]) >= 4 * steps, "the steps of the fastest job")
+            read, skipped = [len(one) for one in trainers.taken], list(trainers.skipped)
+    # Who is behind has skipped all that the fastest read before it, but for what the window still had.
     return [
-        (one["step_s"], one["steps"], result["skipped"], max(0, made - made // factor - SMALL_WINDOW_BATCHES))
-        for factor, one, result in zip(slower, given, told)
+        (one["step_s"], mine, gone, max(0, read[0] - mine - SMALL_WINDOW_BATCHES))
+        for one, mine, gone in zip(given, read, skipped)
     ]
 
 
@@ -196,7 +192,7 @@ def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
 
 def window_bytes(batches: int) -> int:
     """Return the budget of a window that holds so many: batches in the making and connections need the rest."""
-    return int((batches + 0.5) * ROWS * 224 * 224 * 3 * 8 / 5)
+    return int((batches + 0.5) * BATCH_BYTES * 8 / 5)
 
 
 # Reporting
@@ -247,8 +243,8 @@ def report(outcomes: dict[str, list[Outcome]]) -> None:
         alone = found[0]
         for one in found:
             ratios = one.cpu_s / alone.cpu_s, one.job_s / alone.job_s
-            rows.append((mode, one.jobs, one.cpu_s, ratios[0], one.job_s, ratios[1], one.cpu_ms_a_batch, one.skipped))
-    table(("mode", "jobs", "CPU s", "of 1 job", "job s", "of 1 job", "CPU ms/batch", "skipped"), rows)
+            rows.append((mode, one.jobs, one.cpu_s, ratios[0], one.job_s, ratios[1], one.cpu_ms_a_batch))
+    table(("mode", "jobs", "CPU s", "of 1 job", "job s", "of 1 job", "CPU ms/batch"), rows)
     most = outcomes[SHARING][-1]
     if TF in outcomes and outcomes[TF][-1].jobs == most.jobs:
         ratio = most.cpu_ms_a_batch / outcomes[TF][-1].cpu_ms_a_batch
@@ -265,7 +261,7 @@ def main() -> None:
     if arguments.trainer:
         trainer(json.loads(arguments.trainer))
         return
-    steps = 8 if arguments.quick else 24
+    steps = 8 if arguments.quick else 20
     counts = (1, 16) if arguments.quick else JOBS
     few = tuple(min(jobs, 4) for jobs in counts) if arguments.quick else counts
     outcomes = {

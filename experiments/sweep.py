@@ -6,7 +6,7 @@ Only the standard library and numpy: the peers' environment has no Penstock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,22 +15,22 @@ import numpy as np
 ROWS = 64
 SHAPE = (224, 224, 3)
 """A batch has 64 images of 8 bits: 9.6 MB."""
-ROW_CPU_S = 0.0024
-"""An image costs 2.4 ms of CPU time, as decoding and augmenting a small photograph does: 0.15 s a batch."""
+ROW_CPU_S = 0.0016
+"""An image costs 1.6 ms of CPU time, as one of `bench_overhead` does: 0.1 s a batch."""
 STEP_S = 0.5
-"""A trainer needs that long for a batch. So one job keeps a third of a core busy."""
-WARM_UP = 3
+"""A trainer needs that long for a batch. So one job keeps a fifth of a core busy."""
+WARM_UP = 6
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What so many jobs took: CPU seconds of the service, the seconds of the mean job, and what it was given."""
+    """What so many jobs took: CPU seconds of the service, the seconds of the mean job, and what they were given."""
 
     jobs: int
     cpu_s: float
     job_s: float
     batches: int
-    skipped: int = 0
 
     @property
     def cpu_ms_a_batch(self) -> float:
@@ -47,17 +47,38 @@ def make_row(i: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.full(SHAPE, i % 251, np.uint8)
 
 
-def train(batches: Iterator[Any], steps: int, step_s: float, warmed: Callable[[], None]) -> float:
-    """Take batches, sleeping between them; return the seconds after the first few. `warmed` is called before those."""
-    for _ in range(WARM_UP):
-        next(batches)
+def train(batches: Iterator[Any], step_s: float, took: Callable[[], None]) -> None:
+    """Take batches for as long as there are any, sleeping after each; `took` is called when one was taken."""
+    for _ in batches:
+        took()
         time.sleep(step_s)
-    warmed()
-    began = time.perf_counter()
-    for _ in range(steps):
-        next(batches)
-        time.sleep(step_s)
-    return time.perf_counter() - began
+
+
+def measure(taken: Sequence[Sequence[float]], steps: int, cpu_s: Callable[[], float]) -> Outcome:
+    """Return what `steps` steps of each job took, once all are warm. `taken` has for each the times of its steps.
+
+    Nobody stops before everybody has got there: a job that waits lets its service read ahead, and that would be given
+    to it later, at no cost. CPU time is for all batches that were taken meanwhile, and is told for the steps alone.
+    """
+    wait_until(lambda: all(len(one) >= WARM_UP for one in taken), "the first steps of all jobs")
+    first, cpu_before_s = [len(one) for one in taken], cpu_s()
+    wait_until(lambda: all(len(one) >= begin + steps for one, begin in zip(taken, first)), "the steps of all jobs")
+    last, used_s = [len(one) for one in taken], cpu_s() - cpu_before_s
+    batches = len(taken) * steps
+    return Outcome(
+        jobs=len(taken),
+        cpu_s=used_s * batches / (sum(last) - sum(first)),
+        job_s=sum(one[begin + steps - 1] - one[begin - 1] for one, begin in zip(taken, first)) / len(taken),
+        batches=batches,
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            raise RuntimeError(f"waited {PATIENCE_S:.0f} s for {what}")
+        time.sleep(0.01)
 
 
 def cpu_seconds(pids: set[int]) -> float:

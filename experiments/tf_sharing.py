@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))  # i
 
 import tensorflow as tf
 from peers.tf_service import SERVICE, Servers
-from sweep import ROW_CPU_S, ROWS, SHAPE, Outcome, cpu_seconds, train
+from sweep import ROW_CPU_S, ROWS, SHAPE, cpu_seconds, measure, train
 
 
 def make_row(i: Any, rounds: int) -> Any:
@@ -59,9 +59,7 @@ def main() -> None:
     pids = {servers._process.pid}
     dataset = tf.data.Dataset.range(1 << 40).map(lambda i: make_row(i, rounds), num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.batch(ROWS).repeat()
-    marks: list[float] = []
-    barrier = threading.Barrier(jobs, action=lambda: marks.append(cpu_seconds(pids)))
-    seconds = [0.0] * jobs
+    taken: list[list[float]] = [[] for _ in range(jobs)]
 
     def trainer(number: int) -> None:
         cache = SERVICE.CrossTrainerCache(trainer_id=f"t{number}")
@@ -75,14 +73,11 @@ def main() -> None:
                 cross_trainer_cache=cache,
             )
         )
-        seconds[number] = train(iter(shared), steps, step_s, lambda: barrier.wait(300) and None)
+        train(iter(shared), step_s, lambda: taken[number].append(time.monotonic()))
 
-    threads = [threading.Thread(target=trainer, args=(number,), daemon=True) for number in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-    outcome = Outcome(jobs, cpu_seconds(pids) - marks[0], sum(seconds) / jobs, jobs * steps)
+    for number in range(jobs):
+        threading.Thread(target=trainer, args=(number,), daemon=True).start()
+    outcome = measure(taken, steps, lambda: cpu_seconds(pids))
     print(json.dumps(asdict(outcome)), flush=True)
     servers._process.kill()
     os._exit(0)

@@ -63,3 +63,20 @@ def test_a_slow_reader_leaves_no_more_than_the_budget_buffered():
             next(iterator)
         most = max(iterator.statistics().buffered_bytes for _ in range(200))
     assert most <= 5 << 20
+
+
+def test_large_elements_that_cost_nothing_are_made_no_further_ahead_than_the_budget_allows():
+    import numpy as np
+
+    made: list[int] = []
+
+    def block(i: int) -> np.ndarray:
+        made.append(i)
+        return np.empty(1 << 20, np.uint8)
+
+    with ps.range(100_000).map(block, threads=2).prefetch().iterator(memory_bytes=8 << 20, threads=2) as iterator:
+        ahead = 0
+        for read in range(300):
+            next(iterator)
+            ahead = max(ahead, len(made) - read)
+    assert ahead <= 32  # each of the two buffers, what is worked on for it, and what the reader holds: 4 MiB each

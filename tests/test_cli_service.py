@@ -119,6 +119,17 @@ def test_serve_starts_a_killed_dispatcher_again(tmp_path):
         assert serve.end() == 0
 
 
+def test_serve_starts_everything_again_when_all_of_it_was_killed():
+    with running("serve", "--workers", "1", "--port", "0") as serve:
+        file = serve.wait_said("service file:").split()[2]
+        nursery, *others = children_of(serve.process.pid)
+        os.kill(nursery, signal.SIGKILL)
+        serve.wait_said("(killed by SIGKILL); they are started again")
+        wait_until(lambda: not any(map(is_alive, others)), "the end of those it had")
+        assert len(list(ps.range(10).distribute(file, timeout=DEADLINE_S))) == 10
+        assert serve.end() == 0
+
+
 def test_a_dispatcher_started_again_lets_its_workers_in(tmp_path):
     file = tmp_path / "service.json"
     arguments = ("dispatcher", "--port", "0", "--service-file", str(file), "--journal", str(tmp_path / "j"))

@@ -6,11 +6,15 @@ import doctest
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import penstock as ps
 from penstock.api import readers
+from penstock.client.statistics import LoaderStatistics
+from penstock.dispatcher.http import _Collector
+from penstock.dispatcher.service import Statistics
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -54,6 +58,22 @@ def test_every_reader_has_an_example():
     public = [name for name in vars(readers) if name in ps.__all__ and name.startswith(("read_", "from_", "range"))]
     assert len(public) > 12
     assert [name for name in public if f"ps.{name}(" not in examples] == []
+
+
+def test_every_metric_is_explained():
+    text = (ROOT / "docs" / "service.md").read_text()
+    families = list(_Collector(SimpleNamespace(statistics=Statistics()), lambda: 0).collect())
+    assert len(families) > 30
+    names = [f"{family.name}{'_total' if family.type == 'counter' else ''}" for family in families]
+    short = [name.removeprefix("penstock_dispatcher") for name in names]  # a row may name several
+    assert [name for name, end in zip(names, short) if f"`{name}`" not in text and f"`{end}`" not in text] == []
+
+
+def test_every_figure_of_a_loader_is_explained():
+    text = (ROOT / "docs" / "service.md").read_text()
+    public = {name for name in dir(LoaderStatistics) if not name.startswith("_")}
+    assert {"wait_s", "hit_ratio"} <= public
+    assert [name for name in sorted(public) if f"`{name}`" not in text] == []
 
 
 def test_the_map_of_packages_is_the_one_that_is_checked():

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.api.services import ServiceOptions, ServiceProcesses, hold_port
+from penstock.api.service_processes import ServiceOptions, ServiceProcesses, hold_port
 from penstock.core.errors import CannotListenError, InvalidArgumentError, ServiceClosedError
 from penstock.wire.credentials import Credentials, find_service
 
@@ -99,6 +99,57 @@ def test_a_killed_agent_comes_back_with_its_workers(service):
     service.remove_worker(added)
 
 
+def test_a_trainer_reads_on_when_everything_was_killed(caplog):
+    with ps.LocalService(workers=2) as service:
+        before = service.address
+        loader = ps.range(60_000).batch(100).distribute(service, timeout=DEADLINE_S)
+        seen = []
+        for step, batch in enumerate(loader):
+            seen.extend(batch.tolist())
+            if step in (50, 200):
+                pids = service.pids()
+                assert len(pids) == 5  # nursery, dispatcher, agent, two runners
+                os.kill(service._processes.nursery_pid, signal.SIGKILL)
+                wait_gone(pids)
+        assert sorted(seen) == list(range(60_000))
+        assert service.address == before
+        assert len(wait_until(service.workers, "its workers")) == 2
+    assert "(killed by SIGKILL); they are started again" in caplog.text
+
+
+def test_a_loaders_own_processes_are_started_again():
+    with ps.range(20_000).batch(10).distribute(1, timeout=DEADLINE_S) as loader:
+        own = loader._sources[0].backend._finalizer.peek()[2][2].__self__
+        seen = []
+        for step, batch in enumerate(loader):
+            seen.extend(batch.tolist())
+            if step == 100:
+                os.kill(own.nursery_pid, signal.SIGKILL)
+        assert sorted(seen) == list(range(20_000))
+        pids = [own.nursery_pid, *(child.pid for child in own.children() if child.pid)]
+    wait_gone(pids)
+
+
+def test_a_service_that_is_closed_while_it_is_started_again_leaves_nothing():
+    service = ps.LocalService(workers=1)
+    service.wait_ready(DEADLINE_S)
+    pids, folder = service.pids(), service._processes.scratch
+    os.kill(pids[0], signal.SIGKILL)
+    service.close()
+    wait_gone([*pids, service._processes.nursery_pid])
+    assert not folder.exists()
+
+
+def test_workers_that_were_added_come_back_too():
+    with ps.LocalService(workers=1) as service:
+        service.wait_ready(DEADLINE_S)
+        os.kill(service._processes.nursery_pid, signal.SIGKILL)
+        added = service.add_worker(tags=("fast",))  # told to a dead nursery, or to the next one
+        wait_until(
+            lambda: added in {line.worker for line in service.workers() if line.status != "lost"}, "the added worker"
+        )
+
+
 def test_nothing_is_left_after_close():
     service = ps.LocalService(workers=1)
     service.wait_ready(DEADLINE_S)
@@ -159,11 +210,16 @@ def test_a_fork_of_the_trainer_does_not_end_its_service():
         "service.wait_ready(60)\n"
         "if os.fork() == 0:\n"
         "    sys.exit(0)\n"  # runs what is to be done at exit
-        "os.wait()\n"
+        "if os.fork() == 0:\n"
+        "    service.close()\n"
+        "    os._exit(0)\n"
+        "os.wait(), os.wait()\n"
         "print(len(service.workers()), service._processes.scratch.exists())\n"
+        "os.kill(service._processes.nursery_pid, 9)\n"  # it is still watched
+        "print(len(list(ps.range(10).distribute(service, timeout=30))))\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.stdout.split() == ["1", "True"], ran.stderr
+    assert ran.stdout.split() == ["1", "True", "10"], ran.stderr
 
 
 def test_a_held_port_is_refused_to_others():

@@ -7,6 +7,7 @@ from collections import deque
 from timeit import timeit
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.client.merge import read_states, resume_from
@@ -15,6 +16,7 @@ from penstock.client.state import TRAIL, EpochState, Phase, Progress, StreamMark
 from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
 from penstock.wire.jobs import Cut, Feed, Leftover, Named, Regroup
+from penstock.wire.received import received
 
 GRANTED = Feed(kind="granted")
 
@@ -168,6 +170,36 @@ def test_rounds_since_the_cut_are_regrouped_too() -> None:
     saved = state(progress(mark(0, 7, cut(since=3))), consumer=None, consumers=2, order="deterministic")
     (stream,) = resume_from(read_states(saved, consumer=0, consumers=1), consumers=1, feeds={}).streams
     assert stream.cut.regroup == Regroup(2, (3, 3)) and stream.cut.since == 0
+
+
+def test_the_number_may_change_again_inside_regrouped_rounds() -> None:
+    """What each of three widths has received is said output by output."""
+    inside = msgspec.structs.replace(cut(since=1), regroup=Regroup(2, (3, 1)))
+    states = [state(progress(mark(0, round_, inside)), consumer=c, consumers=2) for c, round_ in enumerate((1, 2))]
+    (stream,) = resume_from(read_states(states, consumer=0, consumers=3), consumers=3, feeds={}).streams
+    # Of outputs 0 to 8: 0, 1, 2 and 4 in the first rounds; of 3, 5, 6, 7, 8 the second width gave 3, 5 and 7.
+    assert stream.cut.regroup == Regroup(8, (1, 1, 1, 1, 1, 1, 0, 1))
+    assert (stream.cut.since, stream.marks) == (0, (0, 0, 0))
+
+
+def test_a_leftover_says_by_itself_what_was_received_after_its_cut() -> None:
+    inside = msgspec.structs.replace(cut(since=1), regroup=Regroup(2, (3, 1)))
+    tail = Feed(kind="tail", leftovers=(Leftover(0, inside, GRANTED),))
+    saved = [
+        state(progress(mark(0, 1, inside, ended=True, leftover=True), mark(1, 1, Cut([4]), feed=tail)), **each)
+        for each in ({"consumer": c, "consumers": 4} for c in range(4))
+    ]
+    ended, last = resume_from(read_states(saved, consumer=0, consumers=3), consumers=3, feeds={0: GRANTED}).streams
+    assert last.feed is not None
+    for left in (ended.cut, last.feed.leftovers[0].cut):
+        assert received(left, 3) == received(inside, 4) == [True] * 8
+
+
+def test_a_stream_that_ended_with_nothing_left_over_needs_no_split() -> None:
+    inside = msgspec.structs.replace(cut(named=()), regroup=Regroup(2, (3, 1)))
+    saved = state(progress(mark(0, 2, inside, ended=True), done=[(0, 5)]))
+    (stream,) = resume_from(read_states(saved, consumer=0, consumers=1), consumers=1, feeds={0: GRANTED}).streams
+    assert stream.ended and stream.cut == Cut(share=2)
 
 
 def test_at_a_common_cut_nothing_is_regrouped() -> None:

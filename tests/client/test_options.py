@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 
 import pytest
@@ -71,3 +72,8 @@ def test_a_job_is_named_after_the_launchers_run() -> None:
 def test_several_consumers_without_a_launcher_need_a_name() -> None:
     with pytest.raises(ValueError, match="give job="):
         job_name(check_options(consumers=2, consumer=1), "abc", {})
+
+
+def test_what_is_documented_is_what_is_checked():
+    documented = {p.name: p.default for p in list(inspect.signature(ps.Dataset.distribute).parameters.values())[2:]}
+    assert documented == {p.name: p.default for p in inspect.signature(check_options).parameters.values()}

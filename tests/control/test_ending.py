@@ -76,7 +76,7 @@ def test_an_ended_stream_is_opened_again_for_a_consumer_that_came_back() -> None
     cluster.end(stream)
     cluster.die(stream.runner)
     assert cluster.view().streams[0].runner is None
-    cluster.open(rejoin="a0")
+    cluster.open(rejoin="a0-r0")
     assert cluster.view().finished
     cluster.ask(rebind(cluster.view()))
     cluster.ready()
@@ -84,7 +84,7 @@ def test_an_ended_stream_is_opened_again_for_a_consumer_that_came_back() -> None
     assert again.runner is not None
     assert again.binding > stream.binding
     cluster.end(again)
-    assert not cluster.state.jobs[JOB].iterations["a0"].streams[stream.stream].reopened
+    assert not cluster.state.jobs[JOB].iterations["a0-r0"].streams[stream.stream].reopened
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -28,7 +28,7 @@ def eventful() -> Cluster:
     cluster.end(one, 1)
     cluster.ask(SteerJob(job=JOB, action="pause"))
     cluster.ask(SteerJob(job=JOB, action="resume"))
-    cluster.ask(close("c0", "a0", finished=False))
+    cluster.ask(close("c0", "a0-r0", finished=False))
     return cluster
 
 
@@ -75,7 +75,7 @@ def test_deciding_changes_nothing() -> None:
     stream = cluster.view().streams[1]
     for request in (
         cluster.granting(stream, seconds_per_split=0.01, pass_=5),
-        Rebind(job=JOB, attempt="a0", stream=stream.stream, binding=stream.binding, reason="gap"),
+        Rebind(job=JOB, attempt="a0-r0", stream=stream.stream, binding=stream.binding, reason="gap"),
         cluster.opening(epoch=1, spec=cluster.state.jobs[JOB].spec),
         SteerJob(job=JOB, action="cancel"),
         beat("c1", consumer=1),
@@ -97,8 +97,8 @@ def test_journaled_events_alone_make_the_hard_state() -> None:
 
 def test_an_event_that_does_not_fit_raises_with_the_story() -> None:
     cluster = started()
-    with pytest.raises(InvalidTransitionError, match=r"binding 1 of stream 'a0\.0' after 1") as raised:
-        cluster.state.apply(e.StreamsBound(JOB, "a0", (e.NewBinding("a0.0", 1),)))
+    with pytest.raises(InvalidTransitionError, match=r"binding 1 of stream 'a0-r0\.0' after 1") as raised:
+        cluster.state.apply(e.StreamsBound(JOB, "a0-r0", (e.NewBinding("a0-r0.0", 1),)))
     assert "JobCreated" in str(raised.value)
     assert any(isinstance(event, e.JobCreated) for event in raised.value.story)
 
@@ -107,13 +107,13 @@ def test_an_event_that_does_not_fit_raises_with_the_story() -> None:
     "event",
     [
         e.DispatcherBegan(1),
-        e.SplitsGranted(JOB, "a0", "a0.0", 0, 0, (10,)),
-        e.SplitsGranted(JOB, "a0", "a0.5", 0, 0, (0,)),
+        e.SplitsGranted(JOB, "a0-r0", "a0-r0.0", 0, 0, (10,)),
+        e.SplitsGranted(JOB, "a0-r0", "a0-r0.5", 0, 0, (0,)),
         e.JobCreated(JOB, started().state.jobs[JOB].spec),
-        e.IterationStarted(JOB, "a0", 0),
-        e.ConsumerClosed(JOB, "a0", 0, 0, "somebody else", True),
-        e.StreamReopened(JOB, "a0", "a0.0"),
-        e.StreamsCreated(JOB, "a0", (e.NewStream(0, started().view().streams[0].feed, 1),)),
+        e.IterationStarted(JOB, "a0-r0", 0),
+        e.ConsumerClosed(JOB, "a0-r0", 0, 0, "somebody else", True),
+        e.StreamReopened(JOB, "a0-r0", "a0-r0.0"),
+        e.StreamsCreated(JOB, "a0-r0", (e.NewStream(0, started().view().streams[0].feed, 1),)),
         e.IterationDropped(JOB, "older", ""),
     ],
 )

@@ -55,7 +55,7 @@ def test_short_splits_are_granted_several_at_a_time_and_fewer_toward_the_end(
 def test_an_older_binding_is_refused() -> None:
     cluster = started(workers=2)
     stale = cluster.view().streams[0]
-    cluster.ask(Rebind(job=JOB, attempt="a0", stream=stale.stream, binding=stale.binding, reason="gap"))
+    cluster.ask(Rebind(job=JOB, attempt="a0-r0", stream=stale.stream, binding=stale.binding, reason="gap"))
     refused = cluster.ask(cluster.granting(stale))
     assert isinstance(refused, Refused)
     assert refused.kind == "stale"
@@ -67,7 +67,7 @@ def test_an_older_binding_is_refused() -> None:
     [
         ({"after": 3}, "never granted"),
         ({"source": 1}, "no source"),
-        ({"stream": "a0.9"}, "no splits are granted"),
+        ({"stream": "a0-r0.9"}, "no splits are granted"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], answer: str) -> None:
@@ -116,4 +116,4 @@ def test_many_short_splits_are_granted_without_looking_at_all_of_them() -> None:
     stream = cluster.view().streams[0]
     decision = cluster.decide(cluster.granting(stream, seconds_per_split=0.001))
     assert len(decision.events) == 1
-    assert cluster.state.jobs[JOB].iterations["a0"].ledger.lists == {}
+    assert cluster.state.jobs[JOB].iterations["a0-r0"].ledger.lists == {}

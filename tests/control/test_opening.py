@@ -10,7 +10,7 @@ from penstock.wire.messages import Beat, CloseClient, Done, EpochOpened, NotKnow
 from tests.control.cluster import JOB, Cluster, spec, started
 
 
-def beat(client: str, attempt: str = "a0", *, consumer: int = 0, version: int = 0) -> Beat:
+def beat(client: str, attempt: str = "a0-r0", *, consumer: int = 0, version: int = 0) -> Beat:
     return Beat(job=JOB, client=client, consumer=consumer, attempt=attempt, version=version)
 
 
@@ -77,8 +77,8 @@ def test_arguments_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 
 def test_the_newest_reader_of_a_slot_wins() -> None:
     cluster = started()
-    joined = cluster.open(rejoin="a0")
-    assert joined.view.attempt == "a0"
+    joined = cluster.open(rejoin="a0-r0")
+    assert joined.view.attempt == "a0-r0"
     refused = cluster.ask(beat("c0"))
     assert isinstance(refused, Refused)
     assert refused.kind == "superseded"
@@ -89,8 +89,8 @@ def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:
     cluster = Cluster()
     cluster.register("w0")
     request = cluster.opening()
-    cluster.ask(request)
-    cluster.open(rejoin=request.attempt)
+    answer = cluster.ask(request)
+    cluster.open(rejoin=answer.view.attempt)
     refused = cluster.ask(request)
     assert isinstance(refused, Refused)
     assert refused.kind == "superseded"
@@ -98,7 +98,7 @@ def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:
 
 def test_consumers_that_open_the_same_epoch_share_an_attempt() -> None:
     cluster = started(consumers=3)
-    assert {slot: held.client for slot, held in cluster.state.jobs[JOB].iterations["a0"].opened.items()} == {
+    assert {slot: held.client for slot, held in cluster.state.jobs[JOB].iterations["a0-r0"].opened.items()} == {
         (0, 0): "c0",
         (1, 0): "c1",
         (2, 0): "c2",
@@ -116,8 +116,8 @@ def test_a_view_says_which_consumers_are_missing() -> None:
 def test_a_lone_consumer_that_returns_without_state_starts_over() -> None:
     cluster = started()
     answer = cluster.open()
-    assert answer.view.attempt == "a1"
-    assert list(cluster.state.jobs[JOB].iterations) == ["a1"]
+    assert answer.view.attempt != "a0-r0"
+    assert list(cluster.state.jobs[JOB].iterations) == [answer.view.attempt]
     assert isinstance(cluster.ask(beat("c0")), NotKnown)
 
 
@@ -134,7 +134,7 @@ def test_one_of_several_that_returns_without_state_waits_for_the_others() -> Non
     assert isinstance(other, EpochOpened)
     again = cluster.ask(returned)
     assert isinstance(again, EpochOpened)
-    assert again.view.attempt == other.view.attempt == "a3"
+    assert again.view.attempt == other.view.attempt != "a0-r0"
 
 
 def test_a_wish_to_start_over_lapses() -> None:
@@ -147,16 +147,16 @@ def test_a_wish_to_start_over_lapses() -> None:
 
 def test_an_epoch_that_was_read_to_its_end_starts_anew() -> None:
     cluster = started()
-    cluster.ask(close("c0", "a0"))
-    assert cluster.open().view.attempt == "a1"
+    cluster.ask(close("c0", "a0-r0"))
+    assert cluster.open().view.attempt != "a0-r0"
 
 
 def test_consumers_may_be_one_epoch_apart_but_not_two() -> None:
     cluster = started(consumers=2)
     described = spec(consumers=2)
-    cluster.ask(close("c0", "a0"))
+    cluster.ask(close("c0", "a0-r0"))
     first = cluster.open(0, epoch=1, spec=described).view.attempt
-    assert list(cluster.state.jobs[JOB].iterations) == ["a0", first]
+    assert list(cluster.state.jobs[JOB].iterations) == ["a0-r0", first]
     cluster.ask(close("c2", first))
     waiting = cluster.ask(cluster.opening(0, epoch=2, spec=described))
     assert isinstance(waiting, NotYet)
@@ -170,7 +170,7 @@ def test_consumers_may_be_one_epoch_apart_but_not_two() -> None:
 def test_the_dead_hold_nobody_back() -> None:
     cluster = started(consumers=2)
     described = spec(consumers=2)
-    cluster.ask(close("c0", "a0"))
+    cluster.ask(close("c0", "a0-r0"))
     cluster.open(0, epoch=1, spec=described)
     request = cluster.opening(0, epoch=2, spec=described)
     assert isinstance(cluster.ask(request), NotYet)
@@ -180,21 +180,21 @@ def test_the_dead_hold_nobody_back() -> None:
 
 def test_a_state_of_the_present_attempt_rejoins_it() -> None:
     cluster = started(consumers=2)
-    answer = cluster.open(1, rejoin="a0", spec=spec(consumers=2))
-    assert answer.view.attempt == "a0"
+    answer = cluster.open(1, rejoin="a0-r0", spec=spec(consumers=2))
+    assert answer.view.attempt == "a0-r0"
     assert isinstance(cluster.ask(cluster.opening(1, rejoin="gone", spec=spec(consumers=2))), NotKnown)
 
 
 def test_an_attempt_that_ended_can_be_rejoined() -> None:
     cluster = started()
     cluster.end(cluster.view().streams[0])
-    cluster.ask(close("c0", "a0"))
-    assert cluster.open(rejoin="a0").view.finished
+    cluster.ask(close("c0", "a0-r0"))
+    assert cluster.open(rejoin="a0-r0").view.finished
 
 
 def test_a_state_of_a_job_that_is_described_otherwise_does_not_rejoin() -> None:
     cluster = started()
-    answer = cluster.ask(cluster.opening(rejoin="a0", spec=spec(consumers=2)))
+    answer = cluster.ask(cluster.opening(rejoin="a0-r0", spec=spec(consumers=2)))
     assert isinstance(answer, NotKnown)
 
 
@@ -205,12 +205,12 @@ def test_consumers_that_load_the_same_checkpoint_share_an_attempt() -> None:
     held = resume(consumers=2)
     one = cluster.open(0, resume=held, spec=described)
     other = cluster.open(1, resume=held, spec=described)
-    assert one.view.attempt == other.view.attempt == "a0"
+    assert one.view.attempt == other.view.attempt == "a0-r0"
     assert one.view.streams[0].start == Cut(engine=[1])
     assert one.view.streams[0].first_round == 4
     again = cluster.ask(cluster.opening(0, resume=held, spec=described))
     assert isinstance(again, NotYet)
-    assert cluster.open(1, resume=held, spec=described).view.attempt == "a3"
+    assert cluster.open(1, resume=held, spec=described).view.attempt != "a0-r0"
 
 
 def test_a_consumer_without_the_checkpoint_does_not_join_those_who_have_it() -> None:
@@ -230,7 +230,16 @@ def test_a_checkpoint_fences_the_attempts_at_its_epoch() -> None:
     attempt = cluster.open(resume=resume()).view.attempt
     assert list(cluster.state.jobs[JOB].iterations) == [attempt]
     assert isinstance(cluster.ask(cluster.granting(stale)), NotKnown)
-    assert cluster.open(resume=resume("another")).view.attempt == "a2"
+    assert cluster.open(resume=resume("another")).view.attempt != attempt
+
+
+def test_an_opening_that_is_sent_again_after_a_wiped_journal_starts_another_attempt() -> None:
+    """The first one's id lives on in runners and in other consumers' states."""
+    first, second = Cluster(), Cluster()
+    request = first.opening()
+    for _ in range(3):
+        second.draw()
+    assert first.ask(request).view.attempt != second.ask(request).view.attempt
 
 
 def test_a_checkpoint_with_another_number_of_consumers_replaces_the_job_once_nobody_holds_it() -> None:
@@ -240,7 +249,7 @@ def test_a_checkpoint_with_another_number_of_consumers_replaces_the_job_once_nob
     assert isinstance(answer, NotYet)
     assert "consumers: 1 here, 2 in the job" in answer.waiting_for
     for consumer in (0, 1):
-        cluster.ask(close(f"c{consumer}", "a0", consumer=consumer, finished=False))
+        cluster.ask(close(f"c{consumer}", "a0-r0", consumer=consumer, finished=False))
     opened = cluster.ask(request)
     assert isinstance(opened, EpochOpened)
     assert opened.spec.consumers == 1
@@ -248,7 +257,7 @@ def test_a_checkpoint_with_another_number_of_consumers_replaces_the_job_once_nob
 
 def test_a_checkpoint_of_another_seed_does_not_go_on_with_the_jobs() -> None:
     cluster = started()
-    cluster.ask(close("c0", "a0", finished=False))
+    cluster.ask(close("c0", "a0-r0", finished=False))
     assert cluster.open(resume=resume(), spec=spec(seed=99)).spec.seed == 99
 
 
@@ -272,7 +281,7 @@ def test_leases_begin_anew_after_a_restart_and_versions_never_go_back() -> None:
 
 def test_a_job_nobody_holds_is_collected_and_its_name_is_free() -> None:
     cluster = started(collect_after_s=60.0)
-    cluster.ask(close("c0", "a0"))
+    cluster.ask(close("c0", "a0-r0"))
     cluster.live(59)
     assert JOB in cluster.state.jobs
     cluster.live(2)
@@ -300,8 +309,8 @@ def test_a_cancelled_job_says_so_and_makes_room() -> None:
     cluster = started()
     cluster.ask(SteerJob(job=JOB, action="cancel"))
     assert cluster.view().failure == "the job was cancelled"
-    refused = cluster.ask(cluster.opening(rejoin="a0"))
+    refused = cluster.ask(cluster.opening(rejoin="a0-r0"))
     assert isinstance(refused, Refused)
     assert refused.kind == "job_cancelled"
-    cluster.ask(close("c0", "a0", finished=False))
+    cluster.ask(close("c0", "a0-r0", finished=False))
     assert cluster.open().view.failure == ""

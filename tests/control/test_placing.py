@@ -173,7 +173,7 @@ def test_a_rebind_goes_to_another_worker_if_there_is_one_and_counts_once() -> No
 def test_a_rebind_of_what_is_not_known_is_said_so() -> None:
     cluster = started()
     assert isinstance(cluster.ask(rebind(cluster.view(), attempt="older")), NotKnown)
-    assert isinstance(cluster.ask(rebind(cluster.view(), stream="a0.7")), NotKnown)
+    assert isinstance(cluster.ask(rebind(cluster.view(), stream="a0-r0.7")), NotKnown)
 
 
 def test_an_agent_that_is_silent_is_lost_with_all_its_workers() -> None:
@@ -324,7 +324,7 @@ def test_processes_linger_between_epochs_and_end_when_nobody_comes_back() -> Non
     cluster.live(31, [beat("c0")])  # nothing is stopped soon after a dispatcher's start
     runner = cluster.view().streams[0].runner
     cluster.end(cluster.view().streams[0])
-    cluster.ask(CloseClient(job=JOB, client="c0", consumer=0, attempt="a0", finished=True))
+    cluster.ask(CloseClient(job=JOB, client="c0", consumer=0, attempt="a0-r0", finished=True))
     cluster.live(2)
     cluster.open(epoch=1)
     assert cluster.view().streams[0].runner == runner
@@ -429,7 +429,7 @@ def test_elements_that_kill_are_suspected_then_dropped_at_the_third_death() -> N
 def test_a_death_that_is_reported_twice_or_was_meant_does_not_count() -> None:
     cluster = started(workers=1)
     runner = cluster.view().streams[0].runner
-    report = {"agent": "A", "runner": runner, "worker": "w0", "job": JOB, "in_flight": (("a0.0", 0, 1, 2, 1),)}
+    report = {"agent": "A", "runner": runner, "worker": "w0", "job": JOB, "in_flight": (("a0-r0.0", 0, 1, 2, 1),)}
     for _ in range(3):
         cluster.ask(RunnerGone(reason="killed by signal 11", **report))
     assert cluster.state.jobs[JOB].deaths == {(0, 1, 2): 1}

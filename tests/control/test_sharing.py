@@ -45,20 +45,20 @@ def serving() -> Cluster:
 
 def test_whoever_comes_reads_the_present_epoch_whatever_it_asks_for() -> None:
     cluster = serving()
-    assert opened(cluster, opening(1, "c1", epoch=5)) == ("of c0", 0)
-    assert opened(cluster, opening(1, "c1", epoch=5)) == ("of c0", 0)
+    assert opened(cluster, opening(1, "c1", epoch=5)) == ("of c0-r0", 0)
+    assert opened(cluster, opening(1, "c1", epoch=5)) == ("of c0-r0", 0)
 
 
 def test_a_trainer_that_returns_goes_on_and_one_that_finished_starts_the_next() -> None:
     cluster = serving()
     opened(cluster, opening(1, "c1"))
-    leave(cluster, "c1", "of c0", finished=False)
-    assert opened(cluster, opening(1, "c1 again")) == ("of c0", 0)
-    leave(cluster, "c1 again", "of c0")
-    assert opened(cluster, opening(1, "c1 next")) == ("of c1 next", 1)
-    assert opened(cluster, opening(1, "c1 next")) == ("of c1 next", 1)
-    leave(cluster, "c0", "of c0")
-    assert opened(cluster, opening(0, "c0 next")) == ("of c1 next", 1)
+    leave(cluster, "c1", "of c0-r0", finished=False)
+    assert opened(cluster, opening(1, "c1 again")) == ("of c0-r0", 0)
+    leave(cluster, "c1 again", "of c0-r0")
+    assert opened(cluster, opening(1, "c1 next")) == ("of c1 next-r2", 1)
+    assert opened(cluster, opening(1, "c1 next")) == ("of c1 next-r2", 1)
+    leave(cluster, "c0", "of c0-r0")
+    assert opened(cluster, opening(0, "c0 next")) == ("of c1 next-r2", 1)
 
 
 def test_nobody_waits_for_a_trainer_two_epochs_behind_unless_asked_to() -> None:
@@ -110,16 +110,26 @@ def test_a_trainer_that_never_comes_is_waited_for_as_long_as_a_silent_one() -> N
 
 def test_an_epoch_without_readers_and_processes_is_over() -> None:
     cluster = serving()
-    leave(cluster, "c0", "of c0", finished=False)
+    leave(cluster, "c0", "of c0-r0", finished=False)
     cluster.tick(15.0)
-    assert opened(cluster, opening(0, "again")) == ("of again", 1)
+    assert opened(cluster, opening(0, "again")) == ("of again-r2", 1)
 
 
 def test_the_service_tells_how_trainers_fare_and_a_snapshot_keeps_who_they_are() -> None:
     cluster = serving()
     opened(cluster, opening(1, "c1"))
     cluster.ask(
-        Beat(job=JOB, client="c1", consumer=0, attempt="of c0", version=0, batches=9, trainer="t1", skipped=2, shared=8)
+        Beat(
+            job=JOB,
+            client="c1",
+            consumer=0,
+            attempt="of c0-r0",
+            version=0,
+            batches=9,
+            trainer="t1",
+            skipped=2,
+            shared=8,
+        )
     )
     lines = cluster.ask(ListJobs())
     assert isinstance(lines, Jobs)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import get_args
 
@@ -10,6 +11,7 @@ from penstock.testing.simulator import (
     Simulation,
     SimulationFailed,
     check_histories,
+    check_steps,
     deterministic_histories,
     fails,
     main,
@@ -20,6 +22,7 @@ from penstock.testing.simulator import (
 from penstock.testing.simulator_dispatcher import Bug, Disk
 from penstock.testing.simulator_workers import Shape
 from penstock.testing.simulator_world import Failed
+from penstock.wire.jobs import Uneven
 
 SCHEDULES = 1000
 
@@ -51,7 +54,13 @@ def test_schedules_are_of_all_kinds_and_do_something() -> None:
     schedules = [make_schedule(seed) for seed in range(200)]
     assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(get_args(Kind))
     assert {schedule.shape.consumers for schedule in schedules} == {1, 2, 3}
-    assert {bool(schedule.shape.streams) for schedule in schedules} == {True, False}
+    kinds = Counter((bool(s.shape.streams), s.shape.coordinated, s.shape.uneven) for s in schedules)
+    assert sum(s.shape.fed for s in schedules) >= 8
+    assert kinds.keys() == {
+        *((in_turn, False, uneven) for in_turn in (False, True) for uneven in get_args(Uneven)),
+        *((True, True, uneven) for uneven in ("drop", "pad")),
+    }
+    assert min(kinds.values()) >= 8, kinds
     runs = [simulate(schedule.seed) for schedule in schedules]
     noted = [line for run in runs for line in run.world.log]
     for text in ("(rejoin)", "(resume)", "(fresh)", "crash dispatcher", "freeze machine"):
@@ -85,6 +94,31 @@ def test_the_checker_sees_what_is_wrong(histories: list[list[tuple[int, ...]]], 
     else:
         with pytest.raises(Failed, match=says):
             check_histories(SHAPE, histories)
+
+
+PADDED = replace(SHAPE, consumers=3, uneven="pad")
+
+
+@pytest.mark.parametrize(
+    ("histories", "says"),
+    [
+        ([[(0, 1), (6, 7)], [(2, 3), (8,)], [(4, 5), (6, 7)]], None),
+        ([[(0, 1), (6, 7)], [(2, 3), (8,)], [(4, 5), (4, 5)]], "more than once"),
+        ([[(0, 1), (6, 7)], [(2, 3), (6, 7)], [(4, 5), (6, 7)]], "were lost"),
+    ],
+)
+def test_a_padded_round_repeats_its_own_batches_only(histories: list[list[tuple[int, ...]]], says: str | None) -> None:
+    if says is None:
+        check_histories(PADDED, histories)
+    else:
+        with pytest.raises(Failed, match=says):
+            check_histories(PADDED, histories)
+
+
+def test_a_torn_step_is_seen() -> None:
+    check_steps([[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
+    with pytest.raises(Failed, match="step 1 was torn"):
+        check_steps([[(0, 0), (1, 0)], [(0, 0), (0, 1)]])
 
 
 def test_deterministic_order_is_checked_against_the_description_alone() -> None:

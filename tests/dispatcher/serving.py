@@ -213,12 +213,14 @@ def bound_stream(control: ControlClient, request: OpenEpoch | None = None) -> St
     return stream
 
 
-def grant(
-    control: ControlClient, stream: StreamView, after: int | None, *, attempt: AttemptId = ATTEMPT, job: JobName = JOB
-) -> tuple[int, ...]:
+def attempt_of(stream: StreamView) -> AttemptId:
+    return AttemptId(stream.stream.rpartition(".")[0])
+
+
+def grant(control: ControlClient, stream: StreamView, after: int | None, *, job: JobName = JOB) -> tuple[int, ...]:
     request = GrantSplits(
         job=job,
-        attempt=attempt,
+        attempt=attempt_of(stream),
         stream=StreamId(stream.stream),
         binding=stream.binding,
         source=0,

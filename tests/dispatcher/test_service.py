@@ -47,6 +47,7 @@ from tests.dispatcher.serving import (
     DEADLINE_S,
     JOB,
     FakeAgent,
+    attempt_of,
     bound_stream,
     client,
     grant,
@@ -63,8 +64,8 @@ def ask(control: Any, body: Any) -> Any:
     return control.ask(body, timeout_s=DEADLINE_S, what=type(body).__name__)
 
 
-def a_beat(version: int = 0) -> Beat:
-    return Beat(job=JOB, client=ClientId("c1"), consumer=0, attempt=ATTEMPT, version=version)
+def a_beat(attempt: AttemptId, version: int = 0) -> Beat:
+    return Beat(job=JOB, client=ClientId("c1"), consumer=0, attempt=attempt, version=version)
 
 
 class RawPeer:
@@ -164,7 +165,7 @@ def test_large_blobs_go_through_in_pieces(tmp_path: Path) -> None:
 def test_the_same_with_and_without_a_journal_directory(tmp_path: Path, journal: bool) -> None:
     with served(tmp_path if journal else None) as running, client(running.address) as control:
         put_blobs(control)
-        assert open_job(control).attempt == ATTEMPT
+        assert open_job(control).attempt.startswith(f"{ATTEMPT}-")
 
 
 # Strangers
@@ -237,10 +238,10 @@ def test_a_request_that_makes_the_core_fail_is_refused_alone(tmp_path: Path, mon
     monkeypatch.setattr(truth, "decide", poisoned)
     with served(tmp_path) as running, client(running.address) as control:
         put_blobs(control)
-        open_job(control)
+        attempt = open_job(control).attempt
         with pytest.raises(RefusedError, match="ZeroDivisionError: a bug"):
             ask(control, GetSpec(job=JobName("poison")))
-        assert ask(control, a_beat()) is not None
+        assert ask(control, a_beat(attempt)) is not None
         wait_until(lambda: running.service.statistics.failures == 1, "the failure counted")
 
 
@@ -312,7 +313,13 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_the_rest_goes_on(tmp_path: P
         fail["on"] = True
         peer = RawPeer(running.address)
         wanted = GrantSplits(
-            job=JOB, attempt=ATTEMPT, stream=stream.stream, binding=stream.binding, source=0, pass_=0, after=first[-1]
+            job=JOB,
+            attempt=attempt_of(stream),
+            stream=stream.stream,
+            binding=stream.binding,
+            source=0,
+            pass_=0,
+            after=first[-1],
         )
         for number in range(1, 4):
             told = peer.tell(msgspec.to_builtins(wanted), number=number)
@@ -322,7 +329,7 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_the_rest_goes_on(tmp_path: P
         piece = next(put_blob_pieces(b"new"))
         assert isinstance(peer.tell(msgspec.to_builtins(piece, builtin_types=(bytes,)), number=4).body, TryAgain)
         assert grant(control, stream, None) == first, "what was granted is still known"
-        assert ask(control, a_beat()) is not None
+        assert ask(control, a_beat(attempt_of(stream))) is not None
         wait_until(lambda: running.service.statistics.broken, "the statistics say so")
         fail["on"] = False
         agent.register(place)  # as an agent does that is told `NotKnown`
@@ -386,12 +393,18 @@ def test_a_dispatcher_that_lost_its_journals_end_forgets_attempts_and_is_told_st
         assert running.service.statistics.tails_lost == 0, "who has seen no more than we have is no witness"
         control.seen = seen  # the runner that was granted the second splits
         asked = GrantSplits(
-            job=JOB, attempt=ATTEMPT, stream=stream.stream, binding=stream.binding, source=0, pass_=0, after=second[-1]
+            job=JOB,
+            attempt=attempt_of(stream),
+            stream=stream.stream,
+            binding=stream.binding,
+            source=0,
+            pass_=0,
+            after=second[-1],
         )
         assert isinstance(ask(control, asked), NotKnown)
         assert control.seen >= seen + POSITION_LEAP
-        assert isinstance(ask(control, a_beat()), NotKnown)
-        assert isinstance(ask(control, opening(rejoin=ATTEMPT)), NotKnown)
+        assert isinstance(ask(control, a_beat(attempt_of(stream))), NotKnown)
+        assert isinstance(ask(control, opening(rejoin=attempt_of(stream))), NotKnown)
         # The client holds a state: all of the first splits are done, the second are open.
         resume = Resume(
             epoch=0,
@@ -402,9 +415,8 @@ def test_a_dispatcher_that_lost_its_journals_end_forgets_attempts_and_is_told_st
             done=((0, 0, ((0, len(first)),)),),
             digest="d",
         )
-        fresh = AttemptId("a2")
-        view = open_job(control, opening(attempt=fresh, resume=msgspec.convert(msgspec.to_builtins(resume), Resume)))
-        assert view.attempt == fresh
+        view = open_job(control, opening(resume=msgspec.convert(msgspec.to_builtins(resume), Resume)))
+        assert view.attempt != attempt_of(stream)
         assert ask(control, ListJobs()).jobs[0].splits_left == 1000 - len(first) - len(second)
         wait_until(lambda: running.service.statistics.tails_lost == 1, "the loss counted once")
         agent.close()
@@ -413,13 +425,13 @@ def test_a_dispatcher_that_lost_its_journals_end_forgets_attempts_and_is_told_st
 def test_an_empty_journal_among_live_clients_knows_nobody(tmp_path: Path) -> None:
     with served(tmp_path) as running, client(running.address) as control:
         control.seen = 12_345
-        assert isinstance(ask(control, a_beat()), NotKnown)
+        assert isinstance(ask(control, a_beat(ATTEMPT)), NotKnown)
         assert control.seen == 12_345 + POSITION_LEAP
         put_blobs(control)
-        open_job(control)
+        attempt = open_job(control).attempt
     with served(tmp_path) as running, client(running.address) as control:
         control.seen = 12_345 + POSITION_LEAP
-        assert not isinstance(ask(control, a_beat()), NotKnown), "the leap is journaled: this is known to be ours"
+        assert not isinstance(ask(control, a_beat(attempt)), NotKnown), "the leap is journaled: it is known to be ours"
 
 
 def test_answers_carry_positions_that_only_grow(tmp_path: Path) -> None:

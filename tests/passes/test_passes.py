@@ -16,7 +16,7 @@ from penstock.graph.traverse import walk
 from penstock.passes import optimize
 from penstock.passes.no_ops import is_identity, remove_no_ops
 from penstock.passes.one_to_one import is_movable
-from penstock.runtime.lower import _shuffles_reached as shuffles_reached
+from penstock.runtime.shuffling import shuffles_reached
 from tests.passes.golden import Identity, children, col, csv, f, g, keep, noisy, parquet, skip
 
 

@@ -20,6 +20,7 @@ from penstock.graph.readers import ReadParquet
 from penstock.sources import columnar, parquet, projection
 from penstock.sources.base import Position, Records, Split
 from penstock.sources.parquet import ParquetSource
+from penstock.sources.parquet_groups import UNITS_AT_ONCE, RowGroup, units_at_once
 
 BEGINNING = Position()
 
@@ -69,7 +70,8 @@ def numbers(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-columns"]
+    ours = ("penstock-columns", "penstock-making")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(ours)]
 
 
 def test_rows_are_dicts_of_python_values(numbers: Path) -> None:
@@ -673,6 +675,32 @@ def test_memory_follows_bytes_and_not_rows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(columnar.Chunk, "keep", keep)
     assert len(read_all(made, want=50)) == 200
     assert max(chunks) <= 10
+
+
+def test_row_groups_decoded_side_by_side_come_in_order(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on a handle of its own, no more of them than are decoded at once."""
+    at_once = 3
+    monkeypatch.setattr(parquet, "units_at_once", lambda groups, rows: at_once)
+    opened: list[Any] = []
+    plain = pq.ParquetFile
+
+    def open_file(*args: Any, **options: Any) -> Any:
+        opened.append(plain(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(columnar, "CHUNK_ROWS", 10)
+    made = source(numbers, batch=10)
+    (split,) = made.splits()
+    monkeypatch.setattr(pq, "ParquetFile", open_file)
+    values = np.concatenate([batch["x"] for found in records(made, split) for batch in found.elements])
+    assert values.tolist() == list(range(100))
+    assert 1 <= len(opened) <= at_once and all(file.closed for file in opened)
+
+
+def test_row_groups_larger_than_a_chunk_are_decoded_one_at_a_time() -> None:
+    large, small = RowGroup(0, 0, 1000), RowGroup(1, 1000, 10)
+    assert units_at_once([large, small], 100) == 1
+    assert units_at_once([small, small], 100) == min(UNITS_AT_ONCE, pa.cpu_count())
 
 
 @pytest.mark.parametrize("at", [0, 5])

@@ -25,12 +25,14 @@ from penstock.wire.blobs import blob_hash
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
 from penstock.wire.frames import (
+    NO_STORAGE_OPTIONS,
     CloseStream,
     Credit,
     FromRunner,
     OpenStream,
     Output,
     Rounds,
+    StorageOptions,
     StreamEnded,
     StreamFailed,
     StreamRefused,
@@ -38,7 +40,7 @@ from penstock.wire.frames import (
 from penstock.wire.jobs import Cut, Feed, JobSpec, Named
 from penstock.wire.liveness import process_name
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
-from penstock.wire.parcels import unpack
+from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
@@ -133,6 +135,7 @@ class Reader:
     def __init__(self, address: RunnerAddress, credentials: Credentials, *, slab: bool = False) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = dial(self._context, credentials, address.tcp, data=True)
+        self._assembly = Assembly()
         self.slabs = SlabReader.connect(address.slab) if slab else None
         assert self.slabs is not None or not slab
         self.received: dict[tuple[str, int], Received] = {}
@@ -157,6 +160,7 @@ class Reader:
         epoch: int = 0,
         replica: int = 0,
         process: str = "",
+        storage: StorageOptions = NO_STORAGE_OPTIONS,
     ) -> Received:
         self._opening = self._opening + 1 if opening is None else opening
         stream = StreamId(f"{ATTEMPT}.{number}")
@@ -180,6 +184,7 @@ class Reader:
                 slab=self.slabs is not None,
                 replica=replica,
                 process=process or process_name(),
+                storage=storage,
             )
         )
         return received
@@ -205,17 +210,20 @@ class Reader:
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not come; received {self.received}"
             if self._socket.poll(50):
-                self._take(self._socket.recv_multipart(copy=True))
+                self._take(self._socket.recv(copy=False))
 
     def read_for(self, seconds: float) -> None:
         """Read what comes within a while, for tests that say that nothing more comes."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._socket.poll(20):
-                self._take(self._socket.recv_multipart(copy=True))
+                self._take(self._socket.recv(copy=False))
 
-    def _take(self, frames: list[bytes]) -> None:
-        header, parts = unpack(memoryview(frames[0]))
+    def _take(self, frame: zmq.Frame) -> None:
+        whole = self._assembly.add(frame)
+        if whole is None:
+            return
+        header, parts = whole
         message = msgspec.msgpack.decode(header, type=FromRunner)
         if isinstance(message, Output):
             self.output.append(message.text)
@@ -225,9 +233,9 @@ class Reader:
             key = (message.stream, message.opening)
             assert message.seq == self._next[key], f"round {message.seq} where {self._next[key]} was due"
             self._next[key] += message.count
-            buffers: Any = [part.buffer for part in parts] or frames[1:]
+            buffers: Any = [part.buffer for part in parts]
             if message.slab is not None:
-                assert self.slabs is not None and len(frames) == 1
+                assert self.slabs is not None and not parts
                 buffers = self.slabs.buffers(message.slab)
             elements = decode_run(message.layout, buffers)
             assert len(elements) == message.count

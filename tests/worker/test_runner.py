@@ -14,7 +14,7 @@ from runner_harness import GRANTED, PLENTY, RUNNER, Harness, Received, harness, 
 import penstock as ps
 from penstock.core.ids import RunnerId
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.frames import Rounds
+from penstock.wire.frames import Rounds, StorageOptions
 from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
 from penstock.wire.liveness import _named
 
@@ -473,3 +473,17 @@ def test_a_reader_that_is_gone_does_not_keep_the_others_waiting(service: Harness
     gone.close()
     stays.read_until(lambda: received.over)
     assert received.elements == list(range(1, 400, 2))
+
+
+def test_storage_is_opened_with_what_the_reader_says(service: Harness, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1\n2\n3\n")
+    options = {"path": str(tmp_path), "target_protocol": "file"}
+    service.serve(ps.read_text("dir://*.txt", storage_options=options))
+    received = read_whole(service, storage=StorageOptions((options,)))
+    assert received.elements == ["1", "2", "3"]
+    assert str(tmp_path) not in repr(StorageOptions((options,)))
+    service.another_runner()
+    reader = service.reader()
+    without = reader.open()
+    reader.read_until(lambda: without.over, "an error, or the end")
+    assert without.failure is not None

@@ -326,6 +326,8 @@ class Dataset:
         docs/sharing.md). With `feed` this consumer's own sampler (of indices, or lists of them; or a function of the
         epoch that returns one) says what is read, in its order; up to `feed_ahead` outputs are asked for ahead.
         """
+        arguments = dict(locals())  # all of the above, as `check_options` takes them: a test compares the two
+        del arguments["self"], arguments["to"]
         nursery = None
         if isinstance(to, int) and not isinstance(to, bool) and to > 0:
             from penstock.worker.processes import end_nursery, start_nursery
@@ -336,36 +338,7 @@ class Dataset:
             from penstock.api.distribute import make_loader
             from penstock.client.options import check_options
 
-            options = check_options(
-                job=job,
-                consumers=consumers,
-                consumer=consumer,
-                replica=replica,
-                sharding=sharding,
-                guarantee=guarantee,
-                order=order,
-                uneven=uneven,
-                coordinated=coordinated,
-                streams=streams,
-                target=target,
-                requires=requires,
-                owner=owner,
-                weight=weight,
-                max_workers=max_workers,
-                max_bytes=max_bytes,
-                compression=compression,
-                collect_after=collect_after,
-                timeout=timeout,
-                memory_bytes=memory_bytes,
-                sharing=sharing,
-                trainer=trainer,
-                window_bytes=window_bytes,
-                trainer_timeout=trainer_timeout,
-                trainers=trainers,
-                writable=writable,
-                feed=feed,
-                feed_ahead=feed_ahead,
-            )
+            options = check_options(**arguments)
             return make_loader(self, to, options, nursery)
         except BaseException:
             if nursery is not None:

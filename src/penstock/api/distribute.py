@@ -10,7 +10,8 @@ from typing import TypeAlias
 from penstock.api.dataset import Dataset
 from penstock.api.epochs import FromService
 from penstock.api.loader import Loader
-from penstock.api.services import LocalService, ServiceOptions, ServiceProcesses
+from penstock.api.service_processes import ServiceOptions, ServiceProcesses
+from penstock.api.services import LocalService
 from penstock.client.backend import ServiceBackend
 from penstock.client.fed import check_fed
 from penstock.client.options import JobOptions

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from pathlib import Path
 
-from penstock.api.services import ServiceOptions, ServiceProcesses
+from penstock.api.service_processes import ServiceOptions, ServiceProcesses
 from penstock.cli.foreground import StopSignals, refuse_open_bind, say, service_credentials
 from penstock.cli.service_arguments import chosen_port
-from penstock.core.errors import NurseryGoneError
 from penstock.runtime.budget import available_cores
 from penstock.wire.credentials import ServiceFile
 from penstock.worker.processes import Died, describe_exit
+
+LOOK_AGAIN_S = 1.0
+PAUSE_S = 0.05
 
 
 def run_serve(options: argparse.Namespace) -> int:
@@ -42,13 +45,13 @@ def run_serve(options: argparse.Namespace) -> int:
                 ServiceFile(address=processes.address, credentials=credentials.as_client()).write(file)
                 _introduce(processes.address, workers, file)
             while not signals.count:
-                signals.wait(processes.fileno())
-                for event in processes.take_events():
+                signals.wait(processes.fileno(), LOOK_AGAIN_S)
+                events = processes.take_events()
+                for event in events:
                     if isinstance(event, Died):
                         say(f"the {event.id} {describe_exit(event.code, event.failure)}; it is started again")
-        except NurseryGoneError as error:
-            say(str(error))
-            return 1
+                if not events:
+                    time.sleep(PAUSE_S)  # the nursery may be what was killed: another one is on its way
         finally:
             processes.close()
             file.unlink(missing_ok=True)
@@ -58,7 +61,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def _wait_ready(processes: ServiceProcesses, signals: StopSignals) -> None:
     while not signals.count and not processes.ready():
-        signals.wait(processes.fileno(), 1.0)
+        signals.wait(processes.fileno(), LOOK_AGAIN_S)
         processes.take_events()
 
 

@@ -10,7 +10,7 @@ import subprocess
 
 import msgspec
 
-from penstock.api.services import share_of_budget
+from penstock.api.service_processes import share_of_budget
 from penstock.cli.foreground import StopSignals, refuse_open_bind, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError

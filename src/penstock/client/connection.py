@@ -21,7 +21,7 @@ from penstock.core.ids import RunnerId
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.credentials import Credentials
 from penstock.wire.frames import CloseStream, Credit, FromRunner, ToRunner
-from penstock.wire.parcels import unpack
+from penstock.wire.parcels import Assembly
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 
@@ -62,6 +62,7 @@ class RunnerConnection:
         self.last_credit: Credit | None = None
         """Carries returned memory once no stream is open any more."""
         self._outbox: deque[bytes] = deque()
+        self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
 
@@ -85,15 +86,16 @@ class RunnerConnection:
         """Yield what has arrived: a header and the buffers after it. Never waits."""
         for _ in range(MAX_RECEIVED):
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frame = self.socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             try:
-                header, parts = unpack(frames[0].buffer)
-                message = _decoder.decode(header)
+                whole = self._assembly.add(frame)
+                message = None if whole is None else _decoder.decode(whole[0])
             except (msgspec.DecodeError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
-            yield message, parts or frames[1:]
+            if whole is not None and message is not None:
+                yield message, whole[1]
 
     def lost(self, now: float) -> str | None:
         """Return why it cannot be used any more, as far as is known: it looks now and then only."""

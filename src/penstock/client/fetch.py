@@ -250,9 +250,17 @@ class EpochReader:
     def _choose(self) -> StreamReading | None:
         """Return the stream whose turn it is, if it has something."""
         if not self._in_turn:
-            if self.progress.next_stream is not None and self._arrived:
+            arrived = self._arrived
+            if self.progress.next_stream is not None and arrived:
                 return self._choose_known()
-            return self._arrived.popleft() if self._arrived else None
+            if arrived and arrived[0].is_tail and not all(r.exhausted or r.is_tail for r in self._readings.values()):
+                # One that came back with an older state reads streams again that have ended for the others. A state
+                # with rounds of the tail says that all of them have.
+                found = next((reading for reading in arrived if not reading.is_tail), None)
+                if found is not None:
+                    arrived.remove(found)
+                return found
+            return arrived.popleft() if arrived else None
         self._arrived.clear()
         while self._turns:
             _, _, reading = self._turns[0]

@@ -22,6 +22,7 @@ from penstock.client.ranges import RangeSet
 from penstock.client.state import EpochState, Mixes, Progress, StreamMark
 from penstock.core.errors import StateMismatchError
 from penstock.wire.jobs import Cut, Feed, Leftover, Named, Ranges, Regroup, Resume, StreamResume
+from penstock.wire.received import flags_received, regroup_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,14 @@ def resume_from(checkpoint: Checkpoint, *, consumers: int, feeds: Mapping[int, F
     merge = _highest if first.uneven == "allow" else _lowest
     streams = []
     for number in numbers:
-        resumed = merge(number, [progress.streams.get(number) for progress in progresses], progresses)
-        feed = resumed.feed or feeds.get(number)
-        streams.append(
-            _with_width(msgspec.structs.replace(resumed, feed=feed), first.consumers, consumers, first.uneven)
-        )
+        marks = [progress.streams.get(number) for progress in progresses]
+        resumed = merge(number, marks, progresses)
+        resumed = msgspec.structs.replace(resumed, feed=resumed.feed or feeds.get(number))
+        if resumed.ended and not any(mark is not None and mark.leftover for mark in marks):
+            resumed = _without_rest(resumed)
+        if first.consumers != consumers and first.uneven != "allow":
+            resumed = _with_width(resumed, first.consumers, consumers, coordinated=first.coordinated)
+        streams.append(resumed)
     done = _union(progresses) if first.uneven == "allow" else _intersection(progresses)
     ranges = tuple(Ranges(*key, tuple(found.ranges())) for key, found in sorted(done.items()) if len(found))
     resume = Resume(epoch=first.epoch, consumers=consumers, streams=tuple(streams), done=ranges)
@@ -214,39 +218,48 @@ def _is_done(progress: Progress, place: tuple[int, int, int]) -> bool:
     return done is not None and ordinal in done
 
 
-def _with_width(stream: StreamResume, old: int, new: int, uneven: str) -> StreamResume:
+def _without_rest(stream: StreamResume) -> StreamResume:
+    """Let a stream that ended with nothing left over stand at a cut that needs no split: all of its own are done.
+
+    Its last cut may lie before its end, in rounds of an older number of consumers.
+    """
+    if stream.feed is not None and stream.feed.kind != "granted":
+        return stream  # its splits follow from the job, so that from any cut the end is the same
+    return msgspec.structs.replace(stream, cut=Cut(share=stream.cut.share))
+
+
+def _with_width(stream: StreamResume, old: int, new: int, *, coordinated: bool) -> StreamResume:
     """Turn rounds of the old number of consumers into rounds of the new one."""
-    if old == new or uneven == "allow":
-        return stream
     feed = stream.feed
     if feed is not None and feed.leftovers:
-        feed = msgspec.structs.replace(
-            feed, leftovers=tuple(_leftover_with_width(left, old) for left in feed.leftovers)
+        leftovers = tuple(
+            Leftover(left.number, _counted_in(left.cut, (left.cut.since,) * old, coordinated=coordinated), left.feed)
+            for left in feed.leftovers
         )
-        stream = msgspec.structs.replace(stream, feed=feed)
-    cut = stream.cut
-    if stream.ended:
-        return msgspec.structs.replace(stream, cut=_counted_in(cut, old), round=0, marks=(0,) * new)
-    if cut.regroup is not None:
+        feed = msgspec.structs.replace(feed, leftovers=leftovers)
+    since = stream.cut.since
+    given = (since,) * old if stream.ended else tuple(since + mark - stream.round for mark in stream.marks)
+    cut = _counted_in(stream.cut, given, coordinated=coordinated)
+    return msgspec.structs.replace(stream, cut=cut, round=0, marks=(0,) * new, feed=feed)
+
+
+def _counted_in(cut: Cut, given: tuple[int, ...], *, coordinated: bool) -> Cut:
+    """Return a cut that says itself what was received after it, for any number of consumers to go on from.
+
+    `given` is how many rounds since the cut each of the old consumers has received.
+    """
+    if not any(given):
+        return msgspec.structs.replace(cut, since=0)
+    width = len(given)
+    if cut.regroup is None:
+        return msgspec.structs.replace(cut, since=0, regroup=Regroup(width, given))
+    if coordinated:
         raise StateMismatchError(
-            f"the state was saved just after the number of consumers had changed to {old}; load it with {old} "
+            f"the state was saved just after the number of consumers had changed to {width}; load it with {width} "
             "consumers and save again a little later to change the number once more"
         )
-    given = tuple(cut.since + mark - stream.round for mark in stream.marks)
-    regroup = Regroup(old, given) if any(given) else None
-    cut = msgspec.structs.replace(cut, since=0, regroup=regroup)
-    return msgspec.structs.replace(stream, cut=cut, round=0, marks=(0,) * new)
-
-
-def _leftover_with_width(left: Leftover, old: int) -> Leftover:
-    return Leftover(left.number, _counted_in(left.cut, old), left.feed)
-
-
-def _counted_in(cut: Cut, width: int) -> Cut:
-    """Return a cut whose rounds say how wide they are, so that another number of consumers can count them."""
-    if not cut.since or cut.regroup is not None:
-        return cut
-    return msgspec.structs.replace(cut, since=0, regroup=Regroup(width, (cut.since,) * width))
+    flags = flags_received(cut.regroup, width=width, given=given)
+    return msgspec.structs.replace(cut, since=0, regroup=regroup_of(flags))
 
 
 def _union(progresses: Sequence[Progress]) -> dict[tuple[int, int], RangeSet]:

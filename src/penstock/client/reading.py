@@ -28,7 +28,7 @@ Verdict: TypeAlias = Literal["taken", "stale", "gap"]
 
 FAST_BYTES_PER_S = 1e9
 PACE_S = 0.02  # a pace is measured over so long at least
-NEAR_FRAMES = 8
+NEAR_FRAMES = 3
 NEAR_BYTES = 16 << 20  # and no less: small frames need more of them
 
 

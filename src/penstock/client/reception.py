@@ -40,6 +40,7 @@ from penstock.wire.messages import EndStream, Rebind
 SMALLEST_WINDOW_BYTES = 1 << 20
 FEWEST_WINDOWS = 2  # one stream alone does not take the whole memory: another may join
 CREDIT_EVERY_S = 1.0
+RETURN_EVERY_S = 0.02  # memory goes back with credits; and where none are due, so often
 PATIENT_FAILURES = 2  # so many openings in a row may fail before the next is delayed
 LONGEST_DELAY_S = 2.0
 
@@ -63,7 +64,7 @@ class Reception:
         self._memory_bytes = memory_bytes
         self._connections = self.resources.connections
         self._slabs = session.link.slabs
-        self._credited_at = monotonic()
+        self._credited_at = self._returned_at = monotonic()
         self._opening = time_ns() // 1_000_000  # above those of an earlier life of this consumer
 
     def buffered_bytes(self) -> int:
@@ -118,7 +119,9 @@ class Reception:
             for reading in self.readings.values():
                 if reading.open:
                     self._send_credit(reading)
-        self._return_memory()
+        if now - self._returned_at >= RETURN_EVERY_S:
+            self._returned_at = now
+            self._return_memory()
 
     def feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""
@@ -322,6 +325,7 @@ class Reception:
                 fresh=fresh,
                 trainer=self.session.trainer,
                 mixes=self.progress.mixes.get(reading.number, ()),
+                storage=self.session.storage,
             )
         )
         if self._feeder is not None:
@@ -354,7 +358,8 @@ class Reception:
     def return_credit(self, reading: StreamReading) -> None:
         reading.follow_pace(monotonic())
         if reading.open and reading.credit_owed * 8 >= reading.depth:
-            self._send_credit(reading)
+            slabs = reading.connection.slabs
+            self._send_credit(reading, () if slabs is None else slabs.returned())
 
     def _send_credit(self, reading: StreamReading, returned: tuple[int, ...] = ()) -> None:
         connection = reading.connection

@@ -26,6 +26,7 @@ from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.wire.addresses import host_id
 from penstock.wire.envelopes import refusal
+from penstock.wire.frames import StorageOptions
 from penstock.wire.jobs import Feed, JobSpec, JobView, Ranges, Resume
 from penstock.wire.messages import Answer, Beat, CloseClient, EpochOpened, NotKnown, OpenEpoch, Refused, Request, View
 
@@ -93,6 +94,11 @@ class EpochSession:
     @property
     def trainer(self) -> str:
         return "" if self.sharing is None else self.sharing.trainer
+
+    @property
+    def storage(self) -> StorageOptions:
+        """What whoever runs a stream reads with."""
+        return self._submission.storage
 
     @property
     def connected(self) -> bool:

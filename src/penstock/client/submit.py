@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import msgspec
 import numpy as np
 
 from penstock.client.fed import check_fed, fed_streams, how_many_streams, not_indexable, with_batches
@@ -26,7 +27,7 @@ from penstock.graph.installed import distributions_of
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.parts import ARROW
-from penstock.graph.readers import ReadFiles, ReadImages, SourceNode
+from penstock.graph.readers import FileSource, ReadFiles, ReadImages, SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize
 from penstock.runtime.distributable import check_coordinated, for_workers
@@ -35,6 +36,7 @@ from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts
 from penstock.wire.addresses import host_id
 from penstock.wire.blobs import blob_hash
+from penstock.wire.frames import NO_STORAGE_OPTIONS, StorageOptions
 from penstock.wire.jobs import Feed, JobSpec
 
 _PACKAGE = "package "
@@ -61,6 +63,8 @@ class Submission:
     spec: JobSpec
     blobs: dict[BlobHash, bytes]
     splits_digest: str
+    storage: StorageOptions = NO_STORAGE_OPTIONS
+    """For the processes that read; no part of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Prepared:
     versions: tuple[tuple[str, str], ...]
     splits_digest: str
     """Of how the data is cut; what there is to read is in the pipeline's signature."""
+    storage: StorageOptions = NO_STORAGE_OPTIONS
 
 
 def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False) -> Prepared:
@@ -107,7 +112,23 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
         fingerprint=_fingerprint(pipeline, options, fed_lists=fed_lists),
         versions=tuple(_versions(graph)),
         splits_digest=hashlib.blake2b(f"{counts} {by_file}".encode(), digest_size=6).hexdigest(),
+        storage=_storage(nodes),
     )
+
+
+def _storage(nodes: list[SourceNode]) -> StorageOptions:
+    """Return what the sources open their storage with; nothing, if none was given anything."""
+    given = tuple(dict(node.storage_options) if isinstance(node, FileSource) else {} for node in nodes)
+    for node, options in zip(nodes, given):
+        for name, value in options.items():
+            try:
+                msgspec.msgpack.encode(value)
+            except TypeError:
+                raise InvalidArgumentError(
+                    f"storage_options[{name!r}] of {node.name} is a {type(value).__name__}, which workers cannot be "
+                    "sent; give numbers, texts, and lists and dicts of them"
+                ) from None
+    return StorageOptions(given) if any(given) else NO_STORAGE_OPTIONS
 
 
 def _fingerprint(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool) -> Fingerprint:
@@ -168,7 +189,7 @@ def submission(
         versions=prepared.versions,
     )
     blobs = {graph: prepared.graph, splits: prepared.listings}
-    return Submission(spec=spec, blobs=blobs, splits_digest=prepared.splits_digest)
+    return Submission(spec=spec, blobs=blobs, splits_digest=prepared.splits_digest, storage=prepared.storage)
 
 
 def _sharing(options: JobOptions) -> dict[str, Any]:

@@ -219,9 +219,9 @@ def _returned_alone(slot: Slot, reading: list[Slot]) -> str:
 
 def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None) -> AttemptId | Answer:
     job = draft.job(request.job)
-    if request.attempt in job.iterations:
-        # The same id for a second life would let data of the first pass for the second's.
-        return Refused(reason=f"attempt {request.attempt!r} is already under way", kind="superseded")
+    # A part of it is drawn here: an opening that is sent again, to a dispatcher that has lost its journal, must not
+    # give an id a second life, in which data of the first would pass for the second's.
+    attempt = AttemptId(f"{request.attempt}-{draft.draw()}")
     leaving = [instead_of] if instead_of is not None else []
     if request.resume is not None:
         leaving += [i.attempt for i in job.iterations.values() if i.epoch == request.epoch and i.attempt not in leaving]
@@ -240,13 +240,13 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
             others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
             return NotYet(waiting_for=f"consumers {others} to be through with epoch {kept[0].epoch}")
         leaving.append(kept[0].attempt)
-    for attempt in leaving:
-        draft.emit(e.IterationDropped(request.job, attempt, "a newer attempt started"))
-        _release_clients(draft, request.job, attempt)
-    draft.emit(e.IterationStarted(request.job, request.attempt, request.epoch, request.resume))
-    create_fixed_streams(draft, request.job, request.attempt)
-    complete(draft, request.job, request.attempt)
-    return request.attempt
+    for left in leaving:
+        draft.emit(e.IterationDropped(request.job, left, "a newer attempt started"))
+        _release_clients(draft, request.job, left)
+    draft.emit(e.IterationStarted(request.job, attempt, request.epoch, request.resume))
+    create_fixed_streams(draft, request.job, attempt)
+    complete(draft, request.job, attempt)
+    return attempt
 
 
 def _release_clients(draft: Draft, job: JobName, attempt: AttemptId) -> None:

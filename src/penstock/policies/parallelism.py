@@ -87,17 +87,22 @@ def judge_threads(alone: CallCost, together: CallCost, *, cores: int) -> RunOn:
     return RunOn(threads=together.threads, holds_gil=False, reason="calls run side by side")
 
 
-def use_prefetch_thread(*, reader_away_s: float, making_s: float, threaded: bool) -> bool:
+def use_prefetch_thread(*, reader_away_s: float, making_s: float, elements: int, threaded: bool) -> bool:
     """Say whether elements should be made on a thread while the reader is away.
 
     A thread costs a hand-off per chunk, and fights for the GIL with the reader; it pays as soon as the reader spends
-    a noticeable part of its time elsewhere.
+    a noticeable part of its time elsewhere. One that is back after a few microseconds was nowhere: it is a loop in
+    Python over small elements, and holds the GIL all the time.
 
-    >>> use_prefetch_thread(reader_away_s=0.001, making_s=0.1, threaded=False)
+    >>> use_prefetch_thread(reader_away_s=0.001, making_s=0.1, elements=10, threaded=False)
     False
-    >>> use_prefetch_thread(reader_away_s=0.02, making_s=0.1, threaded=False)
+    >>> use_prefetch_thread(reader_away_s=0.02, making_s=0.1, elements=10, threaded=False)
     True
+    >>> use_prefetch_thread(reader_away_s=0.02, making_s=0.1, elements=100_000, threaded=False)
+    False
     """
+    if reader_away_s < SHORT_CALL_S * elements:
+        return False
     share = reader_away_s / max(reader_away_s + making_s, 1e-9)
     return share > (0.01 if threaded else 0.05)
 

@@ -11,32 +11,27 @@ makes the groups keeps its rest, or is fed the rests of other streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from penstock.core.element import Element, batch_rows
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
-from penstock.graph.expressions import Expression
 from penstock.graph.fingerprint import fingerprint
-from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label as label_of
 from penstock.graph.randomized import draws, takes_rng
 from penstock.graph.readers import SourceNode
 from penstock.graph.regrouping import Regrouping
 from penstock.graph.traverse import walk
-from penstock.passes.one_to_one import is_movable
 from penstock.runtime.budget import Budget
-from penstock.runtime.contract import Idents, Stage, State
+from penstock.runtime.calling import Calling, threads_of
+from penstock.runtime.contract import Stage, State
 from penstock.runtime.groups import InRounds, batch_collator, round_rules, window_rules
-from penstock.runtime.ops import steps as step_kinds
 from penstock.runtime.ops.batch import Batching
 from penstock.runtime.ops.cache import Caching, Store, memory_store
 from penstock.runtime.ops.cache_files import FileStore
-from penstock.runtime.ops.children import FlatMapping, MakeChildren
+from penstock.runtime.ops.children import FlatMapping
 from penstock.runtime.ops.combine import Concatenating, Zipping
 from penstock.runtime.ops.fused_batch import FusedBatching
 from penstock.runtime.ops.interleave import Interleaving
@@ -51,23 +46,19 @@ from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, Spl
 from penstock.runtime.ops.transform import GroupedMap, Transform
 from penstock.runtime.ops.units import UnitSource, unit_sizes
 from penstock.runtime.ops.windows import Torn, Windows
-from penstock.runtime.ordered import Buffering, Prefetching
+from penstock.runtime.ordered import Prefetching
 from penstock.runtime.placement import Placement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
-from penstock.runtime.randomness import ElementGenerators, derive_key
+from penstock.runtime.resources import Resources
+from penstock.runtime.shuffling import ORDER_PASSING, block_size, order_of, shuffles_reached, source_reached
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.streams import Left, StreamPart
-from penstock.runtime.tuning import FixedTuner, PrefetchTuner, Tuner, WorkTuner
+from penstock.runtime.tuning import FixedTuner
 from penstock.sources.base import IndexableSource, Source
 from penstock.sources.registry import source_digest
 
-ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch, ops.Shard)
-"""Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
-ORDER_PASSING = (*ORDER_KEEPING, ops.FlatMap, ops.Interleave, ops.Unbatch)
-"""A shuffle above these permutes the splits below them; children of one parent still need a shuffle of their own."""
 THREADED = (ops.Map, ops.Filter, ops.Fused, ops.FusedBatch, ops.Prefetch)
-LARGEST_SHARE = 0.5  # of the memory budget, for one buffer
 
 
 @dataclass(slots=True)
@@ -88,17 +79,19 @@ class Lowering:
     quarantines: list[Quarantine] = field(default_factory=list)
     quarantine_kind: type[Quarantine] = Quarantine
     _root: Node | None = None
-    _buffers: int = 1
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
     _placement: Placement = field(init=False)
+    _resources: Resources = field(init=False)
+    _calling: Calling = field(init=False)
 
     def lower(self, root: Node) -> Stage:
         self._root = root
         nodes = list(walk(root))
         self._placement = Placement(self.part, root)
         self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
-        self._buffers = max(1, sum(isinstance(node, THREADED) for node in nodes))
+        self._resources = Resources(self.budget, self.pool, sum(isinstance(node, THREADED) for node in nodes))
+        self._calling = Calling(self.seed, self._quarantine)
         self._wants_idents = {below for node in nodes if takes_rng(node) for below in walk(node)}
         return self._placement.left(None, self._build(root, None), self._advance)
 
@@ -110,8 +103,8 @@ class Lowering:
             chain.append(node)
             if isinstance(node, ops.Shuffle):
                 if order is None or node not in absorbed:
-                    order = self._order_of(node)
-                    absorbed |= set(_shuffles_reached(node))
+                    order = order_of(node, self.seed)
+                    absorbed |= set(shuffles_reached(node))
             elif not isinstance(node, ORDER_PASSING):
                 order = None
             node = node.upstream
@@ -176,7 +169,7 @@ class Lowering:
         meter = self._meter(node)
         match node:
             case ops.Map(batch_size=int(size)):
-                tuner, room = self._tuner(node.threads, meter), self._room()
+                tuner, room = self._resources.tuner(node.threads, meter), self._resources.room()
                 return GroupedMap(
                     meter,
                     upstream,
@@ -184,7 +177,7 @@ class Lowering:
                     tuner,
                     room,
                     size=size,
-                    calls=self._calls(node, node.function, meter),
+                    calls=self._calling.calls(node, node.function, meter),
                     flight=self._placement.flight(),
                 )
             case ops.Map() | ops.Filter() | ops.Select() | ops.Drop() | ops.Rename():
@@ -221,9 +214,8 @@ class Lowering:
             case ops.Cache():
                 return Caching(meter, upstream, self._store(node), with_idents=node in self._wants_idents)
             case ops.Prefetch():
-                room = Buffering(max_bytes=self._room().max_bytes, max_elements=node.size)
-                prefetch_tuner = self._prefetch_tuner(node, meter)
-                return Prefetching(meter, upstream, self.pool, prefetch_tuner, room)
+                prefetch_tuner = self._resources.prefetch_tuner(node, meter)
+                return Prefetching(meter, upstream, self.pool, prefetch_tuner, self._resources.room(node.size))
             case ops.WithLength():
                 return LengthDeclared(meter, upstream, node.count)
             case ops.WithEpoch():
@@ -237,57 +229,30 @@ class Lowering:
 
     def _transform(self, meter: StageMeter, upstream: Stage, nodes: Sequence[Node]) -> Stage:
         own = all(isinstance(node, (ops.Select, ops.Drop, ops.Rename)) for node in nodes)
-        tuner = FixedTuner(meter, 0) if own else self._tuner(_threads_of(nodes), meter)
+        tuner = FixedTuner(meter, 0) if own else self._resources.tuner(threads_of(nodes), meter)
         one_to_one = all(node.ONE_TO_ONE and getattr(node, "on_error", None) is None for node in nodes)
         return Transform(
             meter,
             upstream,
             self.pool,
             tuner,
-            self._room(),
-            steps=[self._step(node, meter) for node in nodes],
+            self._resources.room(),
+            steps=[self._calling.step(node, meter) for node in nodes],
             one_to_one=one_to_one,
             flight=None if own else self._placement.flight(),
         )
 
-    def _step(self, node: Node, meter: StageMeter) -> step_kinds.Step:
-        match node:
-            case ops.Map():
-                return step_kinds.MapStep(self._calls(node, node.function, meter))
-            case ops.Filter(predicate=Expression() as expression):
-                return step_kinds.ExpressionFilterStep(label_of(node), expression)
-            case ops.Filter(predicate=UserFunction() as function):
-                return step_kinds.FilterStep(self._calls(node, function, meter))
-            case ops.Select():
-                return step_kinds.ColumnsStep(label_of(node), step_kinds.select_columns(node.columns))
-            case ops.Drop():
-                return step_kinds.ColumnsStep(label_of(node), step_kinds.drop_columns(node.columns))
-            case ops.Rename():
-                return step_kinds.ColumnsStep(label_of(node), step_kinds.rename_columns(node.names))
-        raise InvalidPipelineError(f"{node.name} cannot be a step of a fused operator")
-
-    def _calls(self, node: ops.Map | ops.Filter, function: UserFunction, meter: StageMeter) -> step_kinds.Calls:
-        quarantine = None if node.on_error is None else self._quarantine(node, node.on_error, meter)
-        return step_kinds.Calls(label_of(node), function.resolve, self._generators(node, function), quarantine)
-
-    def _generators(
-        self, node: ops.Map | ops.Filter | ops.FlatMap | ops.Interleave, function: UserFunction
-    ) -> ElementGenerators | None:
-        return ElementGenerators(derive_key("rng", self.seed, node.salt)) if function.takes_rng else None
-
     def _children(self, node: ops.FlatMap | ops.Unbatch | ops.Interleave, meter: StageMeter, upstream: Stage) -> Stage:
         with_idents = node in self._wants_idents
-        if isinstance(node, ops.Unbatch):
-            return FlatMapping(meter, upstream, label=meter.label, children=_rows_of, with_idents=with_idents)
-        children = _children_of(node.function.resolve, self._generators(node, node.function))
-        if isinstance(node, ops.FlatMap):
+        children = self._calling.children(node)
+        if not isinstance(node, ops.Interleave):
             return FlatMapping(
                 meter,
                 upstream,
                 label=meter.label,
                 children=children,
                 with_idents=with_idents,
-                flight=self._placement.flight(),
+                flight=None if isinstance(node, ops.Unbatch) else self._placement.flight(),
             )
         return Interleaving(
             meter,
@@ -318,9 +283,9 @@ class Lowering:
                     meter,
                     upstream,
                     self.pool,
-                    self._tuner(_threads_of(node.steps), rows_meter),
-                    self._room(),
-                    steps=[self._step(step, rows_meter) for step in node.steps],
+                    self._resources.tuner(threads_of(node.steps), rows_meter),
+                    self._resources.room(),
+                    steps=[self._calling.step(step, rows_meter) for step in node.steps],
                     size=node.size,
                     drop_last=node.drop_last,
                     rows_meter=rows_meter,
@@ -397,32 +362,13 @@ class Lowering:
         below = [source for source in walk(node) if isinstance(source, SourceNode) and source not in self.stages]
         return self._placement.alone or not any(self.source_of(source).splits() for source in below)
 
-    # Shuffles
-
-    def _order_of(self, node: ops.Shuffle) -> RandomOrder:
-        seed = self.seed if node.seed is None else node.seed
-        return RandomOrder(seed=seed, salt=node.salt, reshuffle=node.reshuffle)
-
     def _shuffle(self, node: ops.Shuffle, meter: StageMeter, upstream: Stage) -> Stage:
-        if self._permuted_by_source(node):
+        source = source_reached(node)
+        if source is not None and source not in self.stages and isinstance(self.source_of(source), IndexableSource):
             self.meters.remove(meter)
             return upstream
-        sizes = [shuffle.size for shuffle in (node, *_shuffles_reached(node))]
-        if None in sizes:
-            raise InvalidPipelineError(
-                "shuffle() without a size permutes everything, which needs an indexable source below it (range, "
-                "from_items, from_torch, read_images, read_files, read_numpy); give it a size: shuffle(10_000)"
-            )
-        size = max(size for size in sizes if size)
-        return BlockShuffle(meter, upstream, size=size, order=self._order_of(node), share=self._placement.share)
-
-    def _permuted_by_source(self, node: ops.Shuffle) -> bool:
-        below: Node = node.upstream
-        while isinstance(below, (ops.Shuffle, *ORDER_KEEPING)):
-            below = below.upstream
-        if not isinstance(below, SourceNode) or below in self.stages:
-            return False
-        return isinstance(self.source_of(below), IndexableSource)
+        order, share = order_of(node, self.seed), self._placement.share
+        return BlockShuffle(meter, upstream, size=block_size(node), order=order, share=share)
 
     # What stages share
 
@@ -444,19 +390,6 @@ class Lowering:
         content = fingerprint(node.upstream, source_digest=lambda source: source_digest(self.source_of(source)))
         return FileStore(node.path, f"{content[:24]}-{self.seed:x}" if _draws_below(node) else content[:24])
 
-    def _room(self) -> Buffering:
-        return Buffering(max_bytes=int(self.budget.memory_bytes * min(LARGEST_SHARE, 1 / self._buffers)))
-
-    def _tuner(self, threads: int | None, meter: StageMeter) -> Tuner:
-        if self.pool is None:
-            return FixedTuner(meter, 0)
-        return FixedTuner(meter, threads) if threads is not None else WorkTuner(meter, self.budget.threads)
-
-    def _prefetch_tuner(self, node: ops.Prefetch, meter: StageMeter) -> Tuner:
-        if self.pool is None:
-            return FixedTuner(meter, 0)
-        return PrefetchTuner(meter) if node.size is None else FixedTuner(meter, 1, limit=max(1, node.size // 2))
-
     def _quarantine(self, node: Node, policy: ops.SkipErrors, meter: StageMeter) -> Quarantine:
         root = self._root
         assert root is not None
@@ -473,35 +406,5 @@ class Lowering:
         return quarantine
 
 
-def _shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
-    """Return the shuffles below this one that it makes redundant: only one-to-one operators lie between."""
-    found: list[ops.Shuffle] = []
-    below: Node = node.upstream
-    while isinstance(below, ops.Shuffle) or is_movable(below):
-        if isinstance(below, ops.Shuffle):
-            found.append(below)
-        below = below.upstream
-    return found
-
-
 def _draws_below(node: Node) -> bool:
     return any(map(draws, walk(node)))
-
-
-def _threads_of(nodes: Iterable[Node]) -> int | None:
-    asked = [threads for node in nodes if (threads := getattr(node, "threads", None)) is not None]
-    return max(asked) if asked else None
-
-
-def _rows_of(batch: Element, ident: Idents | None) -> Iterable[Element]:
-    return batch_rows(batch)
-
-
-def _children_of(resolve: Callable[[], Callable[..., Any]], generators: ElementGenerators | None) -> MakeChildren:
-    def children(element: Element, ident: Idents | None) -> Iterable[Element]:
-        if generators is None:
-            return resolve()(element)  # type: ignore[no-any-return]
-        assert ident is not None
-        return resolve()(element, rng=generators.fresh(ident))  # type: ignore[no-any-return]
-
-    return children

@@ -75,6 +75,8 @@ class Ordered(Stage):
         self._closed = False
         self._may_run_ahead = True
         self._rest: Chunk | None = None
+        self._chunk_bytes = 0  # made of a chunk, lately
+        self._bytes_each = 0.0  # and of an element of it
         self._reset()
 
     def _reset(self) -> None:
@@ -203,7 +205,7 @@ class Ordered(Stage):
         if not self._slots:
             return True
         room = self._room
-        if self._buffered_bytes >= room.max_bytes:
+        if self._buffered_bytes + self._active * self._chunk_bytes >= room.max_bytes:
             return False
         if room.max_elements is not None and self._buffered_elements + len(self._slots) > room.max_elements:
             return False
@@ -211,6 +213,12 @@ class Ordered(Stage):
 
     def _slot_limit(self) -> int:
         return SLOTS_PER_THREAD * max(self._tuner.threads, 1)
+
+    def _chunk_limit(self) -> int:
+        """Return how many elements a chunk may have: what the threads work on takes room as well."""
+        if not self._bytes_each:
+            return self._tuner.chunk_size
+        return max(1, int(self._room.max_bytes / (max(self._tuner.threads, 1) * self._bytes_each)))
 
     # The working side
 
@@ -233,8 +241,9 @@ class Ordered(Stage):
                 return False
             if threads and not self._may_run_ahead:
                 return False
-            size = self._tuner.chunk_size if want is None else min(want, self._tuner.chunk_size)
-            watch = Stopwatch()
+            size = min(self._tuner.chunk_size, self._chunk_limit())
+            size = size if want is None else min(want, size)
+            watch = None if self.WORKS else Stopwatch()
             try:
                 chunk = self._gather(size)
                 task = self._admit(chunk) if chunk.elements else None
@@ -267,6 +276,7 @@ class Ordered(Stage):
                     self._slots.clear()
                     raise
                 outcome = Outcome(Chunk((), Fixed(None)), error)
+        assert watch is not None
         call = watch.stop()
         if threads and self._tuner.probing:
             call = replace(call, elapsed_s=call.elapsed_s + _wait_for_gil())
@@ -276,6 +286,7 @@ class Ordered(Stage):
             if generation == self._generation:
                 self._measure(len(chunk.elements), call, threads)
                 slot.outcome, slot.nbytes = outcome, nbytes
+                self._chunk_bytes, self._bytes_each = nbytes, nbytes / len(chunk.elements)
                 self._buffered_bytes += nbytes
                 self._buffered_elements += len(made)
                 if len(made):

@@ -171,6 +171,7 @@ class PrefetchTuner(ChunkSizer):
         self.threads = 0
         self._meter = meter
         self._away_s = self._making_s = 0.0
+        self._made = 0
         self._left_at: float | None = None
 
     def reader_came(self) -> None:
@@ -183,8 +184,11 @@ class PrefetchTuner(ChunkSizer):
     def worked(self, elements: int, call: Call, threads: int) -> None:
         self.sized(elements, call.elapsed_s)
         self._making_s += call.elapsed_s
+        self._made += elements
         if self._making_s + self._away_s < TRIAL_S:
             return
-        threaded = use_prefetch_thread(reader_away_s=self._away_s, making_s=self._making_s, threaded=self.threads > 0)
+        threaded = use_prefetch_thread(
+            reader_away_s=self._away_s, making_s=self._making_s, elements=self._made, threaded=self.threads > 0
+        )
         self.threads = self._meter.threads = int(threaded)
-        self._away_s, self._making_s = self._away_s / 2, self._making_s / 2
+        self._away_s, self._making_s, self._made = self._away_s / 2, self._making_s / 2, self._made // 2

@@ -1,4 +1,4 @@
-"""Making things ahead on one thread, a bounded number of them.
+"""Making things ahead, a bounded number of them: on one thread, or several side by side in order.
 
 The thread ends with its iterator, at `close`, or when the `Background` is forgotten: it never refers to it, and closing
 an iterator that waits for something far away goes through `abort`.
@@ -9,10 +9,29 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Made = TypeVar("Made")
+
+
+def made_ahead(make: Callable[[T], Made], items: Iterable[T], *, at_once: int) -> Iterator[Made]:
+    """Yield what is made of each item, in order, while the next ones are being made; raises in an item's place."""
+    due = iter(items)
+    under_way: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(at_once, thread_name_prefix="penstock-making") as threads:
+        try:
+            while True:
+                while len(under_way) < at_once and (item := next(due, None)) is not None:
+                    under_way.append(threads.submit(make, item))
+                if not under_way:
+                    return
+                yield under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
 
 
 class Background(Generic[T]):

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, PenstockError
 from penstock.graph.readers import ReadParquet
+from penstock.sources.background import made_ahead
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
 from penstock.sources.hive import integer_keys, partition_values
@@ -30,6 +31,7 @@ from penstock.sources.parquet_groups import (
     matching_groups,
     read_together,
     row_groups,
+    units_at_once,
 )
 from penstock.sources.predicates import Bounds, may_be_true
 from penstock.sources.projection import Projection, check_same_columns, group_ranges, project, side_by_side
@@ -158,13 +160,16 @@ class _SplitWork:
             return
         leaves = leaf_columns(metadata, projection.read)
         rows = chunk_rows(bytes_per_row(metadata, groups[0].number, leaves), self._node.batch)
-        units = [[group] for group in groups] if self._whole_groups else list(read_together(groups, rows))
-        for unit in file.fetched(units, leaves):
-            if self._whole_groups:
-                rows = unit[0].rows
+        # Rows take longer to make into dicts, under the GIL, than to decode: more at once would only fill the caches.
+        at_once = 1 if self._node.batch is None else units_at_once(groups, rows)
+        if self._whole_groups:
+            units, rows = [[group] for group in groups], max(group.rows for group in groups)
+        else:
+            units = list(read_together(groups, rows))
+        for unit, batches in file.decoded(units, leaves, projection.read, rows, at_once=at_once):
             row = unit[0].first_row
             try:
-                for batch in file.batches(unit, projection.read, rows):
+                for batch in batches:
                     chunk = Chunk(projection.complete(batch), piece.path, base + row - piece.start, row)
                     row += len(chunk)
                     if row > start:
@@ -220,10 +225,39 @@ class _ParquetFile:
             yield unit
             self._ranged.forget(asked.popleft()[0])
 
-    def batches(self, unit: Sequence[RowGroup], columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def decoded(
+        self, units: Sequence[list[RowGroup]], leaves: Sequence[int], columns: Sequence[str], rows: int, *, at_once: int
+    ) -> Iterator[tuple[list[RowGroup], Iterator[pa.RecordBatch]]]:
+        """Yield units, each with its batches, which may raise; those of a local file are made side by side."""
+        if self._remote or min(at_once, len(units)) < 2:
+            for unit in self.fetched(units, leaves):
+                yield unit, self._batches(self._file, unit, columns, rows)
+            return
+        idle = [self._file]
+        opened: list[Any] = []
+
+        def decode(unit: list[RowGroup]) -> tuple[list[RowGroup], Iterator[pa.RecordBatch]]:
+            try:
+                file = idle.pop()
+            except IndexError:  # one for each thread: a reader is not said to be safe for several
+                file = self._new_file()
+                opened.append(file)
+            batches = list(_kept_error(self._batches(file, unit, columns, rows)))
+            idle.append(file)
+            return unit, _raised_error(batches)
+
+        try:
+            yield from made_ahead(decode, units, at_once=at_once)
+        finally:
+            for file in opened:
+                file.close(force=True)
+
+    def _batches(
+        self, file: Any, unit: Sequence[RowGroup], columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
         numbers = [group.number for group in unit]
         try:
-            yield from self._file.iter_batches(rows, row_groups=numbers, columns=list(columns), use_threads=True)
+            yield from file.iter_batches(rows, row_groups=numbers, columns=list(columns), use_threads=True)
         except PenstockError:
             raise
         except (pa.ArrowException, OSError) as error:
@@ -247,20 +281,23 @@ class _ParquetFile:
     def _open(self) -> None:
         if self._file is not None:
             return
-        import pyarrow.parquet as pq
-
         if not self._remote:
             self._check_size()
+        self._file = self._new_file()
+        self._metadata = self._file.metadata
+        self._footers.keep(self._piece, self._metadata)
+
+    def _new_file(self) -> Any:
+        import pyarrow.parquet as pq
+
         try:
             # Without pre_buffer: it keeps the bytes of all row groups to the end, and was not faster.
-            self._file = pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
+            return pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
         except PenstockError:
             raise
         except (pa.ArrowException, OSError) as error:
             what = f"not a whole Parquet file: {error}"
             raise CorruptRecordError(self._piece.path, what, offset=self._piece.size) from error
-        self._metadata = self._file.metadata
-        self._footers.keep(self._piece, self._metadata)
 
     def _check_size(self) -> None:
         try:
@@ -272,6 +309,23 @@ class _ParquetFile:
         if size != self._piece.size:
             what = f"it has {size} bytes now and had {self._piece.size} when it was listed"
             raise DataError(self._piece.path, what, remedy="list the splits anew")
+
+
+def _kept_error(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | PenstockError]:
+    """Let an error stand in its place among the batches: those before it are good."""
+    try:
+        yield from batches
+    except PenstockError as error:
+        yield error
+
+
+def _raised_error(batches: list[pa.RecordBatch | PenstockError]) -> Iterator[pa.RecordBatch]:
+    while batches:
+        made = batches.pop(0)  # it belongs to whoever takes it: nothing here may keep its memory
+        if isinstance(made, PenstockError):
+            raise made
+        yield made
+        del made
 
 
 class _Footers:

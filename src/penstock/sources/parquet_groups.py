@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.graph.expressions import Expression
 from penstock.graph.literals import NANOSECONDS
 from penstock.sources.predicates import Bounds, Moment, may_be_true
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+UNITS_AT_ONCE = 4  # each is up to a chunk of memory
 LEAST_BYTES_PER_VALUE = 8.0  # an encoded column may take next to nothing: what it decodes to does not
 
 
@@ -46,6 +49,18 @@ def read_together(groups: Sequence[RowGroup], rows: int) -> Iterator[list[RowGro
         unit.append(group)
     if unit:
         yield unit
+
+
+def units_at_once(groups: Sequence[RowGroup], rows: int) -> int:
+    """Return how many units to decode side by side: the columns of one alone take too unequal times to fill all cores.
+
+    Of groups that have more than `rows` rows each is decoded piece by piece, and one at a time: two would lie in memory
+    whole.
+    """
+    if any(group.rows > rows for group in groups):
+        return 1
+    cores: int = pa.cpu_count()
+    return min(UNITS_AT_ONCE, cores)
 
 
 def leaf_columns(metadata: Any, names: Iterable[str]) -> list[int]:

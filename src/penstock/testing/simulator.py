@@ -9,7 +9,11 @@ and reorders. `bug=` breaks one thing in these fakes, to show that the checks wo
 What is checked, while it runs: no grant leaves before it is on disk; the same question has the same answer; a consumer
 takes data of the present incarnation only, in order, within its credit. And in the end: every element was given once,
 relative to the checkpoints that were loaded; consumers end at the same step, and only what does not fill a last round
-is missing; in deterministic order the sequence is the one that the description alone implies.
+is missing, or with `uneven="pad"` comes twice; where streams are read in turn, a step is one round of one stream for
+all consumers; with `uneven="allow"` nothing is missing, and consumers may end at different steps; in deterministic
+order the sequence is the one that the description alone implies.
+
+Not here: jobs that trainers share.
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ from penstock.core.ids import WorkerId
 from penstock.testing.simulator_consumer import How
 from penstock.testing.simulator_dispatcher import Bug, FakeDispatcher, Tail
 from penstock.testing.simulator_trainer import Trainer
-from penstock.testing.simulator_workers import FakeAgent, Shape
+from penstock.testing.simulator_workers import FakeAgent, Shape, round_of
 from penstock.testing.simulator_world import DISPATCHER, Failed, World
+from penstock.wire.jobs import Uneven
 from penstock.wire.messages import DrainWorker
 
 Kind: TypeAlias = Literal[
@@ -75,8 +80,7 @@ class Schedule:
         lines = [
             f"seed {self.seed}: {self.workers} workers, {shape.consumers} consumers, batches of {shape.batch}, "
             f"splits of {[len(split) for split in shape.splits]}, "
-            + (f"{shape.streams} streams in deterministic order" if shape.streams else "relaxed order")
-            + f", {shape.epochs} epochs"
+            f"{shape.order}, uneven={shape.uneven!r}, {shape.epochs} epochs"
         ]
         return "\n  ".join([*lines, *map(str, self.faults)])
 
@@ -101,6 +105,11 @@ def make_schedule(seed: int) -> Schedule:
         streams=rng.choice((0, 0, rng.randint(1, 4))),
         epochs=rng.choice((1, 1, 1, 2)),
     )
+    kind = random.Random(f"kind {seed}")
+    fed = shape.consumers == 1 and bool(shape.streams) and kind.random() < 0.4
+    coordinated = bool(shape.streams) and not fed and kind.random() < 0.5
+    possible: tuple[Uneven, ...] = ("drop",) if fed else ("drop", "pad") if coordinated else ("drop", "pad", "allow")
+    shape = replace(shape, coordinated=coordinated, uneven=kind.choice(possible), fed=fed)
     faults = [
         Fault(
             at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),
@@ -140,8 +149,10 @@ class Simulation:
             finished = self.world.run(lambda: self.trainer.over, until=ENDS_AT_S, most=MOST_HAPPENINGS)
             if not finished:
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
-            for histories in self.trainer.epochs_read:
+            for histories, places in zip(self.trainer.epochs_read, self.trainer.places_read, strict=True):
                 check_histories(self.schedule.shape, histories)
+                if self.schedule.shape.streams and self.schedule.shape.uneven != "allow":
+                    check_steps(places)
         except Failed as failed:
             raise SimulationFailed(self.schedule, str(failed), self.world.log) from failed
         except Exception as error:
@@ -199,27 +210,42 @@ class Simulation:
 
 def check_histories(shape: Shape, histories: list[list[tuple[int, ...]]]) -> None:
     """Check what all consumers were given in an epoch, knowing nothing of how it came about."""
+    if shape.uneven == "allow":
+        histories = [[batch for batch in history if batch] for history in histories]  # without the steps they sat out
     given = sorted(element for history in histories for batch in history for element in batch)
     everything = sorted(element for split in shape.splits for element in split)
     twice = sorted({a for a, b in pairwise(given) if a == b})
+    if shape.uneven == "pad":
+        last = {element for history in histories if history for element in history[-1]}
+        before = [element for history in histories for batch in history[:-1] for element in batch]
+        twice = sorted({*(set(twice) - last), *(last & set(before))})
     if twice:
         raise Failed(f"elements {twice} were given more than once")
     if not set(given) <= set(everything):
         raise Failed(f"elements {sorted(set(given) - set(everything))} came from nowhere")
     missing = sorted(set(everything) - set(given))
-    most = shape.batch * (shape.consumers - 1)
+    most = shape.batch * (shape.consumers - 1) if shape.uneven == "drop" else 0
     if len(missing) > most:
         raise Failed(f"elements {missing} were lost, where at most {most} may be left over")
-    if len({len(history) for history in histories}) > 1:
+    if shape.uneven != "allow" and len({len(history) for history in histories}) > 1:
         raise Failed(f"consumers ended at different steps: {[len(history) for history in histories]}")
-    if shape.streams:
+    if shape.streams and not shape.coordinated:
         expected = deterministic_histories(shape)
         if histories != expected:
             raise Failed(f"deterministic order gave {histories} instead of {expected}")
 
 
+def check_steps(places: list[list[tuple[int, int]]]) -> None:
+    """Check that a step was, for all consumers, the same round of the same stream."""
+    for step, taken in enumerate(zip(*places)):
+        if len(set(taken)) > 1:
+            raise Failed(f"step {step} was torn: consumers took (stream, round) {list(taken)}")
+
+
 def deterministic_histories(shape: Shape) -> list[list[tuple[int, ...]]]:
     """Return what consumers must see in deterministic order, from the description alone."""
+    if shape.fed:
+        return [shape.units]
     rounds: list[tuple[int, int, list[int]]] = []
     tail: list[int] = []
     for number in range(shape.streams):
@@ -228,13 +254,18 @@ def deterministic_histories(shape: Shape) -> list[list[tuple[int, ...]]]:
         rounds += [(r, number, elements[r * shape.round_size : (r + 1) * shape.round_size]) for r in range(whole)]
         tail += elements[whole * shape.round_size :]
     in_order = [elements for _, _, elements in sorted(rounds)]
-    while tail and -(-len(tail) // shape.batch) >= shape.consumers:
+    if shape.uneven == "allow":
+        own = [
+            [tuple(x) for _, number, x in sorted(rounds) if number % shape.consumers == c]
+            for c in range(shape.consumers)
+        ]
+        own[0] += [tuple(tail[at : at + shape.batch]) for at in range(0, len(tail), shape.batch)]
+        return own
+    while tail and (-(-len(tail) // shape.batch) >= shape.consumers or shape.uneven == "pad"):
         in_order.append(tail[: shape.round_size])
         tail = tail[shape.round_size :]
-    return [
-        [tuple(elements[c * shape.batch : (c + 1) * shape.batch]) for elements in in_order]
-        for c in range(shape.consumers)
-    ]
+    rounds_given = [round_of(shape, elements) for elements in in_order]
+    return [[batches[c] for batches in rounds_given] for c in range(shape.consumers)]
 
 
 def simulate(seed: int, bug: Bug = "") -> Simulation:

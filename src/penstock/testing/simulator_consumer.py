@@ -63,6 +63,7 @@ class Consumer(Peer):
         state = trainer.saved[number][-1]
         self.marks: dict[int, Mark] = dict(state.marks)
         self.done_splits: frozenset[int] = state.done
+        self.fed_from = state.fed_from
         self.attempt: AttemptId | None = None
         self.view: JobView | None = None
         self.streams: dict[StreamId, Open] = {}
@@ -82,8 +83,11 @@ class Consumer(Peer):
         )
         if how == "rejoin" and state.attempt is not None:
             request = msgspec.structs.replace(request, rejoin=state.attempt)
+        elif how == "resume" and self.shape.fed:
+            # Where the sampler stands is all there is to go on from: a new attempt, whose units begin there.
+            self.marks, self.fed_from = {}, trainer.step(number)
         elif how == "resume":
-            resume = resume_from(trainer.states(), trainer.epoch)
+            resume = resume_from(trainer.states(), trainer.epoch, owned=self.shape.uneven == "allow")
             request = msgspec.structs.replace(request, resume=resume)
         self._open(request)
 
@@ -134,7 +138,7 @@ class Consumer(Peer):
     def _save(self) -> None:
         """Have the state at this very step name the attempt: it can be rejoined from now on."""
         saved = self.trainer.saved[self.number]
-        saved[-1] = Saved(attempt=self.attempt, marks=dict(self.marks), done=self.done_splits)
+        saved[-1] = Saved(attempt=self.attempt, marks=dict(self.marks), done=self.done_splits, fed_from=self.fed_from)
 
     # The control plane
 
@@ -163,7 +167,7 @@ class Consumer(Peer):
         if view.attempt != self.attempt or (self.view is not None and view.version <= self.view.version):
             return
         self.view = view
-        for shown in view.streams:
+        for shown in self._own_streams(view):
             held = self.streams.get(shown.stream)
             if held is None:
                 held = self.streams[shown.stream] = Open(shown)
@@ -178,6 +182,9 @@ class Consumer(Peer):
                 self._open_stream(held)
             else:
                 held.view = shown
+
+    def _own_streams(self, view: JobView) -> list[StreamView]:
+        return [shown for shown in view.streams if shown.owner in (None, self.number)]
 
     # The data plane
 
@@ -210,7 +217,14 @@ class Consumer(Peer):
             runner=RunnerId(held.view.runner),
             credit=held.credit,
         )
-        self.world.send(self.name, held.view.address, Data(header))
+        self.world.send(self.name, held.view.address, Data(header, self._units_for(mark)))
+
+    def _units_for(self, mark: Mark) -> tuple[int, ...]:
+        """Return what a stream is still to read, where that is this consumer's to say."""
+        if not self.shape.fed:
+            return ()
+        own = self.shape.units[self.fed_from :][mark.number :: self.shape.streams]
+        return tuple(x for unit in own[mark.round :] for x in unit)
 
     def _rebind(self, held: Open, reason: str) -> None:
         request = Rebind(
@@ -271,15 +285,28 @@ class Consumer(Peer):
             held_next = self._next_stream()
             if held_next is not None:
                 self._take(held_next)
+            elif self._sits_out():
+                self._record((), (-1, -1))
         if self._is_through():
             self._close()
         else:
             self.world.at(self.world.rng.uniform(0.03, 0.15), self, self._step)
 
+    def _sits_out(self) -> bool:
+        """Whether others take a step for which this one has nothing: its streams have ended, and theirs have not."""
+        return (
+            self.shape.uneven == "allow"
+            and self.trainer.is_behind(self.number)
+            and all(self.marks[held.view.number].ended for held in self.streams.values())
+        )
+
     def _next_stream(self) -> Open | None:
         if not self.shape.streams:
             ready = [held for held in self.streams.values() if held.buffer and self._is_due(held)]
             return self.world.rng.choice(ready) if ready else None
+        there = sum(held.view.feed.kind != "tail" for held in self.streams.values())
+        if there < self.shape.streams_of(self.number):
+            return None  # which is first must not depend on which was seen first
         reading = [held for held in self.streams.values() if not self.marks[held.view.number].ended]
         turn = min(
             reading,
@@ -306,17 +333,18 @@ class Consumer(Peer):
         if self.bug == "incremental_credits":
             credit = Credit(stream=held.view.stream, opening=held.opening, credit=1)
         self.world.send(self.name, held.view.address, Data(credit))
-        self._record(batch)
+        self._record(batch, (mark.number, seq))
         self._take_end(held)
 
-    def _record(self, batch: tuple[int, ...]) -> None:
+    def _record(self, batch: tuple[int, ...], place: tuple[int, int]) -> None:
         marks, done = dict(self.marks), self.done_splits
         if self.bug == "prefetched_in_state":
             for held in self.streams.values():
                 for _, _, cut, ended in held.buffer:
                     marks[held.view.number] = marks[held.view.number].after(cut, ended)
                     done |= set(ended)
-        self.trainer.took(self.number, batch, Saved(attempt=self.attempt, marks=marks, done=done))
+        saved = Saved(attempt=self.attempt, marks=marks, done=done, fed_from=self.fed_from)
+        self.trainer.took(self.number, batch, place, saved)
 
     def _take_end(self, held: Open) -> None:
         if held.ended is None or held.buffer or not self._is_due(held):
@@ -368,7 +396,7 @@ class Consumer(Peer):
             self.view is not None
             and self.view.finished
             and self.trainer.are_together()
-            and all(self.marks[s.number].ended for s in self.view.streams)
+            and all(self.marks[s.number].ended for s in self._own_streams(self.view))
         )
 
     def _close(self) -> None:

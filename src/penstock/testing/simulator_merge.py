@@ -39,17 +39,28 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     attempt: AttemptId | None = None
     marks: Mapping[int, Mark] = {}
     done: frozenset[int] = frozenset()
+    fed_from: int = 0
+    """The step at which the attempt began, of a job that its consumer feeds."""
 
 
-def resume_from(states: Sequence[Saved], epoch: int) -> Resume:
-    """Merge: of every stream the lowest place, naming all splits from there to the highest; done: what all are past."""
+def resume_from(states: Sequence[Saved], epoch: int, *, owned: bool) -> Resume:
+    """Merge: of every stream the lowest place, naming all splits from there to the highest; done: what all are past.
+
+    `owned`: a stream has one reader, whose place it is; done is what anybody is past.
+    """
     numbers = sorted({number for state in states for number in state.marks})
-    streams = tuple(_merge([state.marks.get(number) for state in states]) for number in numbers)
-    done = frozenset.intersection(*(state.done for state in states))
+    all_marks = [[state.marks.get(number) for state in states] for number in numbers]
+    streams = tuple(_owners(marks) if owned else _merge(marks) for marks in all_marks)
+    done = (frozenset.union if owned else frozenset.intersection)(*(state.done for state in states))
     ranges = (Ranges(0, 0, tuple((o, o + 1) for o in sorted(done))),) if done else ()
     resume = Resume(epoch=epoch, consumers=len(states), streams=streams, done=ranges)
     text = msgspec.msgpack.encode((states[0].attempt, resume))
     return msgspec.structs.replace(resume, digest=hashlib.blake2b(text, digest_size=8).hexdigest())
+
+
+def _owners(marks: Sequence[Mark | None]) -> StreamResume:
+    (mark,) = (mark for mark in marks if mark is not None)
+    return StreamResume(number=mark.number, cut=mark.cut, round=mark.round, marks=(), feed=mark.feed, ended=mark.ended)
 
 
 def _merge(marks: Sequence[Mark | None]) -> StreamResume:

@@ -13,7 +13,7 @@ from penstock.testing.simulator_dispatcher import Bug
 from penstock.testing.simulator_merge import Saved
 from penstock.testing.simulator_workers import Shape
 from penstock.testing.simulator_world import World
-from penstock.wire.jobs import JobSpec
+from penstock.wire.jobs import Feed, JobSpec
 
 
 class Trainer:
@@ -24,11 +24,14 @@ class Trainer:
         self.saved = [[Saved()] for _ in range(shape.consumers)]
         """Of each consumer: the state after every step of the epoch."""
         self.histories: list[list[tuple[int, ...]]] = [[] for _ in range(shape.consumers)]
+        self.places: list[list[tuple[int, int]]] = [[] for _ in range(shape.consumers)]
+        """Of each batch in the histories: its stream's number, and its round."""
         self.epoch = 0
         self.done = [False] * shape.consumers
         self.consumers: list[Consumer] = []
         self.over = False
         self.epochs_read: list[list[list[tuple[int, ...]]]] = []
+        self.places_read: list[list[list[tuple[int, int]]]] = []
         self.restarts = 0
         for c in range(shape.consumers):
             self.consumers.append(Consumer(self, c, "fresh"))
@@ -42,8 +45,11 @@ class Trainer:
             split_counts=(len(shape.splits),),
             seed=0,
             consumers=shape.consumers,
-            order="deterministic" if shape.streams else "relaxed",
+            order="deterministic" if shape.streams and not shape.coordinated else "relaxed",
+            coordinated=shape.coordinated,
             streams=shape.streams,
+            uneven=shape.uneven,
+            feeds=tuple(Feed(kind="fed", number=n, of=shape.streams) for n in range(shape.streams) if shape.fed),
         )
 
     def step(self, consumer: int) -> int:
@@ -53,18 +59,23 @@ class Trainer:
         """Whether the others are as far: training is synchronous."""
         return self.step(consumer) <= min(map(len, self.histories)) and self.are_together()
 
+    def is_behind(self, consumer: int) -> bool:
+        return self.step(consumer) < max(map(len, self.histories))
+
     def are_together(self) -> bool:
         """Whether all take part: a step, and the end of an epoch, is a barrier."""
         return len({consumer.attempt for consumer in self.consumers}) == 1
 
-    def took(self, consumer: int, batch: tuple[int, ...], state: Saved) -> None:
+    def took(self, consumer: int, batch: tuple[int, ...], place: tuple[int, int], state: Saved) -> None:
         self.histories[consumer].append(batch)
+        self.places[consumer].append(place)
         self.saved[consumer].append(state)
 
     def finish(self, consumer: int) -> None:
         self.done[consumer] = True
         if all(self.done):
             self.epochs_read.append(self.histories)
+            self.places_read.append(self.places)
             self.over = self.epoch + 1 == self.shape.epochs
             if not self.over:
                 self._start_epoch(self.epoch + 1)
@@ -72,6 +83,7 @@ class Trainer:
     def _start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.histories = [[] for _ in self.histories]
+        self.places = [[] for _ in self.places]
         self.saved = [[Saved()] for _ in self.saved]
         self.done = [False] * self.shape.consumers
         self._start_all("fresh")
@@ -110,6 +122,7 @@ class Trainer:
 
     def _go_back(self, consumer: int, step: int) -> None:
         del self.histories[consumer][step:]
+        del self.places[consumer][step:]
         del self.saved[consumer][step + 1 :]
 
     def _start_all(self, how: How) -> None:

@@ -6,6 +6,7 @@ making them once for all, and it is harder on the control plane.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from penstock.core.ids import AgentId, JobName, RunnerId, StreamId, WorkerId
 from penstock.testing.simulator_dispatcher import Bug
 from penstock.testing.simulator_world import Data, Failed, Peer, World
 from penstock.wire.frames import Credit, OpenStream, Rounds, StreamEnded, StreamRefused
-from penstock.wire.jobs import Cut, Feed, Leftover, Named
+from penstock.wire.jobs import Cut, Feed, Leftover, Named, Uneven
 from penstock.wire.messages import (
     AgentBeat,
     Answer,
@@ -42,12 +43,40 @@ class Shape:
     batch: int
     consumers: int
     streams: int
-    """Deterministic order, over so many streams; 0: relaxed."""
+    """Read in turn, round by round, over so many streams; 0: relaxed, as they come."""
     epochs: int = 1
+    coordinated: bool = False
+    """In turn, splits are granted to streams; without it they are dealt, which is deterministic order."""
+    uneven: Uneven = "drop"
+    fed: bool = False
+    """The one consumer says what is read: batches of all elements, in order, are units and dealt to streams in turn."""
+
+    @property
+    def order(self) -> str:
+        """For people."""
+        if not self.streams:
+            return "relaxed order"
+        if self.fed:
+            return f"{self.streams} streams fed by the consumer"
+        return f"{self.streams} streams " + ("read in turn" if self.coordinated else "in deterministic order")
+
+    @property
+    def width(self) -> int:
+        """Batches in a round."""
+        return 1 if self.uneven == "allow" else self.consumers
 
     @property
     def round_size(self) -> int:
-        return self.batch * self.consumers
+        return self.batch * self.width
+
+    @property
+    def units(self) -> list[tuple[int, ...]]:
+        whole = [x for split in self.splits for x in split]
+        return [tuple(whole[at : at + self.batch]) for at in range(0, len(whole), self.batch)]
+
+    def streams_of(self, consumer: int) -> int:
+        """Return how many streams this consumer reads in turn."""
+        return len(range(consumer, self.streams, self.consumers)) if self.uneven == "allow" else self.streams
 
 
 class FakeAgent(Peer):
@@ -121,7 +150,7 @@ class FakeRunner(Peer):
         header = message.header
         match header:
             case OpenStream():
-                self._open(sender, header)
+                self._open(sender, header, message.elements)
             case Credit():
                 for reading in self._readings.values():
                     terms = reading.terms
@@ -132,7 +161,7 @@ class FakeRunner(Peer):
                             reading.credit = max(reading.credit, header.credit)
                         reading.pump()
 
-    def _open(self, sender: str, terms: OpenStream) -> None:
+    def _open(self, sender: str, terms: OpenStream, fed: tuple[int, ...]) -> None:
         if terms.runner != self.runner:
             raise Failed(f"{self.name} was asked for {terms.runner}")
         key = (terms.stream, terms.consumer)
@@ -143,7 +172,7 @@ class FakeRunner(Peer):
             self.refuse(sender, terms, "an older binding")
             return
         self._highest[terms.stream] = terms.binding
-        self._readings[key] = Reading(self, sender, terms)
+        self._readings[key] = Reading(self, sender, terms, fed)
         self._readings[key].pump()
 
     def refuse(self, reader: str, terms: OpenStream, reason: str) -> None:
@@ -162,13 +191,15 @@ class FakeRunner(Peer):
 class Elements:
     """What a stream reads, from a place on: elements, each with the place after it.
 
-    A place is `["@", ordinal, index]`, in a tail `["t", elements passed]`, None at the beginning. At a split's end it
-    stays at that split, whose successor is then asked for by its name.
+    A place is `["@", ordinal, index]`, in a tail `["t", elements passed]`, in what is fed `["f", units passed]`, at the
+    beginning None. At a split's end it stays at that split, whose successor is then asked for by its name.
     """
 
     shape: Shape
     feed: Feed
     place: list[Any] | None
+    fed: tuple[int, ...] = ()
+    """What the reader wants read from the place on."""
     ordinals: list[int] = field(default_factory=list)
     """Opened, from the place on."""
     pending: list[tuple[int, list[Any]]] = field(default_factory=list)
@@ -179,6 +210,10 @@ class Elements:
             whole = [x for leftover in self.feed.leftovers for x in left_in(self.shape, leftover)]
             passed = 0 if self.place is None else self.place[1]
             self.pending = [(x, ["t", passed + i + 1]) for i, x in enumerate(whole[passed:])]
+            self.ended = True
+        elif self.feed.kind == "fed":
+            passed, size = 0 if self.place is None else self.place[1], self.shape.batch
+            self.pending = [(x, ["f", passed + i // size + 1]) for i, x in enumerate(self.fed)]
             self.ended = True
         elif self.place is not None:
             self.add(self.place[1], self.place[2])
@@ -229,14 +264,20 @@ def left_in(shape: Shape, leftover: Leftover) -> list[int]:
     return [x for x, _ in elements.pending]
 
 
+def round_of(shape: Shape, elements: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return each reader's batch of a round; one that is not whole is filled up with its own batches."""
+    batches = [tuple(elements[at : at + shape.batch]) for at in range(0, len(elements), shape.batch)]
+    return [batches[place % len(batches)] for place in range(shape.width)]
+
+
 class Reading:
     """One consumer's rounds of one stream, within one opening."""
 
-    def __init__(self, runner: FakeRunner, reader: str, terms: OpenStream) -> None:
+    def __init__(self, runner: FakeRunner, reader: str, terms: OpenStream, fed: tuple[int, ...]) -> None:
         self.runner, self.reader, self.terms = runner, reader, terms
         self.credit = terms.credit
         self._seq = terms.round
-        self._elements = Elements(runner.shape, terms.feed, terms.cut.engine)
+        self._elements = Elements(runner.shape, terms.feed, terms.cut.engine, fed)
         self._over = False
         self._asking = False
         self._pumping = False
@@ -257,9 +298,9 @@ class Reading:
             else:
                 self._ask_for_splits()
                 return
-        tail = elements.feed.kind == "tail"
-        # The tail's batches may be short, and what does not fill a round is dropped.
-        whole = -(-len(elements.pending) // shape.batch) >= shape.consumers if tail else True
+        tail = elements.feed.kind in ("tail", "fed")
+        # The tail's batches may be short, and what does not fill a round is dropped, or repeated to fill it.
+        whole = -(-len(elements.pending) // shape.batch) >= shape.width or shape.uneven == "pad"
         if len(elements.pending) >= shape.round_size or (tail and whole and elements.pending):
             if self._seq < self.credit:
                 self._give()
@@ -270,7 +311,7 @@ class Reading:
     def _give(self) -> None:
         shape, terms = self.runner.shape, self.terms
         taken, done = self._elements.take(shape.round_size)
-        mine = taken[terms.consumer * shape.batch : (terms.consumer + 1) * shape.batch]
+        mine = round_of(shape, taken)[terms.consumer % shape.width]
         cut = self._elements.cut(self.runner.bug)
         named = (Named(0, 0, tuple(done)),) if done else ()
         header = Rounds(

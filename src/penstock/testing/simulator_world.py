@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.core.ids import AttemptId
 from penstock.wire.frames import FromRunner, ToRunner
-from penstock.wire.messages import Answer, OpenEpoch, Push, Request
+from penstock.wire.messages import Answer, Push, Request
 
 Message = Any  # what actors send each other: the classes below, and the wire's own for the data plane
 
@@ -159,11 +158,7 @@ class Peer:
     def _send(self, number: int) -> None:
         asked = self._asked.get(number)
         if asked is not None:
-            body = asked[0]
-            if isinstance(body, OpenEpoch):
-                # An id is proposed once: a dispatcher without memory could give it a second life.
-                body = msgspec.structs.replace(body, attempt=AttemptId(self.world.draw("attempt")))
-            self.world.send(self.name, DISPATCHER, Asked(number, body, self._seen))
+            self.world.send(self.name, DISPATCHER, Asked(number, asked[0], self._seen))
             self.world.at(RESEND_S, self, self._send, number)
 
     def receive(self, sender: str, message: Message) -> None:

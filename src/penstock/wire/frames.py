@@ -10,6 +10,19 @@ from penstock.core.ids import AttemptId, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, Feed, Message, Named
 
 
+class StorageOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What a reader's sources open their storage with, in the order of `graph.traverse.walk`. Never shown, nor stored:
+    it goes from the trainer to the process that reads, over a connection of this host or an encrypted one."""
+
+    sources: tuple[dict[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"StorageOptions({len(self.sources)} sources, hidden)"
+
+
+NO_STORAGE_OPTIONS = StorageOptions()
+
+
 class OpenStream(Message, frozen=True, tag="open"):
     """A consumer reads a stream from `round` on; `cut` is the state before some round at or before it.
 
@@ -41,6 +54,7 @@ class OpenStream(Message, frozen=True, tag="open"):
     """Its id, for messages."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """(round, weights): from that round on elements are mixed by these. All changes, in order."""
+    storage: StorageOptions = NO_STORAGE_OPTIONS
 
 
 class Credit(Message, frozen=True, tag="credit"):

@@ -18,7 +18,7 @@ OLDEST_PROTOCOL = 1
 
 
 class OpenEpoch(Message, frozen=True, tag="open_epoch"):
-    """A consumer wants to read an epoch of a job. `attempt` is used if it is the one that starts it.
+    """A consumer wants to read an epoch of a job. `attempt` begins the attempt's id if this is what starts it.
 
     With `rejoin` it goes on in that attempt, at its own marks; with `resume` a new attempt starts from the checkpoint;
     with neither the epoch starts, or is joined if it has just started.

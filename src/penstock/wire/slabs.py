@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import fcntl
+import math
 import mmap
 import os
 import threading
@@ -119,7 +120,7 @@ class Arena:
         kind = np.dtype(dtype)
         if kind.hasobject:
             return None
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        size = math.prod(shape) * kind.itemsize
         owner = self._take(size) if size else None
         return None if owner is None else np.asarray(owner)[:size].view(kind).reshape(shape)
 

@@ -42,6 +42,7 @@ DATA_HANDSHAKE_MS = 15_000
 CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
 SEND_BUFFER_BYTES = 1 << 20
+RECEIVE_BUFFER_BYTES = 256 << 10  # what waits in the kernel is then still in the processor's cache
 SYSTEM_TCP_VARIABLE = "PENSTOCK_SYSTEM_TCP"
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
@@ -117,10 +118,12 @@ class Dialled(Monitored):
 
 def dial(context: Context, credentials: Credentials, address: str, *, data: bool) -> Dialled:
     """Return a connecting DEALER. It can be written to once it polls for output: the other side has let us in."""
-    split_tcp(address)
+    host, _ = split_tcp(address)
     socket = cast(Dialled, context.socket(zmq.DEALER, socket_class=Dialled))
     try:
         prepare_dealer(socket, credentials, data=data)
+        if data and is_loopback(host) and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1":
+            socket.setsockopt(zmq.RCVBUF, RECEIVE_BUFFER_BYTES)
         # Before connecting: on loopback a refusal comes at once. In a shadow of the context, so that the context's
         # `destroy` closes the receiving end with the socket, and not before.
         shadow: Context = zmq.Context.shadow(context.underlying)

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,6 +57,7 @@ from penstock.worker.processes import (
     Spawned,
     Stop,
     Told,
+    ToNursery,
     describe_exit,
 )
 from penstock.worker.processes_agent import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers, runner_child
@@ -105,20 +106,34 @@ class _Runner:
         return RunnerPlace(self.runner, self.worker, self.job, self.address)
 
 
+class Nursery(Protocol):
+    """What starts and ends runners, and tells of them."""
+
+    def fileno(self) -> int: ...
+
+    def send(self, request: ToNursery) -> None: ...
+
+    def receive(self, timeout_s: float) -> FromNursery | None: ...
+
+
 def run(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink) -> None:
     """Serve until SIGTERM, and then until the workers have left in peace."""
-    Agent(config, nursery).run(ready)
+    agent = Agent(config, nursery)
+    signal.signal(signal.SIGTERM, agent.on_sigterm)
+    agent.run(ready)
 
 
 class Agent:
-    def __init__(self, config: AgentConfig, nursery: NurseryLink) -> None:
+    """In a process of its own, or (`worker.inline`) in a thread of the trainer's."""
+
+    def __init__(self, config: AgentConfig, nursery: Nursery) -> None:
         self._config = config
         self._nursery = nursery
         self._workers = {each.worker: _Worker(each) for each in config.workers}
         self._runners: dict[str, _Runner] = {}
         """By the id their process has in the nursery."""
         self._inbox: deque[Callable[[], None]] = deque()
-        # Closed with the process only: the control client's thread may write to it until then.
+        # Where the agent is a process, closed with it: the control client's thread may write to it until then.
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._registered = False
         self._registering = False
@@ -136,7 +151,7 @@ class Agent:
         )
 
     def run(self, ready: Callable[[str], None]) -> None:
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        """Serve until told to end, and then until the workers have left in peace."""
         try:
             self._register_first()
             ready(self._config.agent)
@@ -167,11 +182,22 @@ class Agent:
         self._inbox.append(act)
         os.eventfd_write(self._wake, 1)
 
-    def _on_sigterm(self, number: int, frame: object) -> None:
+    def on_sigterm(self, number: int, frame: object) -> None:
         if not self._registered and not self._runners:
             raise SystemExit(0)  # there is nothing to leave in peace
         self._leaving = True
         os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """Have `run` end, from another thread. Before it has registered it raises that its connection is closed."""
+        self._leaving = True
+        os.eventfd_write(self._wake, 1)
+        if not self._registered:
+            self._control.close()
+
+    def close(self) -> None:
+        """Let go of what is left when `run` has ended; for one that is not a process."""
+        os.close(self._wake)
 
     # Registering
 

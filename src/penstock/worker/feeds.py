@@ -191,7 +191,7 @@ class NamedFeed:
 
 class TailFeed:
     def __init__(self, leftovers: Sequence[Leftover], split_counts: Sequence[int]) -> None:
-        self._feeds = [_leftover_feed(leftover, split_counts) for leftover in leftovers]
+        self._feeds = [leftover_feed(leftover, split_counts) for leftover in leftovers]
         self._present = 0
 
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
@@ -207,7 +207,8 @@ class TailFeed:
         """Nobody ever waits here."""
 
 
-def _leftover_feed(leftover: Leftover, split_counts: Sequence[int]) -> SplitFeed:
+def leftover_feed(leftover: Leftover, split_counts: Sequence[int]) -> SplitFeed:
+    """Return the feed of an ended stream, from its last cut on."""
     feed = leftover.feed
     if feed.kind == "granted":
         return NamedFeed(leftover)

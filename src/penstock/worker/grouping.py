@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from penstock.core.element import Element
 from penstock.runtime.contract import Chunk, Marks, State
 from penstock.wire.jobs import Cut, Regroup
+from penstock.wire.received import received
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,24 +168,11 @@ class RoundMaker:
 
 
 def outputs_received(cut: Cut, width: int) -> int:
-    """Return how many outputs after a cut's engine state were received, for a reader that can only skip a number.
+    """Return how many outputs after a cut's engine state there are up to the last received one.
 
-    After a change of the number of consumers there may be gaps: outputs that nobody has before one that somebody has.
-    They count as received. There are fewer of them than make a round, since whole rounds of them were given.
+    After a change of the number of consumers some before it may be nobody's: see `tails`.
 
     >>> outputs_received(Cut(since=2), 3), outputs_received(Cut(since=1, regroup=Regroup(2, (3, 1))), 1)
     (6, 5)
     """
-    given = cut.since * width
-    regroup = cut.regroup
-    if regroup is None:
-        return given
-    last = 0
-    for number in range(max(regroup.given, default=0) * regroup.width):
-        round_, consumer = divmod(number, regroup.width)
-        if round_ < regroup.given[consumer]:
-            last = number + 1
-        elif given:
-            given -= 1
-            last = number + 1
-    return last + given
+    return len(received(cut, width))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from penstock.core.errors import DispatcherUnavailableError, ProtocolError
@@ -13,7 +13,7 @@ from penstock.core.ids import BlobHash, JobName
 from penstock.graph import ops
 from penstock.graph.codec import decode_graph
 from penstock.graph.node import Node
-from penstock.graph.readers import SourceNode
+from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.regrouping import last_regrouping
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
@@ -22,6 +22,7 @@ from penstock.runtime.streams import StreamStopped
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.wire.control import ControlClient
+from penstock.wire.frames import StorageOptions
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 
@@ -42,15 +43,18 @@ class LoadedJob:
     makes_rounds: bool = False
     """Coordinated reads of what the engine has to group into rounds itself: buckets, padded batches."""
 
-    def source_opener(self) -> Callable[[SourceNode], Source]:
+    def source_opener(self, storage: StorageOptions) -> Callable[[SourceNode], Source]:
         """Return the way from a node to its source. Runs share none: a source reports bad records to one run."""
         nodes = [node for node in walk(self.graph) if isinstance(node, SourceNode)]
         listing_of = dict(zip(nodes, self.listings))
+        options_of = dict(zip(nodes, storage.sources))
         opened: dict[SourceNode, Source] = {}
 
         def source_of(node: SourceNode) -> Source:
             if node not in opened:
-                opened[node] = open_source(node, listing_of[node])
+                options = tuple(options_of.get(node, {}).items())
+                lent = replace(node, storage_options=options) if options and isinstance(node, FileSource) else node
+                opened[node] = open_source(lent, listing_of[node])
             return opened[node]
 
         return source_of

@@ -18,11 +18,19 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.worker.nursery_records import (
+    FIRST_BACKOFF_S,
+    Child,
+    Starter,
+    do_nothing,
+    drain,
+    open_pidfd,
+    send_signal,
+    wait_for,
+)
 from penstock.worker.processes import (
     MAX_PACKET_BYTES,
     RECORD_BYTES,
@@ -54,54 +62,10 @@ PRELOADED = (
 """What children need, in the order they are needed: a child is forked as soon as its own module is there, and starts
 while the others are still imported. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children
 need them."""
-FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 STEADY_S = 10.0  # a child that lived this long did not fail because of how it was started
 PARENT_POLL_S = 0.5  # only where the kernel has no pidfd
-KEPT_EVENTS = 512  # for a reader that does not read; the oldest are dropped, and `ListChildren` still tells the truth
 FAILURE_CHARACTERS = 2000
-
-
-class _Starter:
-    """Whoever holds the other end of a link."""
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self.socket = end
-        self.outgoing: deque[bytes] = deque(maxlen=KEPT_EVENTS)
-
-    def flush(self) -> bool:
-        """Send what can be sent; return whether something is left."""
-        while self.outgoing:
-            try:
-                self.socket.send(self.outgoing[0])
-            except BlockingIOError:
-                return True
-            except OSError:
-                self.outgoing.clear()  # its end is seen by reading
-                return False
-            self.outgoing.popleft()
-        return False
-
-
-@dataclass(slots=True, eq=False)
-class _Child:
-    spawn: Spawn
-    owner: _Starter
-    pid: int = 0
-    """0: it does not run (it is waiting to be started again)."""
-    started_s: float = 0.0
-    starts: int = 0
-    backoff_s: float = FIRST_BACKOFF_S
-    ready: str | None = None
-    failure: str = ""
-    pipe: int = -1
-    said: bytearray = field(default_factory=bytearray)
-    record: mmap.mmap | None = None
-    link: _Starter | None = None
-    stopping: bool = False
-    start_at_s: float | None = None
-    kill_at_s: float | None = None
 
 
 class Nursery:
@@ -112,21 +76,21 @@ class Nursery:
         self._parent_pid = parent_pid
         self._decoder: msgspec.msgpack.Decoder[ToNursery] = msgspec.msgpack.Decoder(ToNursery)
         self._selector = selectors.DefaultSelector()
-        self._starter = _Starter(starter)
-        self._children: dict[str, _Child] = {}
+        self._starter = Starter(starter)
+        self._children: dict[str, Child] = {}
         self._path: tuple[str, ...] = ()
         self._scratch = ""
         self._preloaded = False
         self._ending = False
         self._selector.register(starter, selectors.EVENT_READ, self._starter)
-        self._parent_pidfd = _open_pidfd(parent_pid)
+        self._parent_pidfd = open_pidfd(parent_pid)
         if self._parent_pidfd is not None:
             self._selector.register(self._parent_pidfd, selectors.EVENT_READ, "parent")
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ, "signal")
-        signal.signal(signal.SIGCHLD, _nothing)
+        signal.signal(signal.SIGCHLD, do_nothing)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
 
@@ -183,16 +147,16 @@ class Nursery:
             case "parent":
                 self._ending = True
             case "signal":
-                _drain(self._wake)
-            case _Starter() as starter:
+                drain(self._wake)
+            case Starter() as starter:
                 if events & selectors.EVENT_WRITE:
                     self._flush(starter)
                 if events & selectors.EVENT_READ:
                     self._hear(starter)
-            case _Child() as child:
+            case Child() as child:
                 self._listen(child)
 
-    def _hear(self, starter: _Starter) -> None:
+    def _hear(self, starter: Starter) -> None:
         while starter.socket.fileno() >= 0:
             try:
                 packet = starter.socket.recv(MAX_PACKET_BYTES)
@@ -205,7 +169,7 @@ class Nursery:
                 return
             self._obey(starter, self._decoder.decode(packet))
 
-    def _obey(self, starter: _Starter, request: ToNursery) -> None:
+    def _obey(self, starter: Starter, request: ToNursery) -> None:
         match request:
             case Prepare():
                 self._path = request.path or self._path
@@ -217,7 +181,7 @@ class Nursery:
                 if known is not None:
                     known.spawn = request  # for the next time it is started
                 else:
-                    child = self._children[request.id] = _Child(spawn=request, owner=starter)
+                    child = self._children[request.id] = Child(spawn=request, owner=starter)
                     child.start_at_s = time.monotonic()
                     self._act_on_time()
             case Stop():
@@ -238,7 +202,7 @@ class Nursery:
             case End():
                 self._ending = True
 
-    def _drop(self, starter: _Starter) -> None:
+    def _drop(self, starter: Starter) -> None:
         """A link has ended: so do the children spawned over it."""
         if starter is self._starter:
             self._ending = True
@@ -250,7 +214,7 @@ class Nursery:
             if child.owner is starter:
                 self._stop(child, 0.0)
 
-    def _listen(self, child: _Child) -> None:
+    def _listen(self, child: Child) -> None:
         """Read the lines a child wrote: `+` its ready text, `*` what it reports, `-` its failure."""
         try:
             while piece := os.read(child.pipe, 65536):
@@ -275,19 +239,19 @@ class Nursery:
 
     # What is sent
 
-    def _push(self, starter: _Starter, event: FromNursery) -> None:
+    def _push(self, starter: Starter, event: FromNursery) -> None:
         if starter.socket.fileno() < 0:
             return
         starter.outgoing.append(msgspec.msgpack.encode(event))
         self._flush(starter)
 
-    def _flush(self, starter: _Starter) -> None:
+    def _flush(self, starter: Starter) -> None:
         waiting = selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.modify(starter.socket, waiting if starter.flush() else selectors.EVENT_READ, starter)
 
     # Children
 
-    def _fork(self, child: _Child) -> None:
+    def _fork(self, child: Child) -> None:
         spawn = child.spawn
         child.start_at_s = child.kill_at_s = child.ready = None
         child.failure, child.said = "", bytearray()
@@ -321,7 +285,7 @@ class Nursery:
         self._selector.register(read_end, selectors.EVENT_READ, child)
         if ours is not None and theirs is not None:
             theirs.close()
-            child.link = _Starter(ours)
+            child.link = Starter(ours)
             self._selector.register(ours, selectors.EVENT_READ, child.link)
         self._push(child.owner, Spawned(id=spawn.id, pid=pid))
 
@@ -341,7 +305,7 @@ class Nursery:
             if other.record is not None:
                 other.record.close()
 
-    def _stop(self, child: _Child, grace_s: float) -> None:
+    def _stop(self, child: Child, grace_s: float) -> None:
         child.stopping = True
         if not child.pid:
             del self._children[child.spawn.id]
@@ -349,9 +313,9 @@ class Nursery:
                 self._push(child.owner, Died(id=child.spawn.id, pid=0, code=-signal.SIGTERM))
             return
         if grace_s <= 0:
-            _signal(child.pid, signal.SIGKILL)
+            send_signal(child.pid, signal.SIGKILL)
         else:
-            _signal(child.pid, signal.SIGTERM)
+            send_signal(child.pid, signal.SIGTERM)
             child.kill_at_s = time.monotonic() + grace_s
 
     def _reap(self) -> None:
@@ -366,7 +330,7 @@ class Nursery:
                 if child.pid == pid:
                     self._after_death(child, pid, os.waitstatus_to_exitcode(status))
 
-    def _after_death(self, child: _Child, pid: int, code: int) -> None:
+    def _after_death(self, child: Child, pid: int, code: int) -> None:
         if child.pipe >= 0:
             self._listen(child)  # what it wrote before it died
         if child.pipe >= 0:
@@ -402,9 +366,9 @@ class Nursery:
                 self._fork(child)
             elif child.kill_at_s is not None and child.kill_at_s <= now_s:
                 child.kill_at_s = None
-                _signal(child.pid, signal.SIGKILL)
+                send_signal(child.pid, signal.SIGKILL)
 
-    def _has_code(self, child: _Child) -> bool:
+    def _has_code(self, child: Child) -> bool:
         return self._preloaded or child.spawn.entry.partition(":")[0] in sys.modules
 
     def _timeout_s(self) -> float | None:
@@ -423,52 +387,20 @@ class Nursery:
             self._stop(child, child.spawn.grace_s)
         deadline_s = time.monotonic() + max((each.spawn.grace_s for each in self._children.values()), default=0.0)
         while self._children and (left_s := deadline_s - time.monotonic()) > 0:
-            _drain(self._wake)
+            drain(self._wake)
             self._reap()
             if self._children:
-                _wait_for(self._wake, left_s)
+                wait_for(self._wake, left_s)
 
     def _kill_all(self) -> None:
         running = [each for each in self._children.values() if each.pid]
         for child in running:
-            _signal(child.pid, signal.SIGKILL)
+            send_signal(child.pid, signal.SIGKILL)
         for child in running:
             try:
                 os.waitpid(child.pid, 0)
             except ChildProcessError:
                 pass
-
-
-def _wait_for(end: socket.socket, timeout_s: float) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(end, selectors.EVENT_READ)
-        selector.select(timeout_s)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _drain(end: socket.socket) -> None:
-    try:
-        while end.recv(4096):
-            pass
-    except BlockingIOError:
-        pass
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None  # an old kernel or a sandbox: the parent is looked at now and then
-
-
-def _nothing(number: int, frame: object) -> None:
-    """A handler, so that the signal wakes the selector."""
 
 
 def main(arguments: list[str]) -> None:

@@ -101,9 +101,6 @@ class Places:
         self._first_at = now if self._first_at is None else self._first_at
         return reader
 
-    def find(self, peer: bytes, opening: int | None = None) -> list[SharedReader]:
-        return [r for r in self.readers.values() if r.peer == peer and (opening is None or r.opening == opening)]
-
     def sent(self, reader: SharedReader, after: int) -> None:
         reader.next_round = reader.due = after
         self._sent[reader.trainer] = after

@@ -18,6 +18,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -33,6 +34,7 @@ from penstock.wire.compression import compress
 from penstock.wire.control import ControlClient
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import (
+    NO_STORAGE_OPTIONS,
     CloseStream,
     Credit,
     FromRunner,
@@ -61,8 +63,10 @@ from penstock.worker.output import OutputCapture
 from penstock.worker.processes_runner import RunnerConfig
 from penstock.worker.pump import OpenedRun, Pump
 from penstock.worker.sending import DataSocket
+from penstock.worker.served import Terms
 from penstock.worker.shared import SharedStream
-from penstock.worker.streams import Stream, Terms
+from penstock.worker.streams import Stream
+from penstock.worker.tails import StreamRun
 
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
@@ -134,6 +138,8 @@ class Runner:
         """Came before the job was loaded."""
         self._fed: dict[StreamId, FedUnits] = {}
         """What readers sent for streams that they feed; it may come before the stream is open."""
+        self._storage = NO_STORAGE_OPTIONS
+        """The newest of the readers': they read the same data, and keys may be of a day."""
         self._loaded: LoadedJob | None = None
         self._load_failure: RemoteFailure | None = None
         self._processes: dict[bytes, str] = {}
@@ -196,20 +202,16 @@ class Runner:
         elif isinstance(message, Credit):
             if message.returned:
                 self._arena.release(message.returned)
-            stream = self._streams.get(message.stream)
-            if isinstance(stream, SharedStream):
+            if (stream := self._streams.get(message.stream)) is not None:
                 stream.take_credit(peer, message)
-            elif stream is not None:
-                stream.credit(peer, message.opening, message.credit)
         elif isinstance(message, CloseStream) and (stream := self._streams.get(message.stream)) is not None:
-            if isinstance(stream, SharedStream):
-                stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
-            else:
-                stream.close_reader(peer, message.opening)
+            stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
 
     def _open(self, peer: bytes, message: OpenStream) -> None:
         if message.slab and message.process:
             self._processes[peer] = message.process
+        if message.storage.sources:
+            self._storage = message.storage
         if message.runner != self.config.runner:
             reason = f"this is runner {self.config.runner}, not {message.runner}"
             self.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
@@ -345,19 +347,23 @@ class Runner:
             torn=_torn(start) if job.makes_rounds else None,
             dropped=frozenset(excluded.dropped),
             suspects=frozenset(excluded.suspects),
-            allocate=stream.allocate if isinstance(stream, SharedStream) else self._allocate_for(stream),
+            allocate=partial(stream.allocate, pump) if isinstance(stream, SharedStream) else self._allocate_for(stream),
             recorder=self._flight.recorder(stream.id),
         )
 
         def opened(part: StreamPart, state: State) -> Run:
-            run = Run(
+            run = StreamRun(
                 job.graph,
                 # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
                 seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
                 epoch=terms.epoch,
                 budget=self._budget(),
-                source_of=job.source_opener(),
+                source_of=job.source_opener(self._storage),
                 part=part,
+                # What nobody received of a round, coordinated reads take back by themselves.
+                leftovers=() if job.makes_rounds else feed_spec.leftovers,
+                width=spec.consumers,
+                split_counts=spec.split_counts,
             )
             try:
                 run.open(terms.epoch, state)

@@ -1,6 +1,6 @@
 """A stream that several trainers share: one run makes its rounds, a window keeps them, each trainer has its place.
 
-Rules:
+Rules, beside those of all streams (`served`):
 
 1. A round is made when a reader that is through with the window has credit for it, and for nobody else. It is encoded
    once; every reader is sent the same buffers, or leases of the same memory.
@@ -13,58 +13,41 @@ Rules:
    oldest (`wait`); those ahead of it wait until it gets there, and discard by `seq`.
 5. The window outlives readers, bindings and runs. Rounds follow from the stream's list of splits, so those of an older
    binding are as good. It goes with the stream, or when another epoch needs its memory.
+6. Batches are made where the window lies, at its cost: what an engine reads ahead would otherwise be beside the budget.
 
-One lock guards all of it. Encoding happens outside of it, in the pump's thread; sending is putting a frame into the
-socket's queue, so whoever finds that a reader can be served, serves it.
+Encoding happens outside of the lock, in the pump's thread; sending is putting a frame into the socket's queue, so
+whoever finds that a reader can be served, serves it.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from penstock.core.ids import StreamId
-from penstock.wire.failures import describe_failure
-from penstock.wire.frames import (
-    Credit,
-    FromRunner,
-    OpenStream,
-    Rounds,
-    SlabPlaces,
-    StreamEnded,
-    StreamFailed,
-    StreamRefused,
-)
+from penstock.wire.frames import Credit, OpenStream, SlabPlaces
 from penstock.wire.jobs import Cut, JobSpec
+from penstock.worker.encoding import Frame, encode_frame
 from penstock.worker.grouping import Taken
 from penstock.worker.places import Places, SharedReader
-from penstock.worker.pump import FRAME_BYTES, End, OpenedRun, Pump
-from penstock.worker.streams import SLAB_FROM_BYTES, Counts, Terms, encode_elements
-from penstock.worker.window import Entry, Window
+from penstock.worker.pump import FRAME_BYTES, End, Pump
+from penstock.worker.served import PROBE_S, SLAB_FROM_BYTES, ServedHost, ServedStream
+from penstock.worker.window import Entry, Leaving, Window
 
 GATHER_S = 0.3  # after a loss: how long the first reader to return waits for the others
-PROBE_S = 2.0
 FLUSH_S = 10.0  # how long memory that is being sent is waited for, before more is taken; a dead peer is cut off sooner
+RETRY_S = 0.01  # memory comes back without a word
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
 
-
-@dataclass(slots=True)
-class SharedCounts(Counts):
-    sent: int = 0
-    """Rounds sent, to all readers together."""
-    skipped: int = 0
+Made = TypeVar("Made")
 
 
-class SharedHost(Protocol):
-    """What a shared stream needs of the process it lives in."""
-
-    def send(
-        self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
-    ) -> None: ...
-
+class SharedHost(ServedHost, Protocol):
     def array(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return an array where readers on this host can see it; None where there is no room."""
 
@@ -73,89 +56,53 @@ class SharedHost(Protocol):
 
     def lease(self, peer: bytes, places: SlabPlaces) -> SlabPlaces | None: ...
 
-    def release(self, lease: int) -> None: ...
-
-    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]: ...
-
-    def open_run(self, stream: Any, terms: Terms, start: Cut, pump: Pump) -> OpenedRun: ...
-
     def window_share(self) -> int:
         """Return how many bytes the window of one stream may have now."""
 
     def say(self, text: str) -> None: ...
 
 
-class SharedStream:
+class SharedStream(ServedStream[int, SharedReader]):
+    _host: SharedHost
+
     def __init__(self, stream: StreamId, host: SharedHost, spec: JobSpec) -> None:
-        self.id = stream
-        self.counts = SharedCounts()
-        self._host = host
         self._places = Places(spec)
-        self._readers = self._places.readers
+        super().__init__(stream, host, self._places.readers)
         self._waits = self._places.waits
         self._timeout_s = spec.trainer_timeout_s
-        self._changed = threading.Condition()
-        self._terms: Terms | None = None
         self._window = Window(Cut(), 0)
-        self._pump: Pump | None = None
         self._end: End | None = None
-        self._start_at: float | None = None
-        self._probed_at = 0.0
         self._pump_waits = False
-        self._closed = False
-        self.idle_since = monotonic()
+        self._leaving = Leaving()
+        self._stuck = False
+        """That was waited for in vain, and is not again until there is room."""
 
-    # What readers say. Called by the data socket's thread: nothing here waits.
+    # What readers say
 
     def open(self, peer: bytes, message: OpenStream, consumers: int = 1) -> None:
         with self._changed:
-            refusal = self._refusal(message)
-            if refusal:
-                self._host.send(peer, StreamRefused(stream=self.id, opening=message.opening, reason=refusal))
-                return
-            if self._terms is None or message.binding > self._terms.binding:
-                self._rebind(message)
-            present = self._readers.get(message.replica)
-            if present is not None and present.opening == message.opening and present.peer == peer:
-                return  # said twice
-            reader = self._places.admit(peer, message, monotonic())
-            self._admit(reader)
-            self._serve(reader)
-            self._changed.notify_all()
+            if self._accept(peer, message):
+                reader = self._places.admit(peer, message, monotonic())
+                self._admit(reader)
+                self._serve(reader)
+                self._changed.notify_all()
 
-    def _refusal(self, message: OpenStream) -> str:
-        if self._closed:
-            return "this worker is closing"
-        terms = self._terms
-        if terms is not None and message.binding < terms.binding:
-            return f"binding {message.binding} is over, the stream has binding {terms.binding} by now"
-        if message.cut_round > message.round:
-            return f"the cut is that of round {message.cut_round}, after round {message.round}"
-        present = self._readers.get(message.replica)
-        if present is not None and message.opening < present.opening:
-            return f"opening {message.opening} is over, opening {present.opening} has come since"
-        return ""
+    def _key(self, message: OpenStream) -> int:
+        return message.replica
 
-    def _rebind(self, message: OpenStream) -> None:
-        """Take over a newer binding. What was made stays; who has not come again yet is told to."""
-        self._drop_pump()
+    def _forget_readers(self) -> None:
+        """What was made stays; who has not come again yet is expected."""
         for reader in list(self._readers.values()):
-            self._refuse(reader, f"the stream has binding {message.binding} by now")
             self._places.forget(reader, monotonic())
-        self._terms = Terms(
-            attempt=message.attempt,
-            epoch=message.epoch,
-            feed=message.feed,
-            share=message.share,
-            binding=message.binding,
-        )
 
-    def _refuse(self, reader: SharedReader, reason: str) -> None:
-        self._host.send(reader.peer, StreamRefused(stream=self.id, opening=reader.opening, reason=reason))
+    def _forget_all(self) -> None:
+        self._readers.clear()
+        self._places.absent.clear()
+        self._clear()
 
     def _admit(self, reader: SharedReader) -> None:
         """See that the run gets to where the reader stands, or was."""
-        idle = self._pump is None and self._end is None and not len(self._window)
+        idle = self.pump is None and self._end is None and not len(self._window)
         if self._start_at is not None:
             return
         if idle:
@@ -169,9 +116,9 @@ class SharedStream:
         elif reader.cut_round > self._window.end:
             if not self._waits:
                 self._start(reader.cut, reader.cut_round)
-            elif self._pump is None:
+            elif self.pump is None:
                 self._start_pump()
-        elif self._end is None and (self._pump is None or self._pump.failure is not None):
+        elif self._end is None and (self.pump is None or self.pump.failure is not None):
             self._start_pump()
 
     def _needs_again(self, reader: SharedReader) -> bool:
@@ -182,7 +129,7 @@ class SharedStream:
 
     def take_credit(self, peer: bytes, message: Credit) -> None:
         with self._changed:
-            for reader in self._places.find(peer, message.opening):
+            for reader in self._of(peer, message.opening).values():
                 reader.credit = max(reader.credit, message.credit)
                 reader.taken = max(reader.taken, message.round)
                 reader.heard_at = monotonic()
@@ -192,14 +139,13 @@ class SharedStream:
                     self._changed.notify_all()
 
     def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:
-        """Forget a reader that closed the stream, or (no opening given) is gone; `taken`: where its trainer stands."""
         with self._changed:
-            for reader in self._places.find(peer, opening):
+            for reader in self._of(peer, opening).values():
                 self._places.forget(reader, monotonic(), leaving=leaving, taken=taken)
                 self._changed.notify_all()
 
     def tick(self, now: float) -> list[bytes]:
-        """Start what has waited long enough, and pass over who is silent. Return peers to be probed."""
+        """Pass over who is silent, too."""
         with self._changed:
             if self._readers:
                 self.idle_since = now
@@ -212,17 +158,6 @@ class SharedStream:
             self._probed_at = now
             return [reader.peer for reader in self._readers.values() if not reader.hungry]
 
-    def close(self) -> Pump | None:
-        """End the run; return its pump, whose thread may take a moment."""
-        with self._changed:
-            self._closed = True
-            pump = self._pump
-            self._drop_pump()
-            self._readers.clear()
-            self._clear()
-            self._changed.notify_all()
-            return pump
-
     def retire(self) -> None:
         """Another epoch needs the memory: if nobody reads this one, let go of what can be made again."""
         with self._changed:
@@ -232,17 +167,8 @@ class SharedStream:
                 self._window, self._end = Window(Cut(), 0), None
 
     @property
-    def running(self) -> bool:
-        pump = self._pump
-        return pump is not None and pump.end is None and pump.failure is None
-
-    @property
     def holds_memory(self) -> bool:
         return self.running or bool(len(self._window))
-
-    @property
-    def pump(self) -> Pump | None:
-        return self._pump
 
     @property
     def attempt(self) -> str:
@@ -265,28 +191,7 @@ class SharedStream:
         self._start_pump()
 
     def _start_pump(self) -> None:
-        terms, window = self._terms, self._window
-        assert terms is not None
-        self._drop_pump()
-        start = window.end_cut
-        self._pump = Pump(
-            self,
-            self.id,
-            start=start,
-            start_round=window.end,
-            share=terms.share,
-            width=1,
-            open_run=lambda pump: self._host.open_run(self, terms, start, pump),
-            frame_bytes=self._frame_bytes(),
-        )
-        self.counts.runs += 1
-        self._pump.start()
-
-    def _drop_pump(self) -> None:
-        pump, self._pump, self._start_at = self._pump, None, None
-        if pump is not None:
-            pump.abandon()
-            self._changed.notify_all()
+        self._run_from(self._window.end_cut, self._window.end, frame_bytes=self._frame_bytes())
 
     def _frame_bytes(self) -> int:
         return max(1, min(FRAME_BYTES, self._host.window_share() // FRAMES_A_WINDOW))
@@ -303,7 +208,10 @@ class SharedStream:
             self._evict()
 
     def _evict(self) -> None:
-        entry = self._window.evict()
+        self._let_go(self._window.evict())
+
+    def _let_go(self, entry: Entry) -> None:
+        self._leaving.add(entry)
         if entry.places is not None:
             self._host.release(entry.places.lease)
 
@@ -317,7 +225,7 @@ class SharedStream:
         return True
 
     def _may_evict(self) -> bool:
-        return not self._places.needs(self._window.oldest.after)
+        return len(self._window) > 0 and not self._places.needs(self._window.oldest.after)
 
     def _pass_over(self, now: float) -> None:
         """Wait no longer for trainers that say nothing, where others do wait for them."""
@@ -339,7 +247,7 @@ class SharedStream:
 
     def _serve(self, reader: SharedReader) -> None:
         """Send what the window has for a reader, as far as its credit goes."""
-        if self._pump is None and self._end is None:
+        if self.pump is None and self._end is None:
             return
         window = self._window
         if reader.next_round is None:
@@ -354,172 +262,104 @@ class SharedStream:
             self._tell_end(reader, end)
 
     def _send(self, reader: SharedReader, entry: Entry) -> None:
-        terms = self._terms
-        assert terms is not None
         slab: SlabPlaces | None = None
-        buffers: Sequence[Any] = entry.buffers
-        compression = ""
         if reader.slab and entry.places is not None and entry.nbytes >= SLAB_FROM_BYTES:
             slab = self._host.lease(reader.peer, entry.places)
-        if slab is not None:
-            buffers = ()
-        elif not reader.slab:
-            if entry.packed is None:
-                entry.packed = self._host.compress(entry.buffers)
-            compression, buffers = entry.packed
-        skipped = max(0, entry.seq - reader.due)
-        header = Rounds(
-            stream=self.id,
-            binding=terms.binding,
-            opening=reader.opening,
-            seq=entry.seq,
-            count=entry.count,
-            cut=entry.cut,
-            nbytes=entry.nbytes,
-            layout=entry.layout,
-            slab=slab,
-            compression=compression,
-            skipped=skipped,
+        self._send_frame(
+            reader,
+            entry,
+            slab,
+            skipped=max(0, entry.seq - reader.due),
             shared=entry.made_for != reader.trainer,
             had=max(0, (reader.next_round or 0) - entry.seq),
         )
-        lease = None if slab is None else slab.lease
-        unsent = None if lease is None else lambda: self._host.release(lease)
-        self._host.send(reader.peer, header, buffers, unsent=unsent)
         reader.sent_bytes += entry.nbytes
         self._places.sent(reader, entry.after)
         self.counts.nbytes += entry.nbytes
-        self.counts.sent += entry.count
-        self.counts.skipped += skipped
+
+    def _packed(self, frame: Frame) -> tuple[str, Sequence[Any]]:
+        assert isinstance(frame, Entry)
+        if frame.packed is None:
+            self._window.pack(frame, *super()._packed(frame))
+        assert frame.packed is not None
+        return frame.packed
 
     def _tell_end(self, reader: SharedReader, end: End) -> None:
-        terms = self._terms
-        assert terms is not None
         reader.told_end = True
-        self._host.send(
-            reader.peer,
-            StreamEnded(
-                stream=self.id,
-                binding=terms.binding,
-                opening=reader.opening,
-                seq=end.seq,
-                cut=end.cut,
-                leftover=end.leftover,
-                skipped=max(0, end.seq - reader.due),
-            ),
-        )
+        self._send_end(reader, end, skipped=max(0, end.seq - reader.due))
         self._places.sent(reader, max(end.seq, reader.due))
 
     # What the pump says. Called by its thread.
 
-    def wait_room(self, pump: Pump) -> int | None:
-        began = monotonic()
-        with self._changed:
-            while True:
-                if self._pump is not pump:
-                    return None
-                if self._places.demand(self._window.end) and (not self._waits or self._make_room(self._frame_bytes())):
-                    break
-                self._pump_waits = True
-                self._changed.wait(1.0)
-            self._pump_waits = False
-            self.counts.credit_wait_s += monotonic() - began
-            return self._frame_bytes()
+    def _room(self, pump: Pump) -> int | None:
+        wanted = self._places.demand(self._window.end)
+        self._pump_waits = not wanted or (self._waits and not self._make_room(self._frame_bytes()))
+        return None if self._pump_waits else self._frame_bytes()
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut) -> None:
-        layout, buffers = encode_elements(taken.of(0))
-        nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        frame = encode_frame(taken.seq, taken.of(0), cut)
         with self._changed:
-            if self._pump is not pump:
+            if self.pump is not pump:
                 return
-            self._make_room(nbytes)
-        kept = self._keep(buffers)
-        entry = Entry(
-            seq=taken.seq,
-            count=taken.count,
-            cut=cut,
-            layout=layout,
-            buffers=buffers if kept is None else kept[1],
-            nbytes=nbytes,
-            places=None if kept is None else kept[0],
-        )
+            self._make_room(frame.nbytes)
+        entry = self._keep(pump, frame)
         with self._changed:
-            if self._pump is not pump:
-                if entry.places is not None:
-                    self._host.release(entry.places.lease)
+            if self.pump is not pump:
+                self._let_go(entry)
                 return
             entry.made_for = next((r.trainer for r in self._readers.values() if r.wants(entry.seq)), None)
             self._window.add(entry)
             pump.next_round = entry.after
             self.counts.rounds += entry.count
             if pump.ledger is not None:
-                pump.ledger.forget_done(
-                    pump.ledger.done_count
-                )  # cuts name what they need, and nobody saves what is done
+                # Cuts name what they need, and nobody saves what is done.
+                pump.ledger.forget_done(pump.ledger.done_count)
             for reader in self._readers.values():
                 self._serve(reader)
 
-    def allocate(self, shape: Sequence[int], dtype: Any) -> Any:
-        """Return memory for a batch in the making, at the window's cost but not all of it; None: there is none.
+    def allocate(self, pump: Pump, shape: Sequence[int], dtype: Any) -> Any:
+        """Return memory for a batch in the making, for which the window gives way in part; None: there is none."""
+        share = self._host.window_share()
+        if math.prod(shape) * np.dtype(dtype).itemsize > share:
+            return None
+        return self._take_memory(pump, partial(self._host.array, shape, dtype), least_bytes=share // 4)
 
-        What an engine reads ahead would otherwise lie beside the budget, and a fast one reads far ahead.
+    def _keep(self, pump: Pump, frame: Frame) -> Entry:
+        """Put a frame where readers map it; slow readers may hold much of that, and then the window is smaller."""
+        kept = self._take_memory(pump, partial(self._host.keep, frame.buffers), least_bytes=0)
+        places, buffers = (None, frame.buffers) if kept is None else kept
+        return Entry(
+            seq=frame.seq,
+            count=frame.count,
+            cut=frame.cut,
+            layout=frame.layout,
+            buffers=buffers,
+            nbytes=frame.nbytes,
+            places=places,
+        )
+
+    def _take_memory(self, pump: Pump, take: Callable[[], Made | None], *, least_bytes: int) -> Made | None:
+        """Return what `take` gives, once there is room: the window gives way until it has `least_bytes`.
+
+        What is on its way to readers is waited for. What operators hold is not: they may wait for more themselves.
         """
-        while (made := self._host.array(shape, dtype)) is None:
-            with self._changed:
-                small = self._window.nbytes * 4 < self._host.window_share()
-                if small or not len(self._window) or not self._may_evict():
-                    return None
-                self._evict()
-        return made
-
-    def _keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
-        """Put buffers into the memory readers map; slow readers may hold much of it, and then the window is smaller."""
         give_up_at = monotonic() + FLUSH_S
-        while (kept := self._host.keep(buffers)) is None:
+        while (made := take()) is None:
             with self._changed:
-                if len(self._window) and self._may_evict():
+                if self._window.nbytes > least_bytes and self._may_evict():
                     self._evict()
-                    continue
-                if self._waits or self._closed or monotonic() > give_up_at:
+                elif self._stuck or pump.abandoned or not self._leaving:
                     return None
-                self._changed.wait(0.01)  # what is on its way to readers is free once it has left
-        return kept
+                else:
+                    self._changed.wait(RETRY_S)
+                    self._stuck = monotonic() > give_up_at
+        self._stuck = False
+        return made
 
     def ended(self, pump: Pump, end: End) -> None:
         with self._changed:
-            if self._pump is not pump:
+            if self.pump is not pump:
                 return
             pump.end = self._end = end
             for reader in self._readers.values():
                 self._serve(reader)
-
-    def failed(self, pump: Pump, error: BaseException) -> None:
-        failure = describe_failure(error)
-        with self._changed:
-            if self._pump is not pump:
-                return
-            pump.failure = error
-            terms = self._terms
-            assert terms is not None
-            for reader in self._readers.values():
-                self._host.send(
-                    reader.peer,
-                    StreamFailed(
-                        stream=self.id,
-                        binding=terms.binding,
-                        opening=reader.opening,
-                        seq=reader.due,
-                        failure=failure,
-                    ),
-                )
-
-    def stale(self, pump: Pump, reason: str) -> None:
-        with self._changed:
-            if self._pump is not pump:
-                return
-            self._drop_pump()
-            for reader in list(self._readers.values()):
-                self._refuse(reader, reason)
-            self._readers.clear()
-            self._places.absent.clear()
-            self._clear()

@@ -1,44 +1,39 @@
-"""A stream as its readers see it: who reads, from which round, with how much credit; and the pump that works for them.
+"""A stream whose rounds are dealt to consumers: who reads, from which round, with how much credit.
 
-Rules:
+Rules, beside those of all streams (`served`):
 
-1. An incarnation is (binding, opening). A lower binding is refused; a higher one ends the run and all older readers. Of
-   one consumer's openings the highest counts.
-2. A stream starts when all its consumers have opened it, or one at its very beginning (nothing can be lower), or after
+1. A stream starts when all its consumers have opened it, or one at its very beginning (nothing can be lower), or after
    a moment. It starts at the lowest cut: so it knows of every split that was opened or done since any reader's cut.
    Whoever opens later at a lower round, or with a lower cut, makes it start again, lower.
-3. A reader is sent the rounds from its own on, each once, in order, and nothing twice within an opening.
-4. A round is made only while every reader that needs it has credit left. One frame may exceed it.
-5. A stream whose run ended, or failed, stays answerable: opened again, it is told the end, or run again.
+2. A reader is sent the rounds from its own on, each once, in order, and nothing twice within an opening.
+3. A round is made only while every reader that needs it has credit left. One frame may exceed it.
 
-One lock guards all of it. Encoding and sending happen outside of it, in the pump's thread; a reader that is replaced
-meanwhile gets nothing of that, because frames carry the opening they were made for.
+Encoding and sending happen outside of the lock, in the pump's thread; a reader that is replaced meanwhile gets nothing
+of that, because frames carry the opening they were made for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
-from penstock.core.element import Element
-from penstock.core.errors import CodecError, InvalidArgumentError
-from penstock.core.ids import AttemptId, StreamId
+from penstock.core.errors import InvalidArgumentError
+from penstock.core.ids import StreamId
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import FromRunner, OpenStream, Rounds, SlabPlaces, StreamEnded, StreamFailed, StreamRefused
-from penstock.wire.jobs import Cut, Feed, Named
-from penstock.wire.runs import encode_run
+from penstock.wire.frames import Credit, OpenStream, SlabPlaces, StreamFailed
+from penstock.wire.jobs import Cut, Named
+from penstock.worker.encoding import encode_frame
 from penstock.worker.grouping import Taken
-from penstock.worker.pump import End, Mixes, OpenedRun, Pump
+from penstock.worker.pump import End, Mixes, Pump
+from penstock.worker.served import PROBE_S, SLAB_FROM_BYTES, ServedHost, ServedStream
 
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
 GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
-PROBE_S = 2.0  # how often a reader that keeps the others waiting is looked after
-PROBE_ALONE_S = 10.0  # and one that keeps only a run waiting
+PROBE_ALONE_S = 10.0  # how often a reader that keeps only a run waiting is looked after
 LONG_LOG = 4_096  # entries that every reader knows, kept for one that may open with an older cut
-SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
 
 Key = tuple[int, int]
 """(place in the round, replica)"""
@@ -56,95 +51,47 @@ class Reader:
     slab: bool
     mixes: Mixes
     """Changes of weights that this reader knows of."""
-    sent_round: int
+    due: int
     """The first not sent yet. `next_round` is ahead of it while rounds are on their way to the socket."""
     sent_bytes: int = 0
     told: int = 0
     """Entries of the run's log of done splits that this reader knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What all openings of one binding have in common."""
-
-    attempt: AttemptId
-    epoch: int
-    feed: Feed
-    share: int
-    binding: int
-
-
-class Host(Protocol):
-    """What a stream needs of the process it lives in."""
-
-    def send(
-        self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
-    ) -> None: ...
-
+class Host(ServedHost, Protocol):
     def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
         """Put buffers where a reader on this host can see them, and it alone; None where there is no room."""
 
-    def release(self, lease: int) -> None: ...
 
-    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]: ...
+class Stream(ServedStream[Key, Reader]):
+    _host: Host
 
-    def open_run(self, stream: Stream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun: ...
-
-
-@dataclass(slots=True)
-class Counts:
-    rounds: int = 0
-    nbytes: int = 0
-    credit_wait_s: float = 0.0
-    runs: int = 0
-
-
-class Stream:
     def __init__(self, stream: StreamId, host: Host, *, coordinated: bool = False) -> None:
-        self.id = stream
+        super().__init__(stream, host, {})
         self._coordinated = coordinated
-        self.counts = Counts()
-        self._host = host
-        self._changed = threading.Condition()
         self._sending = threading.Lock()
-        self._terms: Terms | None = None
         self._consumers = 1
-        self._readers: dict[Key, Reader] = {}
         self._mixes: Mixes = ()
         """All changes of weights that any reader of this binding knew of."""
-        self._pump: Pump | None = None
-        self._start_at: float | None = None
-        self._probed_at = 0.0
-        self._closed = False
-        self.idle_since = monotonic()
-        """When it last had a reader."""
 
-    # What readers say. Called by the data socket's thread: nothing here waits.
+    # What readers say
 
     def open(self, peer: bytes, message: OpenStream, consumers: int) -> None:
-        """Take a reader in. `consumers` is how many the job has, or one for a stream with an owner."""
         with self._changed:
             self._consumers = consumers
-            refusal = self._refusal(message)
-            if refusal:
-                self._host.send(peer, StreamRefused(stream=self.id, opening=message.opening, reason=refusal))
+            if not self._accept(peer, message):
                 return
-            if self._terms is None or message.binding > self._terms.binding:
-                self._rebind(message)
             both = min(len(message.mixes), len(self._mixes))
             if consumers > 1 and message.mixes[:both] != self._mixes[:both]:
                 self._refuse_weights(peer, message)
                 return
-            key = (self._place(message), message.replica)
-            present = self._readers.get(key)
-            if present is not None and present.opening == message.opening and present.peer == peer:
-                return  # said twice
+            key = self._key(message)
             reader = Reader(
                 peer=peer,
                 opening=message.opening,
                 place=key[0],
                 next_round=message.round,
-                sent_round=message.round,
+                due=message.round,
                 cut=message.cut,
                 cut_round=message.cut_round,
                 credit=message.credit,
@@ -152,57 +99,33 @@ class Stream:
                 mixes=message.mixes,
             )
             self._readers[key] = reader
-            if self._learn_mixes(reader) and self._pump is not None:
+            if self._learn_mixes(reader) and self.pump is not None:
                 self._start_pump()
             else:
                 self._admit(reader)
             self._changed.notify_all()
 
     def _refusal(self, message: OpenStream) -> str:
-        if self._closed:
-            return "this worker is closing"
-        terms = self._terms
-        if terms is not None and message.binding < terms.binding:
-            return f"binding {message.binding} is over, the stream has binding {terms.binding} by now"
         if message.consumer < 0 or (self._consumers > 1 and message.consumer >= self._consumers):
             return f"there is no consumer {message.consumer}: the job has {self._consumers}"
-        if message.cut_round > message.round:
-            return f"the cut is that of round {message.cut_round}, after round {message.round}"
-        present = self._readers.get((self._place(message), message.replica))
-        same = terms is not None and message.binding == terms.binding
-        if same and present is not None and message.opening < present.opening:
-            return f"opening {message.opening} is over, opening {present.opening} has come since"
-        return ""
+        return super()._refusal(message)
 
-    def _place(self, message: OpenStream) -> int:
-        return message.consumer if self._consumers > 1 else 0
+    def _key(self, message: OpenStream) -> Key:
+        return (message.consumer if self._consumers > 1 else 0), message.replica
 
-    def _rebind(self, message: OpenStream) -> None:
-        self._drop_pump()
-        for reader in self._readers.values():
-            self._refuse(reader, f"the stream has binding {message.binding} by now")
+    def _forget_readers(self) -> None:
         self._readers.clear()
-        self._mixes = ()
-        self._terms = Terms(
-            attempt=message.attempt,
-            epoch=message.epoch,
-            feed=message.feed,
-            share=message.share,
-            binding=message.binding,
-        )
-
-    def _refuse(self, reader: Reader, reason: str) -> None:
-        self._host.send(reader.peer, StreamRefused(stream=self.id, opening=reader.opening, reason=reason))
+        self._mixes = ()  # should they all come back from an older state, they may change weights otherwise
 
     def _admit(self, reader: Reader) -> None:
         """Let a new reader in: the run goes on for it, or starts, or starts again lower."""
-        pump = self._pump
+        pump = self.pump
         if pump is None:
             self._start_or_wait(reader)
         elif pump.failure is not None or reader.next_round < pump.next_round or reader.cut_round < pump.remembers_from:
             self._start_pump()
         elif pump.end is not None:
-            self._tell_end(reader, pump, pump.end)
+            self._send_end(reader, pump.end, done=self._newly_done(pump, reader))
 
     def _refuse_weights(self, peer: bytes, message: OpenStream) -> None:
         one, other = next((one, other) for one, other in zip(message.mixes, self._mixes) if one != other)
@@ -239,98 +162,52 @@ class Stream:
         elif self._start_at is None:
             self._start_at = monotonic() + (GATHER_IN_STEP_S if self._coordinated else GATHER_S)
 
-    def credit(self, peer: bytes, opening: int, credit: int) -> None:
+    def take_credit(self, peer: bytes, message: Credit) -> None:
         with self._changed:
-            for reader in self._readers.values():
-                if reader.peer == peer and reader.opening == opening and credit > reader.credit:
-                    reader.credit = credit
+            for reader in self._of(peer, message.opening).values():
+                if message.credit > reader.credit:
+                    reader.credit = message.credit
                     self._changed.notify_all()
 
-    def close_reader(self, peer: bytes, opening: int | None = None) -> None:
-        """Forget a reader that closed the stream, or (no opening given) is gone. The last one takes the run along."""
+    def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:
+        """Forget a reader; the last one takes the run along. Nobody here waits for one that comes back."""
         with self._changed:
-            gone = [
-                key
-                for key, reader in self._readers.items()
-                if reader.peer == peer and (opening is None or reader.opening == opening)
-            ]
+            gone = self._of(peer, opening)
             for key in gone:
                 del self._readers[key]
             if gone and not self._readers:
                 self._drop_pump()
-                self._mixes = ()  # should they all come back from an older state, they may change weights otherwise
+                self._forget_readers()
             if gone:
                 self._changed.notify_all()
 
     def tick(self, now: float) -> list[bytes]:
-        """Start what has waited long enough. Return peers to be probed: others wait for their credit."""
         with self._changed:
             if self._start_at is not None and now >= self._start_at and self._readers:
                 self._start_pump()
             every_s = PROBE_ALONE_S if len(self._readers) < 2 else PROBE_S
             if self._readers:
                 self.idle_since = now
-            if now - self._probed_at < every_s or self._pump is None:
+            if now - self._probed_at < every_s or self.pump is None:
                 return []
             self._probed_at = now
-            return [reader.peer for reader in self._blocking(self._pump)]
-
-    def close(self) -> Pump | None:
-        """End the run; return its pump, whose thread may take a moment."""
-        with self._changed:
-            self._closed = True
-            pump = self._pump
-            self._drop_pump()
-            self._readers.clear()
-            self._changed.notify_all()
-            return pump
-
-    @property
-    def running(self) -> bool:
-        """There is a run that has not ended."""
-        pump = self._pump
-        return pump is not None and pump.end is None and pump.failure is None
+            return [reader.peer for reader in self._blocking(self.pump)]
 
     @property
     def uses_slabs(self) -> bool:
         return any(reader.slab for reader in list(self._readers.values()))
 
-    @property
-    def pump(self) -> Pump | None:
-        return self._pump
-
     # The run
 
     def _start_pump(self) -> None:
-        terms = self._terms
-        assert terms is not None
-        self._drop_pump()
         readers = list(self._readers.values())
         lowest = min(filter(self._knows_mixes, readers), key=lambda reader: reader.cut_round, default=None)
         lowest = lowest or min(readers, key=lambda reader: reader.cut_round)
-        start, start_round = lowest.cut, lowest.cut_round
-        pump = Pump(
-            self,
-            self.id,
-            start=start,
-            start_round=start_round,
-            share=terms.share,
-            width=self._consumers,
-            coordinated=self._coordinated,
-            mixes=self._mixes,
-            open_run=lambda pump: self._host.open_run(self, terms, start, pump),
-        )
-        for reader in self._readers.values():
+        for reader in readers:
             reader.told = 0
-        self._pump = pump
-        self.counts.runs += 1
-        pump.start()
-
-    def _drop_pump(self) -> None:
-        pump, self._pump, self._start_at = self._pump, None, None
-        if pump is not None:
-            pump.abandon()
-            self._changed.notify_all()
+        self._run_from(
+            lowest.cut, lowest.cut_round, width=self._consumers, coordinated=self._coordinated, mixes=self._mixes
+        )
 
     def _blocking(self, pump: Pump) -> list[Reader]:
         """Return the readers without whose credit the next round may not be made."""
@@ -342,24 +219,17 @@ class Stream:
 
     # What the pump says. Called by its thread.
 
-    def wait_room(self, pump: Pump) -> int | None:
-        began = monotonic()
-        with self._changed:
-            while True:
-                if self._pump is not pump:
-                    return None
-                if not self._blocking(pump):
-                    break
-                self._changed.wait(1.0)
-            self.counts.credit_wait_s += monotonic() - began
-            waiting = [r for r in self._readers.values() if r.next_round <= pump.next_round]
-            return min((reader.credit - reader.sent_bytes for reader in waiting), default=1 << 20)
+    def _room(self, pump: Pump) -> int | None:
+        if self._blocking(pump):
+            return None
+        waiting = [r for r in self._readers.values() if r.next_round <= pump.next_round]
+        return min((reader.credit - reader.sent_bytes for reader in waiting), default=1 << 20)
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut) -> None:
         after = taken.seq + taken.count
         with self._sending:  # a pump that was just abandoned sends its last frames before the next one's first
             with self._changed:
-                if self._pump is not pump:
+                if self.pump is not pump:
                     return
                 targets = [(r, r.next_round) for r in self._readers.values() if taken.seq <= r.next_round < after]
                 for reader, _ in targets:
@@ -368,53 +238,24 @@ class Stream:
                 pump.next_round = after
                 self.counts.rounds += taken.count
             for reader, first in targets:
-                elements = taken.of(reader.place, skip=first - taken.seq)
-                self._send_rounds(pump, reader, first, elements, cut, alone=not taken.repeated)
+                self._send_rounds(pump, reader, taken, first, cut)
 
-    def _send_rounds(
-        self, pump: Pump, reader: Reader, first: int, elements: Sequence[Element], cut: Cut, *, alone: bool
-    ) -> None:
-        """Send rounds from `first` on. `alone`: no other consumer gets these elements."""
-        terms = self._terms
-        assert terms is not None
-        layout, buffers = encode_elements(elements)
-        nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
+    def _send_rounds(self, pump: Pump, reader: Reader, taken: Taken, first: int, cut: Cut) -> None:
+        frame = encode_frame(first, taken.of(reader.place, skip=first - taken.seq), cut)
         slab: SlabPlaces | None = None
-        sent: Sequence[Any] = buffers
-        compression = ""
-        if reader.slab and nbytes >= SLAB_FROM_BYTES:
-            alone = alone and sum(other.place == reader.place for other in list(self._readers.values())) < 2
-            slab = self._host.place(reader.peer, buffers, exclusive=alone)
-        if slab is not None:
-            sent = ()
-        elif not reader.slab:
-            compression, sent = self._host.compress(buffers)
+        if reader.slab and frame.nbytes >= SLAB_FROM_BYTES:
+            alone = sum(other.place == reader.place for other in list(self._readers.values())) < 2
+            slab = self._host.place(reader.peer, frame.buffers, exclusive=alone and not taken.repeated)
         with self._changed:
-            reader.sent_bytes += nbytes
-            self.counts.nbytes += nbytes
+            reader.sent_bytes += frame.nbytes
+            self.counts.nbytes += frame.nbytes
             done = self._newly_done(pump, reader)
             mixes = sum(at <= first for at, _ in self._mixes)
-        header = Rounds(
-            stream=self.id,
-            binding=terms.binding,
-            opening=reader.opening,
-            seq=first,
-            count=len(elements),
-            cut=cut,
-            nbytes=nbytes,
-            layout=layout,
-            done=done,
-            slab=slab,
-            compression=compression,
-            mixes=mixes,
-        )
-        lease = None if slab is None else slab.lease
-        unsent = None if lease is None else lambda: self._host.release(lease)
-        self._host.send(reader.peer, header, sent, unsent=unsent)
-        reader.sent_round = first + len(elements)
+        self._send_frame(reader, frame, slab, done=done, mixes=mixes)
+        reader.due = frame.after
 
     def _newly_done(self, pump: Pump, reader: Reader) -> tuple[Named, ...]:
-        if pump.ledger is None or self._pump is not pump:
+        if pump.ledger is None or self.pump is not pump:
             return ()  # the pump that came after tells it again, and more
         told, reader.told = reader.told, pump.ledger.done_count
         done = pump.ledger.done_since(told)
@@ -426,62 +267,8 @@ class Stream:
 
     def ended(self, pump: Pump, end: End) -> None:
         with self._changed:
-            if self._pump is not pump:
+            if self.pump is not pump:
                 return
             pump.end = end
             for reader in self._readers.values():
-                self._tell_end(reader, pump, end)
-
-    def _tell_end(self, reader: Reader, pump: Pump, end: End) -> None:
-        terms = self._terms
-        assert terms is not None
-        self._host.send(
-            reader.peer,
-            StreamEnded(
-                stream=self.id,
-                binding=terms.binding,
-                opening=reader.opening,
-                seq=end.seq,
-                cut=end.cut,
-                done=self._newly_done(pump, reader),
-                leftover=end.leftover,
-            ),
-        )
-
-    def failed(self, pump: Pump, error: BaseException) -> None:
-        failure = describe_failure(error)
-        with self._changed:
-            if self._pump is not pump:
-                return
-            pump.failure = error
-            terms = self._terms
-            assert terms is not None
-            for reader in self._readers.values():
-                self._host.send(
-                    reader.peer,
-                    StreamFailed(
-                        stream=self.id,
-                        binding=terms.binding,
-                        opening=reader.opening,
-                        seq=reader.sent_round,
-                        failure=failure,
-                    ),
-                )
-
-    def stale(self, pump: Pump, reason: str) -> None:
-        with self._changed:
-            if self._pump is not pump:
-                return
-            self._drop_pump()
-            for reader in self._readers.values():
-                self._refuse(reader, reason)
-            self._readers.clear()
-
-
-def encode_elements(elements: Sequence[Element]) -> tuple[bytes, Sequence[Any]]:
-    try:
-        return encode_run(elements)
-    except CodecError:
-        for element in elements:
-            encode_run([element])  # one by one, the error says which leaf it is
-        raise
+                self._send_end(reader, end, done=self._newly_done(pump, reader))

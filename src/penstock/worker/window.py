@@ -8,6 +8,7 @@ go on from it.
 from __future__ import annotations
 
 import bisect
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,31 +17,39 @@ from typing import Any
 
 from penstock.wire.frames import SlabPlaces
 from penstock.wire.jobs import Cut
+from penstock.worker.encoding import Frame
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Entry:
-    """`count` rounds from `seq` on, as they are sent; `cut` is the state after them."""
+class Entry(Frame):
+    """A frame that is kept."""
 
-    seq: int
-    count: int
-    cut: Cut
-    layout: bytes
-    buffers: Sequence[Any]
-    nbytes: int
     places: SlabPlaces | None = None
     """Where the buffers lie in memory that readers on this host map; None: only here."""
     made_for: int | None = None
     """The reader that caused it."""
     packed: tuple[str, Sequence[Any]] | None = None
     """The buffers compressed, once a reader elsewhere needed them."""
-
-    @property
-    def after(self) -> int:
-        return self.seq + self.count
+    packed_bytes: int = 0
+    """What that takes beside the buffers."""
 
 
 _after = attrgetter("after")
+
+
+class Leaving:
+    """What was let go and is still on its way to somebody: the socket sends it from where it lies."""
+
+    def __init__(self) -> None:
+        self._buffers: list[weakref.ref[Any]] = []
+
+    def add(self, entry: Entry) -> None:
+        if entry.places is not None:
+            self._buffers += map(weakref.ref, entry.buffers)
+
+    def __bool__(self) -> bool:
+        self._buffers = [buffer for buffer in self._buffers if buffer() is not None]
+        return bool(self._buffers)
 
 
 class Window:
@@ -52,6 +61,9 @@ class Window:
     (0, 7, 3, None)
     >>> window.evict().seq, window.first, window.holding(0).seq, window.nbytes
     (0, 3, 3, 20)
+    >>> window.pack(window.oldest, "lz4", [b"1234"])
+    >>> window.nbytes, window.evict().packed, window.nbytes
+    (24, ('lz4', [b'1234']), 10)
     """
 
     def __init__(self, cut: Cut, round_: int) -> None:
@@ -89,8 +101,14 @@ class Window:
         self.nbytes += entry.nbytes
         self.end, self.end_cut = entry.after, entry.cut
 
+    def pack(self, entry: Entry, compression: str, buffers: Sequence[Any]) -> None:
+        """Keep an entry in compressed form as well."""
+        entry.packed = compression, buffers
+        entry.packed_bytes = sum(memoryview(buffer).nbytes for buffer in buffers) if compression else 0
+        self.nbytes += entry.packed_bytes
+
     def evict(self) -> Entry:
         """Let the oldest entry go, and return it."""
         entry = self._entries.popleft()
-        self.nbytes -= entry.nbytes
+        self.nbytes -= entry.nbytes + entry.packed_bytes
         return entry

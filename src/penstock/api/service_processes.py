@@ -1,0 +1,351 @@
+"""Services of this process's own: a dispatcher and workers as processes beside it.
+
+They are started before they are needed, and nobody waits for them here: a client waits for the dispatcher
+anyway. Its port is known beforehand, because this process holds it (bound, never listening) for as long as the service
+lives: nobody else takes it between two lives of the dispatcher.
+
+Whatever of it dies is started again: by the nursery, or, if that is what died, from here (`api.nest`). Nothing is left
+when the service is closed, collected, or when this process ends in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.api.nest import Nest
+from penstock.core.errors import (
+    CannotListenError,
+    InvalidArgumentError,
+    NurseryGoneError,
+    ServiceClosedError,
+    ServiceNotReadyError,
+)
+from penstock.core.ids import WorkerId
+from penstock.runtime.budget import Budget, default_budget
+from penstock.wire.addresses import ANY_HOSTS, advertised, is_loopback, join_tcp
+from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
+from penstock.worker.processes import (
+    ChildLine,
+    Died,
+    FromNursery,
+    NurseryLink,
+    Prepare,
+    Ready,
+    Spawn,
+    Tell,
+    describe_exit,
+    start_nursery,
+)
+from penstock.worker.processes_agent import (
+    AGENT_ENTRY,
+    AgentConfig,
+    AgentOrder,
+    JoinWorkers,
+    LeaveWorkers,
+    new_agent_id,
+    new_places,
+)
+
+DISPATCHER_ENTRY = "penstock.dispatcher.main:run"
+DISPATCHER, AGENT = "dispatcher", "agent"
+DISPATCHER_GRACE_S = 1.0
+LOOK_S = 0.02
+MIN_MEMORY_BYTES = 64 << 20
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How a service on this host is set up."""
+
+    workers: int
+    credentials: Credentials
+    bind: str = "127.0.0.1"
+    advertise: str | None = None
+    port: int = 0
+    port_range: tuple[int, int] | None = None
+    journal: Path | None = None
+    """None: a folder of its own, removed with the service."""
+    http_port: int | None = None
+    threads: int | None = None
+    memory_bytes: int | None = None
+    tags: tuple[str, ...] = ()
+    inline: int = 0
+    """Workers inside this process, beside those that are processes."""
+
+
+class ServiceProcesses:
+    """A dispatcher and an agent, in a nursery of their own. Safe to use from several threads."""
+
+    def __init__(
+        self, options: ServiceOptions, nursery: tuple[subprocess.Popen[bytes], NurseryLink] | None = None
+    ) -> None:
+        """`nursery` is one that was started before; it is this service's once the service is there."""
+        for name, count in (("workers", options.workers), ("inline", options.inline)):
+            if count < 0:
+                raise InvalidArgumentError(f"{name}={count} must be at least 0")
+        if not is_loopback(options.bind) and options.credentials.kind != "curve":
+            raise InvalidArgumentError(
+                f"will not listen at {options.bind!r} without keys: others on the network could read everything. "
+                "Make keys with `penstock keys DIR` and give --keys DIR/server.json, or bind to 127.0.0.1"
+            )
+        self.credentials = options.credentials
+        self._lock = threading.Lock()
+        self._ready: dict[str, str] = {}
+        self._failure = ""
+        self._control: ControlClient | None = None
+        with contextlib.ExitStack() as undo:
+            held = hold_port(options.bind, options.port, options.port_range)
+            undo.callback(held.close)
+            port = int(held.getsockname()[1])
+            self.address = advertised(options.bind, port, options.advertise)
+            self.scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
+            undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            self._nest = Nest(nursery or start_nursery(), held, self.scratch)
+            undo.pop_all()
+        self._finalizer = weakref.finalize(self, self._nest.end)
+        budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
+        self._dispatcher = Spawn(
+            id=DISPATCHER,
+            entry=DISPATCHER_ENTRY,
+            config=msgspec.msgpack.encode(_dispatcher_config(options, port, self.scratch)),
+            restart=True,
+            grace_s=DISPATCHER_GRACE_S,
+        )
+        self._agent = AgentConfig(
+            dispatcher=join_tcp(_own_host(options.bind), port),
+            credentials=options.credentials,
+            agent=new_agent_id(),
+            workers=new_places(options.workers, options.tags),
+            memory_bytes=budget.memory_bytes,
+            threads=budget.threads,
+            bind=options.bind,
+            advertise=host_only(options.advertise),
+            port_range=options.port_range,
+        )
+        try:
+            self._furnish()
+            self._nest.watch(weakref.WeakMethod(self._begin_again))
+            if options.inline:
+                self._work_here(options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _furnish(self) -> None:
+        """Tell a new nursery all there is to start."""
+        link = self._nest.link
+        link.send(Prepare(path=tuple(os.path.abspath(each) for each in sys.path), scratch=str(self.scratch)))
+        link.send(self._dispatcher)
+        link.send(self._agent_spawn())
+
+    def _work_here(self, options: ServiceOptions) -> None:
+        # Imported here: a trainer need not have what runs jobs, unless it does so itself.
+        from penstock.worker.inline import InlineWorkers
+
+        config = msgspec.structs.replace(
+            self._agent, agent=new_agent_id(), workers=new_places(options.inline, options.tags), drain_s=0.0
+        )
+        self._nest.closables.append(InlineWorkers(config))
+
+    def _begin_again(self, how: str) -> None:
+        """The nursery was killed, and all others with it. They have the same ids, journal and port as before."""
+        with self._lock:
+            if self.closed:
+                return
+            self._take_in()
+            if not self.serves:
+                self._failure = f"the process that starts the others was {how}"
+            self._ready.clear()
+            self._nest.renew()
+            self._furnish()
+        _log.warning("the processes of the service at %s were lost (%s); they are started again", self.address, how)
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    @property
+    def nursery_pid(self) -> int:
+        return self._nest.nursery_pid
+
+    @property
+    def serves(self) -> bool:
+        """Whether everything runs, as far as events were taken."""
+        return {DISPATCHER, AGENT} <= self._ready.keys()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the dispatcher answers and the workers are registered; raise why they are not."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ready():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                missing = sorted({DISPATCHER, AGENT} - self._ready.keys())
+                raise ServiceNotReadyError(f"waited {timeout_s:.0f} s for the {' and the '.join(missing)}")
+            if not self.take_events():
+                time.sleep(min(left_s, LOOK_S))
+
+    def ready(self) -> bool:
+        """Return `serves`; raise if it will not."""
+        if self._failure and not self.serves:
+            raise ServiceNotReadyError(self._failure)
+        return self.serves
+
+    def children(self) -> tuple[ChildLine, ...]:
+        """Return the processes the nursery looks after."""
+        with self._lock:
+            self._check_open()
+            try:
+                children = self._nest.link.children()
+            except NurseryGoneError:
+                return ()  # all of them died with it; others are started
+            self._take_in()
+            return children
+
+    def add_worker(self, tags: tuple[str, ...] = ()) -> WorkerId:
+        (place,) = new_places(1, tags)
+        with self._lock:
+            self._check_open()
+            self._agent = msgspec.structs.replace(self._agent, workers=(*self._agent.workers, place))
+            self._tell_agent(JoinWorkers(workers=(place,)))
+        return place.worker
+
+    def remove_worker(self, worker: str | None, drain_s: float) -> WorkerId:
+        with self._lock:
+            self._check_open()
+            known = [place.worker for place in self._agent.workers]
+            if not known or (worker is not None and worker not in known):
+                raise InvalidArgumentError(f"worker={worker!r} is not one of {', '.join(map(repr, known)) or 'none'}")
+            leaving = known[-1] if worker is None else WorkerId(worker)
+            staying = tuple(place for place in self._agent.workers if place.worker != leaving)
+            self._agent = msgspec.structs.replace(self._agent, workers=staying)
+            self._tell_agent(LeaveWorkers(workers=(leaving,), drain_s=drain_s))
+        return leaving
+
+    def _tell_agent(self, order: AgentOrder) -> None:
+        """Tell it now, and have it started so from now on."""
+        with contextlib.suppress(NurseryGoneError):  # another one starts it with all there is to know
+            self._nest.link.send(self._agent_spawn())
+            self._nest.link.send(Tell(id=AGENT, body=msgspec.msgpack.encode(order)))
+
+    def control(self) -> ControlClient:
+        """Return a connection to the dispatcher, made when it is first needed."""
+        with self._lock:
+            self._check_open()
+            if self._control is None:
+                self._control = ControlClient(self.address, self.credentials.as_client(), name="service")
+                self._nest.closables.append(self._control)
+            return self._control
+
+    def fileno(self) -> int:
+        return self._nest.link.fileno()
+
+    def take_events(self) -> list[FromNursery]:
+        """Return what has happened to the dispatcher and the agent since the last time."""
+        with self._lock:
+            self._check_open()
+            return self._take_in()
+
+    def close(self) -> None:
+        """End all processes and remove what they left. Takes two seconds at most."""
+        self._nest.stop_watching()  # before the lock: the thread may be waiting for it
+        with self._lock:
+            self._finalizer()
+
+    def _agent_spawn(self) -> Spawn:
+        config = msgspec.msgpack.encode(self._agent)
+        return Spawn(id=AGENT, entry=AGENT_ENTRY, config=config, restart=True, nursery=True)
+
+    def _take_in(self) -> list[FromNursery]:
+        events: list[FromNursery] = []
+        with contextlib.suppress(NurseryGoneError):
+            while (event := self._nest.link.receive(0.0)) is not None:
+                self._note(event)
+                events.append(event)
+        return events
+
+    def _note(self, event: FromNursery) -> None:
+        if isinstance(event, Ready):
+            self._ready[event.id] = event.text
+        elif isinstance(event, Died) and event.id not in self._ready:
+            self._failure = f"the {event.id} {describe_exit(event.code, event.failure)}"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ServiceClosedError
+
+
+def share_of_budget(workers: int, threads: int | None, memory_bytes: int | None) -> Budget:
+    """Return what each of so many workers may use."""
+    whole = default_budget()
+    count = max(1, workers)
+    return default_budget(
+        threads or max(1, whole.threads // count), memory_bytes or max(MIN_MEMORY_BYTES, whole.memory_bytes // count)
+    )
+
+
+def hold_port(bind: str, port: int, port_range: tuple[int, int] | None) -> socket.socket:
+    """Bind a port without listening, so that only a listener of ours can have it."""
+    family, host = (socket.AF_INET6, bind.strip("[]")) if ":" in bind else (socket.AF_INET, bind)
+    if bind in ANY_HOSTS:
+        family, host = socket.AF_INET, ""
+    candidates = [port] if port or port_range is None else list(range(port_range[0], port_range[1] + 1))
+    reason = "there is no port to choose"
+    for candidate in candidates:
+        held = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((host, candidate))
+        except OSError as error:
+            held.close()
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            continue
+        return held
+    where = join_tcp(bind.strip("[]"), port) if port or port_range is None else f"tcp://{bind} in ports {port_range}"
+    raise CannotListenError(where, reason)
+
+
+def host_only(advertise: str | None) -> str | None:
+    """Return the host of `--advertise`: its port is the dispatcher's, runners have their own.
+
+    >>> host_only("node7:5050"), host_only("node7"), host_only("[fe80::1]:5050"), host_only(None)
+    ('node7', 'node7', '[fe80::1]', None)
+    """
+    if advertise is None:
+        return None
+    text = advertise.removeprefix("tcp://")
+    host, colon, port = text.rpartition(":")
+    return host if colon and port.isdigit() and (":" not in host or host.startswith("[")) else text
+
+
+def _own_host(bind: str) -> str:
+    """Return how processes of this host reach a listener here."""
+    return "127.0.0.1" if bind in ANY_HOSTS else bind.strip("[]")
+
+
+def _dispatcher_config(options: ServiceOptions, port: int, scratch: Path) -> dict[str, object]:
+    # As names and values: the dispatcher's modules are for its own process.
+    return {
+        "journal": str(options.journal if options.journal is not None else scratch / "journal"),
+        "bind": options.bind,
+        "port": port,
+        "advertise": options.advertise,
+        "http_port": options.http_port,
+        "credentials": options.credentials,
+    }

@@ -1,0 +1,54 @@
+"""What a shuffle reaches.
+
+It asks for an order of what is below it. The shuffles that it reaches through one-to-one operators are one with it, and
+a source that it reaches through operators that keep order reads in that order itself.
+"""
+
+from __future__ import annotations
+
+from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
+from penstock.graph.node import Node
+from penstock.graph.readers import SourceNode
+from penstock.passes.one_to_one import is_movable
+from penstock.runtime.ops.source import RandomOrder
+
+ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch, ops.Shard)
+"""Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
+ORDER_PASSING = (*ORDER_KEEPING, ops.FlatMap, ops.Interleave, ops.Unbatch)
+"""A shuffle above these permutes the splits below them; children of one parent still need a shuffle of their own."""
+
+
+def order_of(node: ops.Shuffle, seed: int) -> RandomOrder:
+    """Return the order that a shuffle asks for; `seed` is the run's."""
+    return RandomOrder(seed=seed if node.seed is None else node.seed, salt=node.salt, reshuffle=node.reshuffle)
+
+
+def shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
+    """Return the shuffles below this one that it makes redundant: only one-to-one operators lie between."""
+    found: list[ops.Shuffle] = []
+    below: Node = node.upstream
+    while isinstance(below, ops.Shuffle) or is_movable(below):
+        if isinstance(below, ops.Shuffle):
+            found.append(below)
+        below = below.upstream
+    return found
+
+
+def source_reached(node: ops.Shuffle) -> SourceNode | None:
+    """Return the source that can read in a shuffle's order, so that nothing has to be put in order after it."""
+    below: Node = node.upstream
+    while isinstance(below, (ops.Shuffle, *ORDER_KEEPING)):
+        below = below.upstream
+    return below if isinstance(below, SourceNode) else None
+
+
+def block_size(node: ops.Shuffle) -> int:
+    """Return how many elements a shuffle holds: of those that are one with it, the largest counts."""
+    sizes = [shuffle.size for shuffle in (node, *shuffles_reached(node))]
+    if None in sizes:
+        raise InvalidPipelineError(
+            "shuffle() without a size permutes everything, which needs an indexable source below it (range, "
+            "from_items, from_torch, read_images, read_files, read_numpy); give it a size: shuffle(10_000)"
+        )
+    return max(size for size in sizes if size)
