@@ -40,7 +40,6 @@ from penstock.wire.messages import EndStream, Rebind
 SMALLEST_WINDOW_BYTES = 1 << 20
 FEWEST_WINDOWS = 2  # one stream alone does not take the whole memory: another may join
 CREDIT_EVERY_S = 1.0
-RETURN_EVERY_S = 0.02  # memory goes back with credits; and where none are due, so often
 PATIENT_FAILURES = 2  # so many openings in a row may fail before the next is delayed
 LONGEST_DELAY_S = 2.0
 
@@ -64,7 +63,7 @@ class Reception:
         self._memory_bytes = memory_bytes
         self._connections = self.resources.connections
         self._slabs = session.link.slabs
-        self._credited_at = self._returned_at = monotonic()
+        self._credited_at = monotonic()
         self._opening = time_ns() // 1_000_000  # above those of an earlier life of this consumer
 
     def buffered_bytes(self) -> int:
@@ -119,9 +118,7 @@ class Reception:
             for reading in self.readings.values():
                 if reading.open:
                     self._send_credit(reading)
-        if now - self._returned_at >= RETURN_EVERY_S:
-            self._returned_at = now
-            self._return_memory()
+        self._return_memory()
 
     def feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""

@@ -41,6 +41,7 @@ from penstock.worker.window import Entry, Leaving, Window
 
 GATHER_S = 0.3  # after a loss: how long the first reader to return waits for the others
 FLUSH_S = 10.0  # how long memory that is being sent is waited for, before more is taken; a dead peer is cut off sooner
+MOMENT_S = 0.5  # and memory that readers have, or operators
 RETRY_S = 0.01  # memory comes back without a word
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
 
@@ -75,7 +76,7 @@ class SharedStream(ServedStream[int, SharedReader]):
         self._pump_waits = False
         self._leaving = Leaving()
         self._stuck = False
-        """That was waited for in vain, and is not again until there is room."""
+        """Memory was waited for in vain, and is not again until there is room."""
 
     # What readers say
 
@@ -341,18 +342,19 @@ class SharedStream(ServedStream[int, SharedReader]):
     def _take_memory(self, pump: Pump, take: Callable[[], Made | None], *, least_bytes: int) -> Made | None:
         """Return what `take` gives, once there is room: the window gives way until it has `least_bytes`.
 
-        What is on its way to readers is waited for. What operators hold is not: they may wait for more themselves.
+        What is on its way to readers is waited for. What readers or operators hold may be held for long, and operators
+        may wait for more themselves: for that it waits a moment, and no more until there was room again.
         """
-        give_up_at = monotonic() + FLUSH_S
+        began = monotonic()
         while (made := take()) is None:
             with self._changed:
                 if self._window.nbytes > least_bytes and self._may_evict():
                     self._evict()
-                elif self._stuck or pump.abandoned or not self._leaving:
+                elif self._stuck or pump.abandoned:
                     return None
                 else:
                     self._changed.wait(RETRY_S)
-                    self._stuck = monotonic() > give_up_at
+                    self._stuck = monotonic() - began > (FLUSH_S if self._leaving else MOMENT_S)
         self._stuck = False
         return made
 
