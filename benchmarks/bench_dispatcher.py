@@ -21,7 +21,7 @@ from harness import Bench, BenchError, main, say
 from ours import dispatcher as load
 from report import Result, machine, median_and_low, our_versions
 
-from penstock.core.ids import AgentId, StreamId, WorkerId
+from penstock.core.ids import AgentId, AttemptId, StreamId, WorkerId
 from penstock.wire.jobs import StreamView
 from penstock.wire.messages import (
     AgentBeat,
@@ -72,8 +72,8 @@ def folder() -> Iterator[Path]:
 class Reader:
     """An asker that wants the next splits of one stream, several at a time."""
 
-    def __init__(self, asker: load.Asker, stream: StreamView) -> None:
-        self.asker, self.stream = asker, stream
+    def __init__(self, asker: load.Asker, attempt: AttemptId, stream: StreamView) -> None:
+        self.asker, self.attempt, self.stream = asker, attempt, stream
         self.after: int | None = None
         self.given = 0
 
@@ -81,7 +81,7 @@ class Reader:
         self.asker.ask(
             GrantSplits(
                 job=load.JOB,
-                attempt=load.ATTEMPT,
+                attempt=self.attempt,
                 stream=StreamId(self.stream.stream),
                 binding=self.stream.binding,
                 source=0,
@@ -105,8 +105,8 @@ def granting(bench: Bench) -> None:
     seconds = bench.options.seconds
     with folder() as journal, load.running(journal) as process, load.control(process.address) as client:
         job = load.bound_streams(process.address, client, ASKERS, 1_000_000_000)
-        with job as streams, load.askers(process.address, ASKERS) as askers:
-            readers = {asker.socket: Reader(asker, stream) for asker, stream in zip(askers, streams)}
+        with job as (attempt, streams), load.askers(process.address, ASKERS) as askers:
+            readers = {asker.socket: Reader(asker, attempt, stream) for asker, stream in zip(askers, streams)}
             poller = zmq.Poller()
             for socket, reader in readers.items():
                 poller.register(socket, zmq.POLLIN)
@@ -132,8 +132,8 @@ def restarting(bench: Bench) -> None:
     with folder() as journal:
         with load.running(journal) as process, load.control(process.address) as client:
             job = load.bound_streams(process.address, client, 200, 1_000_000_000)
-            with job as streams, load.askers(process.address, 4) as askers:
-                history(askers, [Reader(askers[0], stream) for stream in streams], events)
+            with job as (attempt, streams), load.askers(process.address, 4) as askers:
+                history(askers, [Reader(askers[0], attempt, stream) for stream in streams], events)
             client.ask(ListJobs(), timeout_s=load.DEADLINE_S, what="jobs")
             position = client.seen
         whole, opened = [], []
@@ -161,7 +161,7 @@ def history(askers: list[load.Asker], readers: list[Reader], events: int) -> Non
     def ask(reader: Reader, number: int) -> None:
         body = GrantSplits(
             job=load.JOB,
-            attempt=load.ATTEMPT,
+            attempt=reader.attempt,
             stream=StreamId(reader.stream.stream),
             binding=reader.stream.binding,
             source=0,

@@ -41,7 +41,7 @@ from penstock.wire.sockets import dial
 
 DEADLINE_S = 60.0
 CREDENTIALS = Credentials(token="benchmark")
-JOB, ATTEMPT = JobName("bench"), AttemptId("a1")
+JOB = JobName("bench")
 AGENT, CLIENT = AgentId("agent"), ClientId("client")
 
 _tells = msgspec.msgpack.Decoder(Tell)
@@ -114,12 +114,16 @@ def spec(graph: bytes, listing: bytes, splits: int) -> JobSpec:
 
 
 def opening(job_spec: JobSpec) -> OpenEpoch:
-    return OpenEpoch(job=JOB, client=CLIENT, consumer=0, replica=0, epoch=0, spec=job_spec, attempt=ATTEMPT, host="h")
+    return OpenEpoch(
+        job=JOB, client=CLIENT, consumer=0, replica=0, epoch=0, spec=job_spec, attempt=AttemptId("a1"), host="h"
+    )
 
 
 @contextlib.contextmanager
-def bound_streams(address: str, client: ControlClient, workers: int, splits: int) -> Iterator[list[StreamView]]:
-    """Open a job that so many workers run, and keep all of them alive; gives its streams."""
+def bound_streams(
+    address: str, client: ControlClient, workers: int, splits: int
+) -> Iterator[tuple[AttemptId, list[StreamView]]]:
+    """Open a job that so many workers run, and keep all of them alive; gives the attempt and its streams."""
     graph, listing = b"graph", b"listing"
     put(client, graph)
     put(client, listing)
@@ -144,17 +148,18 @@ def bound_streams(address: str, client: ControlClient, workers: int, splits: int
             bound = [stream for stream in answer.view.streams if stream.runner is not None]
             time.sleep(0.01)
         runners = tuple(stream.runner for stream in bound if stream.runner is not None)
+        attempt = answer.view.attempt
         stop = threading.Event()
 
         def live() -> None:
             while not stop.wait(1.0):
                 agent.post(AgentBeat(agent=AGENT, runners=runners))
-                client.post(Beat(job=JOB, client=CLIENT, consumer=0, attempt=ATTEMPT, version=answer.view.version))
+                client.post(Beat(job=JOB, client=CLIENT, consumer=0, attempt=attempt, version=answer.view.version))
 
         alive = threading.Thread(target=live)
         alive.start()
         try:
-            yield bound
+            yield attempt, bound
         finally:
             stop.set()
             alive.join(DEADLINE_S)

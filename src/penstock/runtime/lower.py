@@ -33,7 +33,7 @@ from penstock.runtime.ops.cache import Caching, Store, memory_store
 from penstock.runtime.ops.cache_files import FileStore
 from penstock.runtime.ops.children import FlatMapping
 from penstock.runtime.ops.combine import Concatenating, Zipping
-from penstock.runtime.ops.fused_batch import FusedBatching
+from penstock.runtime.ops.fused_batch import BufferPool, FusedBatching
 from penstock.runtime.ops.interleave import Interleaving
 from penstock.runtime.ops.mix import Mixing
 from penstock.runtime.ops.pack import Packing
@@ -279,6 +279,7 @@ class Lowering:
             case ops.FusedBatch():
                 meter.label = f"batch({node.size})"
                 rows_meter = self._rows_meter(node, meter)
+                buffers = BufferPool(placement.allocate)
                 stage = FusedBatching(
                     meter,
                     upstream,
@@ -289,9 +290,9 @@ class Lowering:
                     size=node.size,
                     drop_last=node.drop_last,
                     rows_meter=rows_meter,
-                    collate=batch_collator(node, placement.empty, meter),
+                    collate=batch_collator(node, buffers.empty, meter),
+                    buffers=buffers,
                     keep_rest=keep_rest,
-                    allocate=placement.allocate,
                     flight=placement.flight(),
                     sizes=units,
                 )

@@ -26,6 +26,7 @@ from penstock.runtime.tuning import Call, PrefetchTuner, Stopwatch, Tuner
 
 WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: work may take as long as it takes
 SLOTS_PER_THREAD = 8
+UNDER_WAY_SHARE = 0.25  # of a stage's memory, for what its threads are making
 HAND_OVER_S = 5e-5
 
 
@@ -218,7 +219,7 @@ class Ordered(Stage):
         """Return how many elements a chunk may have: what the threads work on takes room as well."""
         if not self._bytes_each:
             return self._tuner.chunk_size
-        return max(1, int(self._room.max_bytes / (max(self._tuner.threads, 1) * self._bytes_each)))
+        return max(1, int(UNDER_WAY_SHARE * self._room.max_bytes / (max(self._tuner.threads, 1) * self._bytes_each)))
 
     # The working side
 

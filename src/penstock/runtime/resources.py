@@ -11,7 +11,8 @@ from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.tuning import FixedTuner, PrefetchTuner, Tuner, WorkTuner
 
-LARGEST_SHARE = 0.5  # of the memory budget, for one buffer
+BUFFERS_SHARE = 0.5  # of the memory budget: work under way, and what an allocator keeps, take as much
+LARGEST_SHARE = 0.5  # of that, for one buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Resources:
     """How many stages share the memory."""
 
     def room(self, max_elements: int | None = None) -> Buffering:
-        share = min(LARGEST_SHARE, 1 / max(1, self.buffers))
+        share = BUFFERS_SHARE * min(LARGEST_SHARE, 1 / max(1, self.buffers))
         return Buffering(max_bytes=int(self.budget.memory_bytes * share), max_elements=max_elements)
 
     def tuner(self, threads: int | None, meter: StageMeter) -> Tuner:

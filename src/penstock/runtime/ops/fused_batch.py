@@ -7,6 +7,7 @@ owner of a view tells exactly. Those that a stream's owner gives memory for are 
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from penstock.runtime.tuning import Tuner
 
 Array = np.ndarray[Any, Any]
 IN_PLACE_BYTES = 4096  # smaller arrays are cheaper to collate together
+POOLED_BYTES = 64 << 10  # smaller ones an allocator has at hand
 IDLE_BUFFERS = 4
 _UNUSED = 3  # references to a buffer nobody else holds: the pool's list, the loop variable, getrefcount's argument
 
@@ -41,6 +43,11 @@ class BufferPool:
         self._allocate = allocate
         self._owners: list[Array] = []
         self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory for a batch: of this pool if it is worth it."""
+        large = not dtype.hasobject and math.prod(shape) * dtype.itemsize >= POOLED_BYTES
+        return self.take(shape, dtype) if large else np.empty(shape, dtype)
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         given = None if self._allocate is None else self._allocate(shape, dtype)
@@ -188,7 +195,7 @@ class _Rows(Ordered):
         steps: Sequence[Step],
         size: int,
         collate: Collate,
-        allocate: Allocate | None,
+        buffers: BufferPool,
         flight: Flight | None,
         sizes: Sizes | None,
     ) -> None:
@@ -196,7 +203,7 @@ class _Rows(Ordered):
         self._steps = steps
         self._size = size
         self._collate = collate
-        self._buffers = BufferPool(allocate)
+        self._buffers = buffers
         self._sizes_from = sizes
 
     def _open_upstream(self, pass_: int, state: State) -> None:
@@ -286,9 +293,9 @@ class FusedBatching(Stage):
         size: int,
         drop_last: bool,
         rows_meter: StageMeter,
+        buffers: BufferPool,
         collate: Collate = collate,
         keep_rest: bool = False,
-        allocate: Allocate | None = None,
         flight: Flight | None = None,
         sizes: Sizes | None = None,
     ) -> None:
@@ -301,7 +308,7 @@ class FusedBatching(Stage):
             steps=steps,
             size=size,
             collate=collate,
-            allocate=allocate,
+            buffers=buffers,
             flight=flight,
             sizes=sizes,
         )
