@@ -12,7 +12,7 @@ from penstock.client.connection import RunnerConnection
 from penstock.client.session import EpochSession
 from penstock.core.ids import RunnerId
 
-LEAVE_MS = 100  # for a last word to those who may be waiting for this trainer
+LEAVE_MS = 1_000  # for a last word to those who may be waiting for this trainer
 
 
 class Resources:
