@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -58,7 +59,8 @@ class FakeDispatcher:
             self.asked.append(ask.body)
             answer = self.answers.get(type(ask.body), lambda body: Done())(ask.body)
             if answer is not None:
-                self._socket.send_multipart([peer, encode_tell(ask.number, 1, answer)])
+                with contextlib.suppress(zmq.ZMQError):  # whoever asked may be gone by now
+                    self._socket.send_multipart([peer, encode_tell(ask.number, 1, answer)])
         self._socket.close(linger=0)
         self._guard.close()
         self._context.destroy(linger=0)
