@@ -2,14 +2,18 @@
 
 python experiments/sharing.py [--quick] [--without-tf]     or: make experiment E=sharing
 
-1 to 16 jobs, each a process, read 9.6 MB batches that cost 0.1 s of CPU time to make; a training step is simulated by
-sleeping 0.5 s. Measured are the CPU seconds of all processes of the service, and how long a job takes, while all jobs
-train. Compared are the paper's three modes, and its own implementation:
+1 to 16 jobs, each a process, read the batches of the images benchmark: 64 JPEG images decoded, cropped at random,
+resized and flipped, 9.6 MB. A training step is simulated by sleeping 0.5 s. Measured are the CPU seconds of all
+processes of the service, and how long a job takes, while all jobs train. Compared are the paper's three modes, and its
+own implementation:
 
 - `shared, sharing`: one service, `sharing="skip"`,
 - `shared, no sharing`: one service, every job makes its own batches,
 - `dedicated`: a service for each job,
-- `tf.data service`: its cross-trainer cache, one worker, the same batches and steps.
+- `tf.data service`: its cross-trainer cache, one worker, the same files and steps, its own image operations.
+
+A worker has one thread, which makes a batch in a fifth of a step. Each is measured three times, in turns, and medians
+count.
 
 Then jobs of different speeds: what the slow ones skip, against what a window of that size lets expect; and jobs one
 after the other, against the paper's formula k C - (k - 1) (cache / dataset) C. It prints tables and writes a plot.
@@ -19,38 +23,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from sweep import (
-    PATIENCE_S,
-    ROW_CPU_S,
-    ROWS,
-    SHAPE,
-    STEP_S,
-    Outcome,
-    cpu_seconds,
-    make_row,
-    measure,
-    train,
-    wait_until,
-)
+from sweep import BATCH_BYTES, IMAGE_BATCH, PATIENCE_S, STEP_S, Outcome, cpu_seconds, measure, train, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 JOBS = (1, 2, 4, 8, 16)
 SHARING, UNSHARED, DEDICATED, TF = "shared, sharing", "shared, no sharing", "dedicated", "tf.data service"
-SMALL_WINDOW_BATCHES = 8
-BATCH_BYTES = ROWS * math.prod(SHAPE)
+WINDOW_BATCHES = 8
+WINDOW_BYTES = int((WINDOW_BATCHES + 0.5) * BATCH_BYTES * 8 / 5)
+"""Of a window that holds so many: batches in the making and connections need the rest."""
 LITTLE_MEMORY_BYTES = 64 << 20  # of a worker: it holds a few batches
+
+
+def images() -> Path:
+    """Return the folder of the images benchmark, which is made at the first call."""
+    import inputs
+
+    return inputs.images()
+
+
+def image_batches() -> Any:
+    """Return a dataset without end of what the images benchmark makes out of its JPEG files."""
+    from ours.images import augment_record
+
+    import penstock as ps
+
+    return ps.read_tfrecord(f"{images()}/*.tfrecord").repeat().map(augment_record).batch(IMAGE_BATCH)
 
 
 # A trainer: a process of its own
@@ -58,10 +68,7 @@ LITTLE_MEMORY_BYTES = 64 << 20  # of a worker: it holds a few batches
 
 def trainer(given: dict[str, Any]) -> None:
     """Read as one job, until killed; a line for each step says when it was, and what was skipped so far."""
-    import penstock as ps
-
-    batches = ps.range(1 << 30).map(make_row).batch(ROWS)
-    with batches.distribute(given["service"], timeout=PATIENCE_S, **given["options"]) as loader:
+    with image_batches().distribute(given["service"], timeout=PATIENCE_S, **given["options"]) as loader:
         train(iter(loader), given["step_s"], lambda: print(time.monotonic(), loader.statistics().skipped, flush=True))
 
 
@@ -112,7 +119,7 @@ def ours(mode: str, jobs: int, steps: int) -> Outcome:
     memory_bytes = None if mode == SHARING else LITTLE_MEMORY_BYTES
     with ExitStack() as stack:
         services = [
-            stack.enter_context(ps.LocalService(workers=1, threads=2, memory_bytes=memory_bytes))
+            stack.enter_context(ps.LocalService(workers=1, threads=1, memory_bytes=memory_bytes))
             for _ in range(jobs if mode == DEDICATED else 1)
         ]
         given = []
@@ -129,7 +136,7 @@ def ours(mode: str, jobs: int, steps: int) -> Outcome:
 
 
 def tf_service(jobs: int, steps: int) -> Outcome:
-    given = json.dumps({"jobs": jobs, "steps": steps, "step_s": STEP_S})
+    given = json.dumps({"jobs": jobs, "steps": steps, "folder": str(images())})
     script = Path(__file__).with_name("tf_sharing.py")
     ran = subprocess.run(
         [str(PEERS), str(script), given], capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
@@ -147,8 +154,8 @@ def different_speeds(steps: int) -> list[tuple[float, int, int, int]]:
     import penstock as ps
 
     slower = (1, 2, 4)
-    with ps.LocalService(workers=1, threads=2) as service:
-        options = {"job": "speeds", "sharing": "skip", "window_bytes": window_bytes(SMALL_WINDOW_BATCHES)}
+    with ps.LocalService(workers=1, threads=1) as service:
+        options = {"job": "speeds", "sharing": "skip", "window_bytes": WINDOW_BYTES}
         given = [
             {
                 "service": str(service.service_file),
@@ -162,7 +169,7 @@ def different_speeds(steps: int) -> list[tuple[float, int, int, int]]:
             read, skipped = [len(one) for one in trainers.taken], list(trainers.skipped)
     # Who is behind has skipped all that the fastest read before it, but for what the window still had.
     return [
-        (one["step_s"], mine, gone, max(0, read[0] - mine - SMALL_WINDOW_BATCHES))
+        (one["step_s"], mine, gone, max(0, read[0] - mine - WINDOW_BATCHES))
         for one, mine, gone in zip(given, read, skipped)
     ]
 
@@ -171,39 +178,48 @@ def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
     """Return how many batches were made for jobs that do not overlap, and how many the paper's formula says."""
     import penstock as ps
 
-    batches = ps.range(1 << 30).map(make_row).batch(ROWS)
+    batches = image_batches()
     made = 0
-    with ps.LocalService(workers=1, threads=2) as service:
+    with ps.LocalService(workers=1, threads=1) as service:
         for number in range(jobs):
             with batches.distribute(
                 service,
                 job="sequence",
                 sharing="skip",
                 trainer=f"t{number}",
-                window_bytes=window_bytes(SMALL_WINDOW_BATCHES),
+                window_bytes=WINDOW_BYTES,
                 timeout=PATIENCE_S,
             ) as loader:
                 for _ in zip(range(steps), loader):
                     pass
                 statistics = loader.statistics()
                 made += statistics.elements - statistics.shared
-    return made, jobs * steps - (jobs - 1) * SMALL_WINDOW_BATCHES
-
-
-def window_bytes(batches: int) -> int:
-    """Return the budget of a window that holds so many: batches in the making and connections need the rest."""
-    return int((batches + 0.5) * BATCH_BYTES * 8 / 5)
+    return made, jobs * steps - (jobs - 1) * WINDOW_BATCHES
 
 
 # Reporting
 
 
-def measured(mode: str, counts: Sequence[int], measure: Callable[[int], Outcome]) -> list[Outcome]:
-    found = []
-    for jobs in counts:
-        found.append(measure(jobs))
-        print(f"{mode}, {jobs} jobs: {found[-1].cpu_s:.2f} CPU s, {found[-1].job_s:.2f} s a job", file=sys.stderr)
-    return found
+def measured(
+    modes: dict[str, tuple[Sequence[int], Callable[[int], Outcome]]], repeats: int
+) -> dict[str, list[Outcome]]:
+    """Return the medians for each number of jobs. Modes take turns: a machine that slows down slows all of them."""
+    found: dict[str, dict[int, list[Outcome]]] = {mode: {jobs: [] for jobs in modes[mode][0]} for mode in modes}
+    for _ in range(repeats):
+        for mode, (counts, run) in modes.items():
+            for jobs in counts:
+                one = run(jobs)
+                found[mode][jobs].append(one)
+                print(f"{mode}, {jobs} jobs: {one.cpu_s:.2f} CPU s, {one.job_s:.2f} s a job", file=sys.stderr)
+    return {mode: [median(outcomes) for outcomes in by_jobs.values()] for mode, by_jobs in found.items()}
+
+
+def median(outcomes: list[Outcome]) -> Outcome:
+    return replace(
+        outcomes[0],
+        cpu_s=statistics.median(one.cpu_s for one in outcomes),
+        job_s=statistics.median(one.job_s for one in outcomes),
+    )
 
 
 def table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
@@ -232,7 +248,7 @@ def plot(outcomes: dict[str, list[Outcome]], path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     left.legend()
-    figure.suptitle(f"{ROWS * ROW_CPU_S:.2f} s of CPU time a batch, steps of {STEP_S} s, 2 cores")
+    figure.suptitle(f"{IMAGE_BATCH} JPEG images a batch, steps of {STEP_S} s, 2 cores")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -246,14 +262,14 @@ def report(outcomes: dict[str, list[Outcome]]) -> None:
             rows.append((mode, one.jobs, one.cpu_s, ratios[0], one.job_s, ratios[1], one.cpu_ms_a_batch))
     table(("mode", "jobs", "CPU s", "of 1 job", "job s", "of 1 job", "CPU ms/batch"), rows)
     most = outcomes[SHARING][-1]
-    if TF in outcomes and outcomes[TF][-1].jobs == most.jobs:
+    if TF in outcomes:
         ratio = most.cpu_ms_a_batch / outcomes[TF][-1].cpu_ms_a_batch
         print(f"CPU time for each delivered batch, {most.jobs} jobs: {ratio:.2f} of tf.data service's cache\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer jobs and steps")
+    parser.add_argument("--quick", action="store_true", help="fewer jobs and steps, once")
     parser.add_argument("--without-tf", action="store_true", help="leave tf.data service out")
     parser.add_argument("--plot", type=Path, default=Path("sharing.png"), help="where the plot goes")
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
@@ -261,19 +277,19 @@ def main() -> None:
     if arguments.trainer:
         trainer(json.loads(arguments.trainer))
         return
-    steps = 8 if arguments.quick else 20
-    counts = (1, 16) if arguments.quick else JOBS
-    few = tuple(min(jobs, 4) for jobs in counts) if arguments.quick else counts
-    outcomes = {
-        SHARING: measured(SHARING, counts, lambda jobs: ours(SHARING, jobs, steps)),
-        UNSHARED: measured(UNSHARED, few, lambda jobs: ours(UNSHARED, jobs, steps)),
-        DEDICATED: measured(DEDICATED, few, lambda jobs: ours(DEDICATED, jobs, steps)),
+    images()  # once, before many trainers find none
+    steps, repeats, counts, few = (8, 1, (1, 16), (1, 4)) if arguments.quick else (12, 3, JOBS, JOBS)
+    modes: dict[str, tuple[Sequence[int], Callable[[int], Outcome]]] = {
+        SHARING: (counts, lambda jobs: ours(SHARING, jobs, steps)),
+        UNSHARED: (few, lambda jobs: ours(UNSHARED, jobs, steps)),
+        DEDICATED: (few, lambda jobs: ours(DEDICATED, jobs, steps)),
     }
     if not arguments.without_tf and PEERS.exists():
-        outcomes[TF] = measured(TF, counts, lambda jobs: tf_service(jobs, steps))
+        modes[TF] = (counts, lambda jobs: tf_service(jobs, steps))
+    outcomes = measured(modes, repeats)
     report(outcomes)
 
-    print(f"Jobs of different speeds, a window of {SMALL_WINDOW_BATCHES} batches")
+    print(f"Jobs of different speeds, a window of {WINDOW_BATCHES} batches")
     table(("step s", "read", "skipped", "expected"), different_speeds(steps))
     jobs, length = 4, 2 * steps
     made, formula = one_after_the_other(jobs, length)

@@ -1,24 +1,26 @@
-"""A sweep as both environments simulate it: what a batch costs to make, and how long a trainer needs for it.
+"""A sweep as both environments run it: how long a trainer needs for a batch, and what is measured meanwhile.
 
-Only the standard library and numpy: the peers' environment has no Penstock.
+Only the standard library and numpy: the peers' environment has no Penstock. Batches are those of the images benchmark.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))  # for whoever imports this, too
 
-ROWS = 64
-SHAPE = (224, 224, 3)
-"""A batch has 64 images of 8 bits: 9.6 MB."""
-ROW_CPU_S = 0.0016
-"""An image costs 1.6 ms of CPU time, as one of `bench_overhead` does: 0.1 s a batch."""
+from tasks import IMAGE_BATCH, SIDE_PX
+
+BATCH_BYTES = IMAGE_BATCH * SIDE_PX * SIDE_PX * 3
+"""64 images of 8 bits: 9.6 MB."""
 STEP_S = 0.5
-"""A trainer needs that long for a batch. So one job keeps a fifth of a core busy."""
+"""A trainer needs that long for a batch, which takes about 0.1 s of CPU time: one job keeps a fifth of a core busy."""
 WARM_UP = 6
 PATIENCE_S = 300.0
 
@@ -36,16 +38,6 @@ class Outcome:
     def cpu_ms_a_batch(self) -> float:
         """CPU time for each batch that was delivered to somebody."""
         return 1000 * self.cpu_s / self.batches
-
-
-def make_row(i: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Spend what an image costs, and return one."""
-    end = time.thread_time() + ROW_CPU_S
-    image = np.full(SHAPE, i % 251, np.uint8)
-    scratch = np.zeros(4 << 10, np.float32)
-    while time.thread_time() < end:
-        np.add(scratch, 1, out=scratch)
-    return image
 
 
 def train(batches: Iterator[Any], step_s: float, took: Callable[[], None]) -> None:
@@ -83,13 +75,12 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def cpu_seconds(pids: set[int]) -> float:
-    """Return the CPU time of processes and of the children they have waited for."""
+    """Return the CPU time of processes, all their threads together, to the microsecond.
+
+    /proc counts in ticks of 10 ms, given to whoever runs at that moment: too coarse for threads that do a little often.
+    """
     total = 0.0
     for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        total += sum(map(int, fields[11:15])) / 100
+        with contextlib.suppress(OSError):  # it has ended
+            total += time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) returns
     return total

@@ -307,8 +307,10 @@ def test_many_open_and_close_cycles_do_not_hang():
 def test_interrupting_stops_promptly_and_leaves_the_process_usable():
     script = textwrap.dedent(
         """
-        import signal, sys, threading, time
+        import faulthandler, sys, time
         import penstock as ps
+
+        faulthandler.dump_traceback_later(25, exit=True)  # a hang says where
 
         def slow(x):
             time.sleep(0.05)
@@ -323,7 +325,6 @@ def test_interrupting_stops_promptly_and_leaves_the_process_usable():
                 if taken == 3:
                     print("ready", flush=True)
         except KeyboardInterrupt:
-            began = time.monotonic()
             print("interrupted", flush=True)
         again = ps.range(1_000_000).map(slow, threads=2).iterator()
         again.load_state_dict(iterator.state_dict())

@@ -38,14 +38,17 @@ def opencv_on_records(folder: str) -> Workload:
 
 def image_on_records(folder: str) -> Workload:
     import penstock as ps
+
+    return _workload(ps.read_tfrecord(f"{folder}/*.tfrecord"), augment_record)
+
+
+def augment_record(record: bytes, rng: np.random.Generator) -> dict[str, Any]:
+    import penstock as ps
     import penstock.image
 
-    def augment(record: bytes, rng: np.random.Generator) -> dict[str, Any]:
-        example = ps.decode_example(record, FEATURES)
-        crop = penstock.image.random_resized_crop(example["image"], tasks.SIDE_PX, rng)
-        return {"image": penstock.image.flip(crop, rng), "label": example["label"]}
-
-    return _workload(ps.read_tfrecord(f"{folder}/*.tfrecord"), augment)
+    example = ps.decode_example(record, FEATURES)
+    crop = penstock.image.random_resized_crop(example["image"], tasks.SIDE_PX, rng)
+    return {"image": penstock.image.flip(crop, rng), "label": example["label"]}
 
 
 def image_on_files(folder: str) -> Workload:

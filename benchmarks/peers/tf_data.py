@@ -22,8 +22,14 @@ FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedL
 
 
 def images(folder: str) -> Workload:
-    """Its own operations: only the crop is decoded."""
-    files = layout.record_files(folder)
+    def open_pipeline(n: int) -> Iterator[int]:
+        return (tasks.IMAGE_BATCH for _ in image_batches(folder, tasks.passes(n, layout.IMAGES)))
+
+    return Workload(open=open_pipeline, first=layout.IMAGES, packages=PACKAGES)
+
+
+def image_batches(folder: str, passes: int | None) -> Any:
+    """Its own operations: only the crop is decoded. Without a number of passes there is no end."""
 
     def augment(record: Any) -> tuple[Any, Any]:
         example = tf.io.parse_single_example(record, FEATURES)
@@ -40,14 +46,10 @@ def images(folder: str) -> Workload:
         resized = tf.image.resize(crop, [tasks.SIDE_PX, tasks.SIDE_PX])
         return tf.cast(tf.image.random_flip_left_right(resized), tf.uint8), example["label"]
 
-    def open_pipeline(n: int) -> Iterator[int]:
-        records = tf.data.Dataset.from_tensor_slices(files).interleave(tf.data.TFRecordDataset, num_parallel_calls=AUTO)
-        dataset = records.repeat(tasks.passes(n, layout.IMAGES)).map(
-            augment, num_parallel_calls=AUTO, deterministic=False
-        )
-        return (tasks.IMAGE_BATCH for _ in dataset.batch(tasks.IMAGE_BATCH).prefetch(AUTO))
-
-    return Workload(open=open_pipeline, first=layout.IMAGES, packages=PACKAGES)
+    files = tf.data.Dataset.from_tensor_slices(layout.record_files(folder))
+    records = files.interleave(tf.data.TFRecordDataset, num_parallel_calls=AUTO)
+    examples = records.repeat(passes).map(augment, num_parallel_calls=AUTO, deterministic=False)
+    return examples.batch(tasks.IMAGE_BATCH).prefetch(AUTO)
 
 
 def packed_tokens(folder: str, tokenizer: str) -> Workload:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
 from penstock.runtime.budget import default_budget
-from penstock.runtime.iterator import Run
+from penstock.runtime.iterator import Pipeline, Run
 from penstock.runtime.streams import Left, StreamPart
-from penstock.sources.base import Source
 from penstock.sources.registry import open_source
 from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
 from penstock.worker.feeds import TailFeed, fixed_feed
@@ -36,17 +34,15 @@ class Streams:
     """A job's streams, each over the splits it is dealt."""
 
     def __init__(self, dataset: ps.Dataset) -> None:
-        self.graph: Node = optimize(dataset.node)
-        self._sources = {node: open_source(node) for node in walk(self.graph) if isinstance(node, SourceNode)}
-        self.counts = [len(source.splits()) for source in self._sources.values()]
+        graph = optimize(dataset.node)
+        sources = {node: open_source(node) for node in walk(graph) if isinstance(node, SourceNode)}
+        self.pipeline = Pipeline(graph=graph, seed=1, epoch=0, source_of=sources.__getitem__)
+        self.counts = [len(source.splits()) for source in sources.values()]
         self.feeds = [Feed(kind="dealt", number=number, of=STREAMS) for number in range(STREAMS)]
-
-    def source_of(self, node: SourceNode) -> Source:
-        return self._sources[node]
 
     def run(self, number: int) -> Run:
         part = StreamPart(feed=fixed_feed(self.feeds[number], self.counts), rest="keep")
-        return Run(self.graph, seed=1, epoch=0, budget=default_budget(1), source_of=self.source_of, part=part)
+        return Run(**self.pipeline, budget=default_budget(1), part=part)
 
     def tail(self, leftovers: Sequence[Leftover], width: int) -> Run:
         part = StreamPart(
@@ -56,11 +52,8 @@ class Streams:
             ),
         )
         return StreamRun(
-            self.graph,
-            seed=1,
-            epoch=0,
+            self.pipeline,
             budget=default_budget(1),
-            source_of=self.source_of,
             part=part,
             leftovers=leftovers,
             width=width,

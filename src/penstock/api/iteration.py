@@ -119,7 +119,7 @@ class DatasetIterator:
 
     def __next__(self) -> Element:
         try:
-            return next(self._run)
+            return self._run.__next__()  # next() would leave a gap between the element and us, for an interrupt
         except StopIteration:
             self._finished = self._finished or self._run.ended
             raise

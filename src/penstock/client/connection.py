@@ -19,6 +19,7 @@ import zmq
 from penstock.core.errors import CodecError, PenstockError
 from penstock.core.ids import RunnerId
 from penstock.wire.addresses import RunnerAddress, host_id
+from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.credentials import Credentials
 from penstock.wire.frames import CloseStream, Credit, FromRunner, ToRunner
 from penstock.wire.parcels import Assembly
@@ -54,6 +55,8 @@ class RunnerConnection:
         may_share = os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if slabs is None and may_share and self.address.slab and self.address.host == host_id():
             self.slabs = SlabReader.connect(self.address.slab, writable=writable)
+        if self.slabs is None:
+            keep_freed_memory()
         self.socket = dial(context, credentials, self.address.tcp, data=True)
         self.watch = Watch(self.socket)
         self.closed = False

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Self
+from typing import Self, TypedDict
 
 from penstock.core.element import Element
 from penstock.core.errors import InterruptedReadError
@@ -24,6 +24,15 @@ from penstock.runtime.tuning import CHUNK_LIMIT, ChunkSizer
 from penstock.sources.base import Source
 
 CLOSE_WAIT_S = 0.3  # user functions that take longer are left to end by themselves
+
+
+class Pipeline(TypedDict):
+    """What all runs of one pipeline have in common, as the arguments they take it by."""
+
+    graph: Node
+    seed: int
+    epoch: int
+    source_of: Callable[[SourceNode], Source]
 
 
 @dataclass(slots=True)
@@ -88,25 +97,29 @@ class Run:
         """Return the next element; a user function's error comes out as it was raised, without our frames."""
         at = self._next
         if at < self._size:
-            self._next = at + 1
-            return self._chunk.elements[at]
+            element = self._chunk.elements[at]
+            self._next = at + 1  # last: an interrupt before it loses nothing, and after it comes no call
+            return element
         progress = self._progress
         began = perf_counter()
         if progress.left_at is not None:
             progress.idle_s += began - progress.left_at
         failure: BaseException | None = None
+        refilled = False
         try:
-            if self._refill():
-                self._next = 1
-                return self._chunk.elements[0]
+            refilled = self._refill()
         except BaseException as error:
             failure = self._failed(error)
         finally:
             progress.left_at = perf_counter()
             progress.read_s += progress.left_at - began
-        if failure is None:
+        if failure is not None:
+            raise failure
+        if not refilled:
             raise StopIteration
-        raise failure
+        element = self._chunk.elements[0]
+        self._next = 1
+        return element
 
     def pull(self, want: int) -> Chunk:
         """Return the next 1 to `want` elements with their marks; an empty chunk is the end, and stays the end.
@@ -122,13 +135,13 @@ class Run:
         failure: BaseException | None = None
         try:
             chunk = self._stage.pull(want)
+            self._progress.elements += len(chunk.elements)
         except BaseException as error:
             failure = self._failed(error)
         if failure is not None:
             raise failure
         if self.closed:
             raise StreamStopped
-        self._progress.elements += len(chunk.elements)
         if not chunk.elements:
             self._chunk, self._ended = chunk, True
         return chunk
@@ -191,9 +204,11 @@ class Run:
         return sum(quarantine.skipped for quarantine in self._lowering.quarantines)
 
     def close(self) -> None:
-        if not self.closed:
+        """Stop and give everything back; may be called twice. Interrupted, it is done again, at the latest at exit."""
+        if self._finalizer.alive:
             self.closed = True
-            self._finalizer()
+            _close(self._stage, self._pool)
+            self._finalizer.detach()
 
 
 def _close(stage: Stage, pool: ThreadPool | None) -> None:

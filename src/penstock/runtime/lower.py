@@ -25,6 +25,7 @@ from penstock.graph.readers import SourceNode
 from penstock.graph.regrouping import Regrouping
 from penstock.graph.traverse import walk
 from penstock.runtime.budget import Budget
+from penstock.runtime.buffers import BufferPool
 from penstock.runtime.calling import Calling, threads_of
 from penstock.runtime.contract import Stage, State
 from penstock.runtime.groups import InRounds, batch_collator, round_rules, window_rules
@@ -33,7 +34,7 @@ from penstock.runtime.ops.cache import Caching, Store, memory_store
 from penstock.runtime.ops.cache_files import FileStore
 from penstock.runtime.ops.children import FlatMapping
 from penstock.runtime.ops.combine import Concatenating, Zipping
-from penstock.runtime.ops.fused_batch import BufferPool, FusedBatching
+from penstock.runtime.ops.fused_batch import FusedBatching
 from penstock.runtime.ops.interleave import Interleaving
 from penstock.runtime.ops.mix import Mixing
 from penstock.runtime.ops.pack import Packing

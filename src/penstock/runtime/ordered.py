@@ -5,7 +5,10 @@ result into the slot it reserved. The reader takes slots from the front. With 0 
 itself; a prefetch is the same without work. Rejected: a feeder thread of its own (one more hand-off per chunk) and
 futures (15 µs each).
 
-Locks: `_feed` is held while pulling from the input, `_changed` for a few instructions; never `_feed` inside `_changed`.
+Locks: `_feed` is held while pulling from the input, `_lock` for a few instructions; never `_feed` inside `_lock`.
+
+The reader waits for `_reader`, holding nothing (`sources.waking` says why). A signal handler or a finalizer may call
+`stop` in the middle of what this very thread does under `_lock`, which therefore can be entered again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from penstock.runtime.flight import Flight
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.tuning import Call, PrefetchTuner, Stopwatch, Tuner
+from penstock.sources.waking import Wakeup
 
 WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: work may take as long as it takes
 SLOTS_PER_THREAD = 8
@@ -71,7 +75,8 @@ class Ordered(Stage):
         self._room = room
         self._flight = flight
         self._feed = threading.Lock()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()
+        self._reader = Wakeup()
         self._generation = 0
         self._closed = False
         self._may_run_ahead = True
@@ -112,10 +117,10 @@ class Ordered(Stage):
     # The contract
 
     def open(self, pass_: int, state: State) -> None:
-        with self._changed:
+        with self._lock:
             self._generation += 1
         with self._feed:  # whoever is still pulling for the generation before ends first
-            with self._changed:
+            with self._lock:
                 self._reset()
                 self._rest = None
                 if self._flight is not None:
@@ -133,34 +138,33 @@ class Ordered(Stage):
         return head
 
     def run_ahead(self, allowed: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._may_run_ahead = allowed
         super().run_ahead(allowed)
 
     def stop(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._generation += 1
-            self._slots.clear()
+            self._slots = deque()  # the old one may be in use further down this thread's own stack
             self._rest = None
-            self._changed.notify_all()
+            self._reader.wake()
         super().stop()
 
     def close(self) -> None:
-        # A thread that is pulling right now closes the input itself when it comes back.
-        if self._feed.acquire(blocking=False):
-            try:
-                self.upstream.close()
-            finally:
-                self._feed.release()
+        if self._feed.locked():
+            return  # whoever is pulling right now closes the input itself when it comes back
+        with self._feed:  # nobody keeps it for long any more: `stop` came before
+            self.upstream.close()
 
     # The reader's side
 
     def _next_chunk(self, want: int) -> Chunk:
         while True:
-            with self._changed:
-                if self._slots and self._slots[0].outcome is not None:
-                    outcome = self._take_front()
+            with self._lock:
+                slots = self._slots
+                if slots and slots[0].outcome is not None:
+                    outcome = self._received(slots.popleft())
                     if outcome.error is not None:
                         self._error = outcome.error
                         self._slots.clear()
@@ -174,16 +178,16 @@ class Ordered(Stage):
                 if self._closed:
                     return Chunk((), Fixed(None))
                 self._schedule()
-                if self._active or self._slots:
-                    waited = perf_counter()
-                    self._changed.wait(WAIT_S)
-                    self.meter.add_wait(perf_counter() - waited)
-                    continue
+                under_way = bool(self._active or self._slots)
                 generation = self._generation
-            self._step(generation, 0, want)
+            if under_way:
+                waited = perf_counter()
+                self._reader.wait(WAIT_S)
+                self.meter.add_wait(perf_counter() - waited)
+            else:
+                self._step(generation, 0, want)
 
-    def _take_front(self) -> Outcome:
-        slot = self._slots.popleft()
+    def _received(self, slot: _Slot) -> Outcome:
         outcome = slot.outcome
         assert outcome is not None
         self._buffered_bytes -= slot.nbytes
@@ -227,45 +231,26 @@ class Ordered(Stage):
         threading.current_thread().name = f"penstock {self.meter.label}"  # what a stack dump or a warning shows
         while True:
             more = self._step(generation, threads, None)
-            with self._changed:
+            with self._lock:
                 if generation != self._generation:
                     return  # whoever opened anew counts its own
                 if not more or self._active > self._tuner.threads or not self._has_room():
                     self._active -= 1
-                    self._changed.notify_all()
+                    self._reader.wake()
                     return
 
     def _step(self, generation: int, threads: int, want: int | None) -> bool:
         """Take, work, deliver. False: there is nothing more to take."""
-        with self._feed:
-            if generation != self._generation or self._end is not None or self._error is not None:
-                return False
-            if threads and not self._may_run_ahead:
-                return False
-            size = min(self._tuner.chunk_size, self._chunk_limit())
-            size = size if want is None else min(want, size)
-            watch = None if self.WORKS else Stopwatch()
-            try:
-                chunk = self._gather(size)
-                task = self._admit(chunk) if chunk.elements else None
-            except BaseException as error:
-                if threads == 0:
-                    raise
-                return self._deliver_last(generation, Outcome(Chunk((), Fixed(None)), error))
-            finally:
-                if self._closed:
-                    self.upstream.close()
-            if task is None:
-                with self._changed:
-                    if generation == self._generation:
-                        self._end = chunk
-                        self._changed.notify_all()
-                return False
-            slot = _Slot()
-            with self._changed:
-                if generation != self._generation:
-                    return False
-                self._slots.append(slot)
+        watch = None if self.WORKS else Stopwatch()
+        try:
+            with self._feed:
+                taken = self._take(generation, threads, want)
+        finally:
+            if self._closed:
+                self.close()
+        if taken is None:
+            return False
+        slot, task, elements = taken
         if not self.WORKS:
             outcome = Outcome(task)
         else:
@@ -283,18 +268,45 @@ class Ordered(Stage):
             call = replace(call, elapsed_s=call.elapsed_s + _wait_for_gil())
         made = outcome.chunk.elements
         nbytes = self._bytes_of(made)
-        with self._changed:
+        with self._lock:
             if generation == self._generation:
-                self._measure(len(chunk.elements), call, threads)
+                self._measure(elements, call, threads)
                 slot.outcome, slot.nbytes = outcome, nbytes
-                self._chunk_bytes, self._bytes_each = nbytes, nbytes / len(chunk.elements)
+                self._chunk_bytes, self._bytes_each = nbytes, nbytes / elements
                 self._buffered_bytes += nbytes
                 self._buffered_elements += len(made)
                 if len(made):
                     self.meter.bytes_per_element = nbytes / len(made)
                 if self._slots and self._slots[0] is slot:  # the reader waits for no other
-                    self._changed.notify_all()
+                    self._reader.wake()
         return outcome.error is None
+
+    def _take(self, generation: int, threads: int, want: int | None) -> tuple[_Slot, Any, int] | None:
+        """Take the next input and reserve its slot: slot, task, how many elements. Called with `_feed` held."""
+        if generation != self._generation or self._end is not None or self._error is not None:
+            return None
+        if threads and not self._may_run_ahead:
+            return None
+        size = min(self._tuner.chunk_size, self._chunk_limit())
+        size = size if want is None else min(want, size)
+        try:
+            chunk = self._gather(size)
+            task = self._admit(chunk) if chunk.elements else None
+        except BaseException as error:
+            if threads == 0:
+                raise
+            self._deliver_last(generation, Outcome(Chunk((), Fixed(None)), error))
+            return None
+        slot = _Slot()
+        with self._lock:
+            if generation != self._generation:
+                return None
+            if task is None:
+                self._end = chunk
+                self._reader.wake()
+                return None
+            self._slots.append(slot)
+        return slot, task, len(chunk.elements)
 
     WORKS = True
     """False for a plain prefetch, whose work is pulling."""
@@ -304,13 +316,12 @@ class Ordered(Stage):
             self.meter.add_work(call.elapsed_s, call.cpu_s, inline=threads == 0)
         self._tuner.worked(elements, call, threads)
 
-    def _deliver_last(self, generation: int, outcome: Outcome) -> bool:
-        with self._changed:
+    def _deliver_last(self, generation: int, outcome: Outcome) -> None:
+        with self._lock:
             if generation == self._generation:
                 self._slots.append(_Slot(outcome))
                 self._end = Chunk((), Fixed(None))
-                self._changed.notify_all()
-        return False
+                self._reader.wake()
 
 
 def _wait_for_gil() -> float:

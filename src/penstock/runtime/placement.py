@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,8 @@ from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.regrouping import last_regrouping
 from penstock.graph.traverse import walk
-from penstock.runtime.collate import Empty
+from penstock.runtime.buffers import is_large
+from penstock.runtime.collate import Array, Empty
 from penstock.runtime.contract import Stage
 from penstock.runtime.distributable import check_coordinated
 from penstock.runtime.flight import Flight
@@ -33,8 +33,6 @@ from penstock.runtime.ops.shard import Sharding
 from penstock.runtime.ops.share import Share
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.streams import Allocate, Left, StreamPart, UnitFeed
-
-ALLOCATED_BYTES = 64 << 10  # smaller arrays are cheaper to copy than to lease
 
 
 class Placement:
@@ -139,9 +137,8 @@ class Placement:
             return np.empty
         given = allocate
 
-        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-            large = not dtype.hasobject and math.prod(shape) * dtype.itemsize >= ALLOCATED_BYTES
-            array = given(shape, dtype) if large else None
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            array = given(shape, dtype) if is_large(shape, dtype) else None
             return np.empty(shape, dtype) if array is None else array
 
         return empty

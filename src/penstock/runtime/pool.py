@@ -1,4 +1,7 @@
-"""Threads that are made when needed, kept for reuse, and never hold up the end of the process."""
+"""Threads that are made when needed, kept for reuse, and never hold up the end of the process.
+
+`_ready` is only waited on and notified; the lock is entered as such, for the reason that `sources.waking` gives.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ class ThreadPool:
 
     def __init__(self, name: str = "penstock") -> None:
         self._name = name
-        self._ready = threading.Condition()
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         self._tasks: deque[Callable[[], None]] = deque()
         self._idle = 0
         self._threads: set[threading.Thread] = set()
@@ -24,7 +28,7 @@ class ThreadPool:
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run `task` soon on some thread. Tasks handle their own exceptions."""
-        with self._ready:
+        with self._lock:
             if self._closed:
                 return
             self._tasks.append(task)
@@ -38,7 +42,7 @@ class ThreadPool:
 
     def _run(self) -> None:
         while True:
-            with self._ready:
+            with self._lock:
                 self._idle += 1
                 while not self._tasks:
                     if self._closed or not self._ready.wait(IDLE_S):
@@ -54,12 +58,13 @@ class ThreadPool:
 
     def close(self, wait_s: float = 1.0) -> list[str]:
         """End idle threads, wait a moment for busy ones, return the names of those still in a task."""
-        with self._ready:
+        with self._lock:
             self._closed = True
             self._tasks.clear()
             self._ready.notify_all()
             threads = [thread for thread in self._threads if thread is not threading.current_thread()]
         deadline = monotonic() + wait_s
         for thread in threads:
-            thread.join(max(0.0, deadline - monotonic()))
+            if thread.is_alive():  # else an interrupt kept it from starting
+                thread.join(max(0.0, deadline - monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]

@@ -13,8 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from penstock.sources.waking import Wakeup
+
 T = TypeVar("T")
 Made = TypeVar("Made")
+
+WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: storage may take as long as it takes
+CLOSE_WAIT_S = 10.0
 
 
 def made_ahead(make: Callable[[T], Made], items: Iterable[T], *, at_once: int) -> Iterator[Made]:
@@ -48,51 +53,57 @@ class Background(Generic[T]):
         return self._shared.take()
 
     def close(self) -> None:
-        """Stop making more; returns when the thread has ended."""
+        """Stop making more; returns when the thread has ended, or is stuck in what it cannot be called back from."""
         self._forgotten()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(CLOSE_WAIT_S)
 
 
 class _Shared(Generic[T]):
+    """The maker waits for room, and the reader to be woken: see `sources.waking`."""
+
     def __init__(self, depth: int, abort: Callable[[], None]) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self._reader = Wakeup()
         self._depth, self._abort = depth, abort
         self._made: deque[T] = deque()
         self._error: BaseException | None = None
         self._ended = self._stopped = False
 
     def take(self) -> T | None:
-        with self._changed:
-            while not self._made and not self._ended and not self._stopped:
-                self._changed.wait()
-            if self._made:
-                self._changed.notify_all()
-                return self._made.popleft()
-            if self._error is not None:
-                raise self._error
-            return None
+        while True:
+            with self._lock:
+                if self._made:
+                    self._room.notify()
+                    return self._made.popleft()
+                if self._error is not None:
+                    raise self._error
+                if self._ended or self._stopped:
+                    return None
+            self._reader.wait(WAIT_S)
 
     def put(self, item: T) -> bool:
         """Add one when there is room; False if nobody wants more."""
-        with self._changed:
+        with self._lock:
             while len(self._made) >= self._depth and not self._stopped:
-                self._changed.wait()
+                self._room.wait(WAIT_S)
             if not self._stopped:
                 self._made.append(item)
-                self._changed.notify_all()
+                self._reader.wake()
             return not self._stopped
 
     def end(self, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             self._ended, self._error = True, error
-            self._changed.notify_all()
+            self._reader.wake()
 
     def stop(self) -> None:
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._made.clear()
-            self._changed.notify_all()
+            self._reader.wake()
+            self._room.notify()
         self._abort()
 
 

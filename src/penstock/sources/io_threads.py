@@ -23,14 +23,15 @@ IDLE_S = 1.0  # longer than the pause between two batches of requests, shorter t
 
 class _Pool:
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered as such: `sources.waking` says why
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads = 0
         self._idle = 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        with self._changed:
+        with self._lock:
             self._jobs.append((future, call))
             if self._idle >= len(self._jobs):
                 self._changed.notify()
@@ -48,7 +49,7 @@ class _Pool:
             del job, future, call  # an idle thread must not keep the last block alive
 
     def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        with self._changed:
+        with self._lock:
             self._idle += 1
             try:
                 if not self._jobs:

@@ -17,13 +17,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from penstock.core.errors import DispatcherUnavailableError
-from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.core.ids import RunnerId, WorkerId
 from penstock.graph.installed import installed_versions
 from penstock.wire.addresses import host_id
 from penstock.wire.control import ControlClient
@@ -38,13 +37,12 @@ from penstock.wire.messages import (
     RegisterAgent,
     RunnerFigures,
     RunnerGone,
-    RunnerPlace,
     RunnerReady,
     StartRunner,
     StopRunner,
     ViewChanged,
-    WorkerPlace,
 )
+from penstock.worker.agent_records import Runner, Worker
 from penstock.worker.flight import read_flight
 from penstock.worker.processes import (
     Children,
@@ -60,50 +58,15 @@ from penstock.worker.processes import (
     ToNursery,
     describe_exit,
 )
-from penstock.worker.processes_agent import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers, runner_child
+from penstock.worker.processes_agent import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers
 from penstock.worker.processes_runner import RUNNER_ENTRY, RunnerConfig
 
 BEAT_S = 1.0
 STOP_GRACE_S = 3.0
 RUNNER_START_S = 120.0  # importing what user functions need may take long; a runner that never gets there is ended
 REGISTER_S = 10.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Worker:
-    place: WorkerPlace
-    leave_by_s: float | None = None
-    told: bool = False
-    """The dispatcher knows that it leaves."""
-
-
-@dataclass(slots=True)
-class _Runner:
-    runner: RunnerId
-    worker: WorkerId
-    job: JobName
-    started_s: float
-    pid: int = 0
-    address: str = ""
-    """Empty: it is not ready."""
-    reason: str = ""
-    """Why it was stopped; empty: it was not."""
-    figures: RunnerFigures = field(default_factory=RunnerFigures)
-    """The newest it reported, with what the agent has seen of it itself."""
-    beaten: tuple[float, RunnerFigures] | None = None
-    """When the last beat was made, and what it said."""
-
-    @property
-    def child(self) -> str:
-        return runner_child(self.worker, self.runner)
-
-    @property
-    def place(self) -> RunnerPlace:
-        return RunnerPlace(self.runner, self.worker, self.job, self.address)
 
 
 class Nursery(Protocol):
@@ -129,8 +92,8 @@ class Agent:
     def __init__(self, config: AgentConfig, nursery: Nursery) -> None:
         self._config = config
         self._nursery = nursery
-        self._workers = {each.worker: _Worker(each) for each in config.workers}
-        self._runners: dict[str, _Runner] = {}
+        self._workers = {each.worker: Worker(each) for each in config.workers}
+        self._runners: dict[str, Runner] = {}
         """By the id their process has in the nursery."""
         self._inbox: deque[Callable[[], None]] = deque()
         # Where the agent is a process, closed with it: the control client's thread may write to it until then.
@@ -258,7 +221,7 @@ class Agent:
                 pass  # for clients
 
     def _start(self, push: StartRunner) -> None:
-        runner = _Runner(runner=push.runner, worker=push.worker, job=push.job, started_s=time.monotonic())
+        runner = Runner(runner=push.runner, worker=push.worker, job=push.job, started_s=time.monotonic())
         known = self._runners.get(runner.child)
         if known is not None:
             if known.address and not known.reason:
@@ -286,7 +249,7 @@ class Agent:
             Spawn(id=runner.child, entry=RUNNER_ENTRY, config=msgspec.msgpack.encode(config), record=True)
         )
 
-    def _stop(self, runner: _Runner, reason: str) -> None:
+    def _stop(self, runner: Runner, reason: str) -> None:
         if not runner.reason:
             runner.reason = reason or "it was stopped"
             self._nursery.send(Stop(id=runner.child, grace_s=STOP_GRACE_S))
@@ -316,7 +279,7 @@ class Agent:
             case Children():
                 pass  # never asked for
 
-    def _report_gone(self, runner: _Runner, reason: str, record: bytes = b"") -> None:
+    def _report_gone(self, runner: Runner, reason: str, record: bytes = b"") -> None:
         # Of a runner that was told to stop, what was under way is nobody's fault.
         in_flight = () if runner.reason else tuple(each.plain() for each in read_flight(record))
         self._control.post(
@@ -334,7 +297,7 @@ class Agent:
         match order:
             case JoinWorkers():
                 for place in order.workers:
-                    self._workers.setdefault(place.worker, _Worker(place))
+                    self._workers.setdefault(place.worker, Worker(place))
                 self._register()
             case LeaveWorkers():
                 self._leave(order.workers, order.drain_s)
@@ -397,44 +360,13 @@ class Agent:
         statistics: dict[str, Any] = {}
         now_s = time.monotonic()
         for runner in self._runners.values():
-            usage = read_usage(runner.pid)
-            if usage is not None:
+            figures = runner.beat(now_s)
+            if figures is not None:
                 alive.append(runner.runner)
-                runner.figures = msgspec.structs.replace(runner.figures, cpu_s=usage.cpu_s, rss_bytes=usage.rss_bytes)
-                statistics[runner.runner] = _with_rates(runner.figures, runner.beaten, now_s)
-                runner.beaten = now_s, runner.figures
+                statistics[runner.runner] = figures
         return AgentBeat(agent=self._config.agent, runners=tuple(alive), statistics=statistics)
 
     def _on_beat(self, answer: Answer) -> None:
         self._beating = False
         if isinstance(answer, NotKnown):
             self._register()
-
-
-def _with_rates(figures: RunnerFigures, before: tuple[float, RunnerFigures] | None, now_s: float) -> RunnerFigures:
-    if before is None or now_s <= before[0]:
-        return figures
-    took_s = now_s - before[0]
-    return msgspec.structs.replace(
-        figures,
-        rounds_per_s=round((figures.rounds - before[1].rounds) / took_s, 2),
-        cores=round((figures.cpu_s - before[1].cpu_s) / took_s, 3),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    cpu_s: float
-    rss_bytes: int
-
-
-def read_usage(pid: int) -> Usage | None:
-    """Return what a process has used, or None if it does not live (a stopped one does not: it serves nobody)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if fields[0] in (b"T", b"Z", b"X"):
-        return None
-    return Usage(cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S, rss_bytes=int(fields[21]) * _PAGE_BYTES)

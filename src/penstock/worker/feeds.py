@@ -125,16 +125,8 @@ class GrantedFeed:
             self._changed.notify_all()
 
 
-class DealtFeed:
-    """Ordinals `number`, `number + of`, `number + 2 of`, ... of every pass."""
-
-    def __init__(self, number: int, of: int, split_counts: Sequence[int]) -> None:
-        self._first, self._step = number % of, of
-        self._counts = split_counts
-
-    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
-        ordinal = self._first if after is None else after + self._step
-        return ordinal if ordinal < self._counts[source] else None
+class KnownFeed(ClosableFeed):
+    """All its splits are known beforehand."""
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after)
@@ -146,7 +138,19 @@ class DealtFeed:
         """Nobody ever waits here."""
 
 
-class ListedFeed:
+class DealtFeed(KnownFeed):
+    """Ordinals `number`, `number + of`, `number + 2 of`, ... of every pass."""
+
+    def __init__(self, number: int, of: int, split_counts: Sequence[int]) -> None:
+        self._first, self._step = number % of, of
+        self._counts = split_counts
+
+    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
+        ordinal = self._first if after is None else after + self._step
+        return ordinal if ordinal < self._counts[source] else None
+
+
+class ListedFeed(KnownFeed):
     """The same list in every pass."""
 
     def __init__(self, listed: Sequence[Sequence[int]]) -> None:
@@ -158,17 +162,8 @@ class ListedFeed:
         at = 0 if after is None else self._places[source][after] + 1
         return ordinals[at] if at < len(ordinals) else None
 
-    def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        return self.next_split(source, pass_, after)
 
-    def select(self, leftover: int) -> None:
-        raise TypeError("only a tail has leftovers")
-
-    def stop(self) -> None:
-        """Nobody ever waits here."""
-
-
-class NamedFeed:
+class NamedFeed(KnownFeed):
     """The splits a cut named, and no others."""
 
     def __init__(self, leftover: Leftover) -> None:
@@ -179,17 +174,8 @@ class NamedFeed:
         at = 0 if after is None else ordinals.index(after) + 1 if after in ordinals else len(ordinals)
         return ordinals[at] if at < len(ordinals) else None
 
-    def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        return self.next_split(source, pass_, after)
 
-    def select(self, leftover: int) -> None:
-        raise TypeError("only a tail has leftovers")
-
-    def stop(self) -> None:
-        """Nobody ever waits here."""
-
-
-class TailFeed:
+class TailFeed(KnownFeed):
     def __init__(self, leftovers: Sequence[Leftover], split_counts: Sequence[int]) -> None:
         self._feeds = [leftover_feed(leftover, split_counts) for leftover in leftovers]
         self._present = 0
@@ -197,14 +183,8 @@ class TailFeed:
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
         return self._feeds[self._present].next_split(source, pass_, after) if self._feeds else None
 
-    def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        return self.next_split(source, pass_, after)
-
     def select(self, leftover: int) -> None:
         self._present = leftover
-
-    def stop(self) -> None:
-        """Nobody ever waits here."""
 
 
 def leftover_feed(leftover: Leftover, split_counts: Sequence[int]) -> SplitFeed:

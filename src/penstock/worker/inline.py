@@ -18,11 +18,10 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.worker.agent import Agent
-from penstock.worker.figures import line_of
 from penstock.worker.processes import Died, FromNursery, Ready, Reported, Spawn, Spawned, Stop, ToNursery
 from penstock.worker.processes_agent import AgentConfig
 from penstock.worker.processes_runner import RunnerConfig
-from penstock.worker.runner import LOOK_S, Runner
+from penstock.worker.runner import Runner
 
 CLOSE_S = 5.0
 
@@ -121,11 +120,11 @@ class ThreadNursery:
         try:
             runner = Runner(config)
             try:
-                runner.start()
-                self._tell(Ready(id=place.id, text=runner.address.text()))
-                while not place.stop.wait(LOOK_S) and runner.serving:
-                    runner.look_after()
-                    self._tell(Reported(id=place.id, text=line_of(runner.statistics())))
+                runner.serve(
+                    place.stop,
+                    ready=lambda address: self._tell(Ready(id=place.id, text=address)),
+                    report=lambda figures: self._tell(Reported(id=place.id, text=figures)),
+                )
             finally:
                 runner.close()
         except Exception as error:

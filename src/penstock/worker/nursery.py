@@ -22,7 +22,6 @@ import time
 import msgspec
 
 from penstock.worker.nursery_records import (
-    FIRST_BACKOFF_S,
     Child,
     Starter,
     do_nothing,
@@ -34,7 +33,6 @@ from penstock.worker.nursery_records import (
 from penstock.worker.processes import (
     MAX_PACKET_BYTES,
     RECORD_BYTES,
-    ChildLine,
     Children,
     Died,
     End,
@@ -62,8 +60,6 @@ PRELOADED = (
 """What children need, in the order they are needed: a child is forked as soon as its own module is there, and starts
 while the others are still imported. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children
 need them."""
-LONGEST_BACKOFF_S = 2.0
-STEADY_S = 10.0  # a child that lived this long did not fail because of how it was started
 PARENT_POLL_S = 0.5  # only where the kernel has no pidfd
 FAILURE_CHARACTERS = 2000
 
@@ -192,12 +188,7 @@ class Nursery:
                 if told is not None and told.link is not None:
                     self._push(told.link, Told(body=request.body))
             case ListChildren():
-                lines = tuple(
-                    ChildLine(
-                        id=each.spawn.id, entry=each.spawn.entry, pid=each.pid, ready=each.ready, starts=each.starts
-                    )
-                    for each in self._children.values()
-                )
+                lines = tuple(each.line() for each in self._children.values())
                 self._push(starter, Children(number=request.number, children=lines))
             case End():
                 self._ending = True
@@ -215,19 +206,10 @@ class Nursery:
                 self._stop(child, 0.0)
 
     def _listen(self, child: Child) -> None:
-        """Read the lines a child wrote: `+` its ready text, `*` what it reports, `-` its failure."""
-        try:
-            while piece := os.read(child.pipe, 65536):
-                child.said += piece
-        except BlockingIOError:
-            pass
-        else:
-            self._selector.unregister(child.pipe)
-            os.close(child.pipe)
-            child.pipe = -1
-        while (end := child.said.find(b"\n")) >= 0:
-            line = child.said[:end].decode("utf-8", "replace")
-            del child.said[: end + 1]
+        """Act on the lines a child wrote: `+` its ready text, `*` what it reports, `-` its failure."""
+        if child.read():
+            self._close_pipe(child)
+        for line in child.lines():
             if line.startswith("+"):
                 child.ready = line[1:]
                 self._push(child.owner, Ready(id=child.spawn.id, text=line[1:]))
@@ -236,6 +218,11 @@ class Nursery:
                     self._push(child.owner, Reported(id=child.spawn.id, text=line[1:]))
             elif line.startswith("-"):
                 child.failure = line[1:]
+
+    def _close_pipe(self, child: Child) -> None:
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        child.pipe = -1
 
     # What is sent
 
@@ -253,10 +240,7 @@ class Nursery:
 
     def _fork(self, child: Child) -> None:
         spawn = child.spawn
-        child.start_at_s = child.kill_at_s = child.ready = None
-        child.failure, child.said = "", bytearray()
-        child.started_s = time.monotonic()
-        child.starts += 1
+        child.begin(time.monotonic())
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         os.set_blocking(write_end, False)  # a nursery that is stopped does not stop its children
@@ -334,21 +318,16 @@ class Nursery:
         if child.pipe >= 0:
             self._listen(child)  # what it wrote before it died
         if child.pipe >= 0:
-            self._selector.unregister(child.pipe)
-            os.close(child.pipe)
+            self._close_pipe(child)
         record = b""
         if child.record is not None:
             record = bytes(child.record)
             child.record.close()
         again = child.spawn.restart and not child.stopping
         link, child.link = child.link, None
-        child.pid, child.pipe, child.record = 0, -1, None
+        child.pid, child.record = 0, None
         if again:
-            now_s = time.monotonic()
-            if now_s - child.started_s >= STEADY_S:
-                child.backoff_s = FIRST_BACKOFF_S
-            child.start_at_s = now_s + child.backoff_s
-            child.backoff_s = min(child.backoff_s * 2, LONGEST_BACKOFF_S)
+            child.put_off(time.monotonic())
         else:
             del self._children[child.spawn.id]
         failure = child.failure[:FAILURE_CHARACTERS]

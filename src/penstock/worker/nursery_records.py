@@ -8,11 +8,14 @@ import selectors
 import signal
 import socket
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.worker.processes import Spawn
+from penstock.worker.processes import ChildLine, Spawn
 
 FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+STEADY_S = 10.0  # a child that lived this long did not fail because of how it was started
 KEPT_EVENTS = 512  # for a reader that does not read; the oldest are dropped, and `ListChildren` still tells the truth
 
 
@@ -56,6 +59,39 @@ class Child:
     stopping: bool = False
     start_at_s: float | None = None
     kill_at_s: float | None = None
+
+    def line(self) -> ChildLine:
+        return ChildLine(id=self.spawn.id, entry=self.spawn.entry, pid=self.pid, ready=self.ready, starts=self.starts)
+
+    def begin(self, now_s: float) -> None:
+        """It is started, as if for the first time."""
+        self.start_at_s = self.kill_at_s = self.ready = None
+        self.failure, self.said = "", bytearray()
+        self.started_s = now_s
+        self.starts += 1
+
+    def put_off(self, now_s: float) -> None:
+        """Say when it is started again: later and later, while it fails soon."""
+        if now_s - self.started_s >= STEADY_S:
+            self.backoff_s = FIRST_BACKOFF_S
+        self.start_at_s = now_s + self.backoff_s
+        self.backoff_s = min(self.backoff_s * 2, LONGEST_BACKOFF_S)
+
+    def read(self) -> bool:
+        """Take what it wrote; return whether its pipe has ended."""
+        try:
+            while piece := os.read(self.pipe, 65536):
+                self.said += piece
+        except BlockingIOError:
+            return False
+        return True
+
+    def lines(self) -> Iterator[str]:
+        """Give the whole lines of what was read, each once."""
+        while (end := self.said.find(b"\n")) >= 0:
+            line = self.said[:end].decode("utf-8", "replace")
+            del self.said[: end + 1]
+            yield line
 
 
 def wait_for(end: socket.socket, timeout_s: float) -> None:

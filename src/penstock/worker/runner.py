@@ -17,24 +17,18 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any
 
 import zmq
 
-from penstock.core.ids import StreamId, stream_number
+from penstock.core.ids import StreamId
 from penstock.runtime.budget import Budget
-from penstock.runtime.contract import State
-from penstock.runtime.iterator import Run
-from penstock.runtime.streams import Allocate, Left, StreamPart, TornRounds
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.compression import compress
 from penstock.wire.control import ControlClient
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import (
-    NO_STORAGE_OPTIONS,
     CloseStream,
     Credit,
     FromRunner,
@@ -47,18 +41,15 @@ from penstock.wire.frames import (
     ToRunner,
     Units,
 )
-from penstock.wire.jobs import Cut, JobSpec, Leftover
+from penstock.wire.jobs import Cut, JobSpec
 from penstock.wire.liveness import is_gone
-from penstock.wire.messages import Answer, GrantSplits, RunnerFigures
+from penstock.wire.messages import RunnerFigures
 from penstock.wire.slabs import Arena
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.fed import FedFeed, FedUnits
-from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
 from penstock.worker.figures import Figures, line_of
 from penstock.worker.flight import RECORD_BYTES, FlightRecord, HangWatch, InFlight
-from penstock.worker.grouping import outputs_received
 from penstock.worker.job import Job, LoadedJob
-from penstock.worker.ledger import Ledger
+from penstock.worker.opening import RunOpener
 from penstock.worker.output import OutputCapture
 from penstock.worker.processes_runner import RunnerConfig
 from penstock.worker.pump import OpenedRun, Pump
@@ -66,7 +57,6 @@ from penstock.worker.sending import DataSocket
 from penstock.worker.served import Terms
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import Stream
-from penstock.worker.tails import StreamRun
 
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
@@ -96,15 +86,15 @@ def run(
     runner = Runner(config, record)
     capture = OutputCapture(config.worker, runner.forward_output)
     faulthandler.enable(capture.own_stderr)
-    runner.start()
-    ready(runner.address.text())
-    while not stop.wait(LOOK_S):
-        if not runner.serving:
-            os._exit(1)  # its thread died: a deaf process would be waited for, another takes a dead one's place
-        runner.look_after()
+
+    def settle_and_report(figures: str) -> None:
         capture.settle()
         if report is not None:
-            report(line_of(runner.statistics()))
+            report(figures)
+
+    runner.serve(stop, ready, settle_and_report)
+    if not stop.is_set():
+        os._exit(1)  # a deaf process would be waited for, another takes a dead one's place
     # A thread in the middle of a user's function cannot be ended: it has a moment, then the process goes without it.
     threading.Thread(target=_leave_anyway, name="penstock leave", daemon=True).start()
     capture.close()
@@ -136,10 +126,15 @@ class Runner:
         self._streams: dict[StreamId, Stream | SharedStream] = {}
         self._early: list[tuple[bytes, OpenStream]] = []
         """Came before the job was loaded."""
-        self._fed: dict[StreamId, FedUnits] = {}
-        """What readers sent for streams that they feed; it may come before the stream is open."""
-        self._storage = NO_STORAGE_OPTIONS
-        """The newest of the readers': they read the same data, and keys may be of a day."""
+        self._opener = RunOpener(
+            config.job,
+            self._job,
+            control=self._control,
+            arena=self._arena,
+            flight=self._flight,
+            figures=self._figures,
+            budget=self._budget,
+        )
         self._loaded: LoadedJob | None = None
         self._load_failure: RemoteFailure | None = None
         self._processes: dict[bytes, str] = {}
@@ -162,10 +157,13 @@ class Runner:
         self._data.start()
         self._loading.start()
 
-    @property
-    def serving(self) -> bool:
-        """Whether anybody can be heard."""
-        return self._data.serving
+    def serve(self, stop: threading.Event, ready: Callable[[str], None], report: Callable[[str], None]) -> None:
+        """Run until `stop` is set, or until the data socket's thread died: nobody can be heard then."""
+        self.start()
+        ready(self.address.text())
+        while not stop.wait(LOOK_S) and self._data.serving:
+            self.look_after()
+            report(line_of(self.statistics()))
 
     def close(self) -> None:
         if self._closed:
@@ -198,7 +196,7 @@ class Runner:
         if isinstance(message, OpenStream):
             self._open(peer, message)
         elif isinstance(message, Units):
-            self._fed.setdefault(message.stream, FedUnits()).take(message)
+            self._opener.units_for(message.stream).take(message)
         elif isinstance(message, Credit):
             if message.returned:
                 self._arena.release(message.returned)
@@ -211,7 +209,7 @@ class Runner:
         if message.slab and message.process:
             self._processes[peer] = message.process
         if message.storage.sources:
-            self._storage = message.storage
+            self._opener.storage = message.storage
         if message.runner != self.config.runner:
             reason = f"this is runner {self.config.runner}, not {message.runner}"
             self.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
@@ -264,7 +262,7 @@ class Runner:
             if now - stream.idle_since > FORGET_S:
                 stream.close()
                 del self._streams[stream.id]
-                self._fed.pop(stream.id, None)
+                self._opener.forget(stream.id)
                 continue
             for peer in stream.tick(now):
                 # Nothing to say, but the socket finds out whether there is still somebody to say it to.
@@ -300,9 +298,6 @@ class Runner:
     def array(self, shape: Sequence[int], dtype: Any) -> Any:
         return self._arena.array(shape, dtype)
 
-    def _allocate_for(self, stream: Stream) -> Allocate:
-        return lambda shape, dtype: self._arena.array(shape, dtype) if stream.uses_slabs else None
-
     def keep(self, buffers: Sequence[Any]) -> tuple[SlabPlaces, Sequence[Any]] | None:
         places = self._arena.place(buffers)
         return None if places is None else (places, self._arena.views(places))
@@ -329,77 +324,7 @@ class Runner:
         return ("", buffers) if kind == "none" else (kind, compress(kind, buffers))
 
     def open_run(self, stream: Stream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
-        job = self._job.load(lambda: pump.abandoned)
-        excluded = self._job.excluded()
-        spec, feed_spec = job.spec, terms.feed
-        ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
-        final = feed_spec.kind in ("tail", "fed") or spec.sharding == "off"
-        feed = self._feed(stream, terms, ledger, spec.split_counts)
-        pump.adopt(feed)
-        part = StreamPart(
-            feed=feed,
-            weights=pump.weights,
-            rest="give" if final else "keep",
-            shuffle_parts=terms.share,
-            keep=feed_spec.keep,
-            leftovers=tuple(_left(leftover, job) for leftover in feed_spec.leftovers),
-            coordinated=spec.consumers if spec.coordinated else 0,
-            torn=_torn(start) if job.makes_rounds else None,
-            dropped=frozenset(excluded.dropped),
-            suspects=frozenset(excluded.suspects),
-            allocate=partial(stream.allocate, pump) if isinstance(stream, SharedStream) else self._allocate_for(stream),
-            recorder=self._flight.recorder(stream.id),
-        )
-
-        def opened(part: StreamPart, state: State) -> Run:
-            run = StreamRun(
-                job.graph,
-                # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
-                seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
-                epoch=terms.epoch,
-                budget=self._budget(),
-                source_of=job.source_opener(self._storage),
-                part=part,
-                # What nobody received of a round, coordinated reads take back by themselves.
-                leftovers=() if job.makes_rounds else feed_spec.leftovers,
-                width=spec.consumers,
-                split_counts=spec.split_counts,
-            )
-            try:
-                run.open(terms.epoch, state)
-            except BaseException:
-                run.close()
-                raise
-            self._figures.watch(pump, run)
-            return run
-
-        return OpenedRun(
-            run=opened(part, start.engine),
-            feed=feed,
-            ledger=ledger,
-            final=final,
-            pad=spec.uneven == "pad",
-            reopen=lambda state, weights: opened(replace(part, weights=weights, torn=None), state),
-        )
-
-    def _feed(
-        self, stream: Stream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]
-    ) -> ClosableFeed:
-        if terms.feed.kind == "fed":
-            return FedFeed(self._fed.setdefault(stream.id, FedUnits()), terms.feed)
-        if ledger is None:
-            return fixed_feed(terms.feed, split_counts)
-        return GrantedFeed(
-            ledger,
-            self._post_grant,
-            job=self.config.job,
-            attempt=terms.attempt,
-            stream=stream.id,
-            binding=terms.binding,
-        )
-
-    def _post_grant(self, request: GrantSplits, then: Callable[[Answer], None]) -> None:
-        self._control.post(request, then)
+        return self._opener.open(stream, terms, start, pump)
 
     def _budget(self) -> Budget:
         """Share memory and threads among the streams that run now, the one that asks included."""
@@ -431,17 +356,6 @@ class Runner:
     def statistics(self) -> RunnerFigures:
         """Return what the agent's heartbeat carries."""
         return self._figures.look(list(self._streams.values()), refused=self._guard.refused)
-
-
-def _left(leftover: Leftover, job: LoadedJob) -> Left:
-    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.consumers
-    if job.makes_rounds:
-        return Left(cut.engine, cut.since * consumers, cut.share, keep, _torn(cut))
-    return Left(cut.engine, outputs_received(cut, consumers), cut.share, keep)
-
-
-def _torn(cut: Cut) -> TornRounds | None:
-    return None if cut.regroup is None else TornRounds(cut.regroup.width, cut.regroup.given)
 
 
 def _hang_text(work: InFlight, now: float) -> str:

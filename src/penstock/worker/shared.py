@@ -136,7 +136,7 @@ class SharedStream(ServedStream[int, SharedReader]):
                 reader.heard_at = monotonic()
                 reader.passed_over = False
                 self._serve(reader)
-                if self._pump_waits:
+                if self._pump_waits and self._places.demand(self._window.end):
                     self._changed.notify_all()
 
     def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:

@@ -9,18 +9,15 @@ opened in their middle they are made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from penstock.core.element import Element
-from penstock.graph.node import Node
-from penstock.graph.readers import SourceNode
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Origin, State
-from penstock.runtime.iterator import Run
+from penstock.runtime.iterator import Pipeline, Run
 from penstock.runtime.streams import StreamPart, StreamStopped
-from penstock.sources.base import Source
 from penstock.wire.jobs import Leftover
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import leftover_feed
@@ -44,18 +41,15 @@ class StreamRun(Run):
 
     def __init__(
         self,
-        graph: Node,
+        pipeline: Pipeline,
         *,
-        seed: int,
-        epoch: int,
         budget: Budget,
-        source_of: Callable[[SourceNode], Source],
         part: StreamPart,
         leftovers: Sequence[Leftover],
         width: int,
         split_counts: Sequence[int],
     ) -> None:
-        super().__init__(graph, seed=seed, epoch=epoch, budget=budget, source_of=source_of, part=part)
+        super().__init__(**pipeline, budget=budget, part=part)
 
         def run_of(leftover: Leftover) -> Run:
             own = replace(
@@ -66,8 +60,7 @@ class StreamRun(Run):
                 keep=leftover.feed.keep,
                 leftovers=(),
             )
-            alone = replace(budget, threads=1)
-            return Run(graph, seed=seed, epoch=epoch, budget=alone, source_of=source_of, part=own)
+            return Run(**pipeline, budget=replace(budget, threads=1), part=own)
 
         self._run_of = run_of
         found = [(leftover, gaps_in(received(leftover.cut, width))) for leftover in leftovers]

@@ -1,14 +1,10 @@
 """map + batch in one: threads write their results straight into the batch's buffer.
 
 A large array is copied once, by the thread that made it, into its row; small leaves are kept and collated at the end.
-Buffers are reused as soon as nobody holds them (a fresh page costs more than the copy), which numpy's reference to the
-owner of a view tells exactly. Those that a stream's owner gives memory for are its own affair, and are not kept.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +14,8 @@ import numpy as np
 
 from penstock.core.element import Element, element_bytes, map_leaves, rebuild_like
 from penstock.runtime.blame import blame
-from penstock.runtime.collate import collate, different_arrays, different_structure, stack_leaves
+from penstock.runtime.buffers import BufferPool
+from penstock.runtime.collate import Array, collate, different_arrays, different_structure, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
 from penstock.runtime.flight import Flight
 from penstock.runtime.ops.batch import Collate, Sizes
@@ -26,45 +23,9 @@ from penstock.runtime.ops.steps import Step, run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
-from penstock.runtime.streams import Allocate
 from penstock.runtime.tuning import Tuner
 
-Array = np.ndarray[Any, Any]
 IN_PLACE_BYTES = 4096  # smaller arrays are cheaper to collate together
-POOLED_BYTES = 64 << 10  # smaller ones an allocator has at hand
-IDLE_BUFFERS = 4
-_UNUSED = 3  # references to a buffer nobody else holds: the pool's list, the loop variable, getrefcount's argument
-
-
-class BufferPool:
-    """Batch buffers that come back by themselves when the last view of them is gone."""
-
-    def __init__(self, allocate: Allocate | None = None) -> None:
-        self._allocate = allocate
-        self._owners: list[Array] = []
-        self._lock = threading.Lock()
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return memory for a batch: of this pool if it is worth it."""
-        large = not dtype.hasobject and math.prod(shape) * dtype.itemsize >= POOLED_BYTES
-        return self.take(shape, dtype) if large else np.empty(shape, dtype)
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        given = None if self._allocate is None else self._allocate(shape, dtype)
-        if given is not None:
-            return given
-        with self._lock:
-            idle = 0
-            for owner in self._owners:
-                if sys.getrefcount(owner) == _UNUSED:
-                    if owner.shape == shape and owner.dtype == dtype:
-                        return owner[:]
-                    idle += 1
-            if idle > IDLE_BUFFERS:
-                self._owners = [owner for owner in self._owners if sys.getrefcount(owner) > _UNUSED]
-            owner = np.empty(shape, dtype)
-            self._owners.append(owner)
-            return owner[:]
 
 
 class BatchUnderWay:

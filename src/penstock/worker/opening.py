@@ -1,0 +1,149 @@
+"""Opens the engine's run for a stream: what it reads, where it begins, what of the runner it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from penstock.core.ids import JobName, StreamId, stream_number
+from penstock.runtime.budget import Budget
+from penstock.runtime.contract import State
+from penstock.runtime.iterator import Pipeline, Run
+from penstock.runtime.streams import Allocate, Left, StreamPart, TornRounds
+from penstock.wire.control import ControlClient
+from penstock.wire.frames import NO_STORAGE_OPTIONS
+from penstock.wire.jobs import Cut, Leftover
+from penstock.wire.slabs import Arena
+from penstock.worker.fed import FedFeed, FedUnits
+from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
+from penstock.worker.figures import Figures
+from penstock.worker.flight import FlightRecord
+from penstock.worker.grouping import outputs_received
+from penstock.worker.job import Job, LoadedJob
+from penstock.worker.ledger import Ledger
+from penstock.worker.pump import OpenedRun, Pump
+from penstock.worker.served import Terms
+from penstock.worker.shared import SharedStream
+from penstock.worker.streams import Stream
+from penstock.worker.tails import StreamRun
+
+
+class RunOpener:
+    """A runner's. What readers say sets what the next run gets; runs are opened in their pumps' threads."""
+
+    def __init__(
+        self,
+        name: JobName,
+        job: Job,
+        *,
+        control: ControlClient,
+        arena: Arena,
+        flight: FlightRecord,
+        figures: Figures,
+        budget: Callable[[], Budget],
+    ) -> None:
+        self._name = name
+        self._job = job
+        self._control = control
+        self._arena = arena
+        self._flight = flight
+        self._figures = figures
+        self._budget = budget
+        self._fed: dict[StreamId, FedUnits] = {}
+        self.storage = NO_STORAGE_OPTIONS
+        """The newest of the readers': they read the same data, and keys may be of a day."""
+
+    def units_for(self, stream: StreamId) -> FedUnits:
+        """Return what readers sent for a stream that they feed; it may come before the stream is open."""
+        return self._fed.setdefault(stream, FedUnits())
+
+    def forget(self, stream: StreamId) -> None:
+        self._fed.pop(stream, None)
+
+    def open(self, stream: Stream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
+        job = self._job.load(lambda: pump.abandoned)
+        excluded = self._job.excluded()
+        spec, feed_spec = job.spec, terms.feed
+        ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
+        final = feed_spec.kind in ("tail", "fed") or spec.sharding == "off"
+        feed = self._feed(stream, terms, ledger, spec.split_counts)
+        pump.adopt(feed)
+        part = StreamPart(
+            feed=feed,
+            weights=pump.weights,
+            rest="give" if final else "keep",
+            shuffle_parts=terms.share,
+            keep=feed_spec.keep,
+            leftovers=tuple(_left(leftover, job) for leftover in feed_spec.leftovers),
+            coordinated=spec.consumers if spec.coordinated else 0,
+            torn=_torn(start) if job.makes_rounds else None,
+            dropped=frozenset(excluded.dropped),
+            suspects=frozenset(excluded.suspects),
+            allocate=partial(stream.allocate, pump) if isinstance(stream, SharedStream) else self._allocate_for(stream),
+            recorder=self._flight.recorder(stream.id),
+        )
+
+        def opened(part: StreamPart, state: State) -> Run:
+            pipeline = Pipeline(
+                graph=job.graph,
+                # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
+                seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
+                epoch=terms.epoch,
+                source_of=job.source_opener(self.storage),
+            )
+            run = StreamRun(
+                pipeline,
+                budget=self._budget(),
+                part=part,
+                # What nobody received of a round, coordinated reads take back by themselves.
+                leftovers=() if job.makes_rounds else feed_spec.leftovers,
+                width=spec.consumers,
+                split_counts=spec.split_counts,
+            )
+            try:
+                run.open(terms.epoch, state)
+            except BaseException:
+                run.close()
+                raise
+            self._figures.watch(pump, run)
+            return run
+
+        return OpenedRun(
+            run=opened(part, start.engine),
+            feed=feed,
+            ledger=ledger,
+            final=final,
+            pad=spec.uneven == "pad",
+            reopen=lambda state, weights: opened(replace(part, weights=weights, torn=None), state),
+        )
+
+    def _feed(
+        self, stream: Stream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]
+    ) -> ClosableFeed:
+        if terms.feed.kind == "fed":
+            return FedFeed(self.units_for(stream.id), terms.feed)
+        if ledger is None:
+            return fixed_feed(terms.feed, split_counts)
+        return GrantedFeed(
+            ledger,
+            self._control.post,
+            job=self._name,
+            attempt=terms.attempt,
+            stream=stream.id,
+            binding=terms.binding,
+        )
+
+    def _allocate_for(self, stream: Stream) -> Allocate:
+        return lambda shape, dtype: self._arena.array(shape, dtype) if stream.uses_slabs else None
+
+
+def _left(leftover: Leftover, job: LoadedJob) -> Left:
+    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.consumers
+    if job.makes_rounds:
+        return Left(cut.engine, cut.since * consumers, cut.share, keep, _torn(cut))
+    return Left(cut.engine, outputs_received(cut, consumers), cut.share, keep)
+
+
+def _torn(cut: Cut) -> TornRounds | None:
+    return None if cut.regroup is None else TornRounds(cut.regroup.width, cut.regroup.given)
