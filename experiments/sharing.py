@@ -12,8 +12,7 @@ own implementation:
 - `dedicated`: a service for each job,
 - `tf.data service`: its cross-trainer cache, one worker, the same files and steps, its own image operations.
 
-A worker has one thread, which makes a batch in a fifth of a step. Each is measured three times, in turns, and medians
-count.
+A worker has one thread, which makes a batch in a fifth of a step. Each is measured twice, in turns.
 
 Then jobs of different speeds: what the slow ones skip, against what a window of that size lets expect; and jobs one
 after the other, against the paper's formula k C - (k - 1) (cache / dataset) C. It prints tables and writes a plot.
@@ -203,7 +202,7 @@ def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
 def measured(
     modes: dict[str, tuple[Sequence[int], Callable[[int], Outcome]]], repeats: int
 ) -> dict[str, list[Outcome]]:
-    """Return the medians for each number of jobs. Modes take turns: a machine that slows down slows all of them."""
+    """Return the means for each number of jobs. Modes take turns: a machine that slows down slows all of them."""
     found: dict[str, dict[int, list[Outcome]]] = {mode: {jobs: [] for jobs in modes[mode][0]} for mode in modes}
     for _ in range(repeats):
         for mode, (counts, run) in modes.items():
@@ -211,14 +210,14 @@ def measured(
                 one = run(jobs)
                 found[mode][jobs].append(one)
                 print(f"{mode}, {jobs} jobs: {one.cpu_s:.2f} CPU s, {one.job_s:.2f} s a job", file=sys.stderr)
-    return {mode: [median(outcomes) for outcomes in by_jobs.values()] for mode, by_jobs in found.items()}
+    return {mode: [mean(outcomes) for outcomes in by_jobs.values()] for mode, by_jobs in found.items()}
 
 
-def median(outcomes: list[Outcome]) -> Outcome:
+def mean(outcomes: list[Outcome]) -> Outcome:
     return replace(
         outcomes[0],
-        cpu_s=statistics.median(one.cpu_s for one in outcomes),
-        job_s=statistics.median(one.job_s for one in outcomes),
+        cpu_s=statistics.fmean(one.cpu_s for one in outcomes),
+        job_s=statistics.fmean(one.job_s for one in outcomes),
     )
 
 
@@ -278,7 +277,7 @@ def main() -> None:
         trainer(json.loads(arguments.trainer))
         return
     images()  # once, before many trainers find none
-    steps, repeats, counts, few = (8, 1, (1, 16), (1, 4)) if arguments.quick else (12, 3, JOBS, JOBS)
+    steps, repeats, counts, few = (8, 1, (1, 16), (1, 4)) if arguments.quick else (12, 2, JOBS, JOBS)
     modes: dict[str, tuple[Sequence[int], Callable[[int], Outcome]]] = {
         SHARING: (counts, lambda jobs: ours(SHARING, jobs, steps)),
         UNSHARED: (few, lambda jobs: ours(UNSHARED, jobs, steps)),
