@@ -249,6 +249,7 @@ def plot(outcomes: dict[str, list[Outcome]], path: Path) -> None:
     left.legend()
     figure.suptitle(f"{IMAGE_BATCH} JPEG images a batch, steps of {STEP_S} s, 2 cores")
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
@@ -270,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer jobs and steps, once")
     parser.add_argument("--without-tf", action="store_true", help="leave tf.data service out")
-    parser.add_argument("--plot", type=Path, default=Path("sharing.png"), help="where the plot goes")
+    parser.add_argument("--plot", type=Path, default=ROOT / "build" / "experiments" / "sharing.png")
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trainer:
@@ -294,7 +295,7 @@ def main() -> None:
     made, formula = one_after_the_other(jobs, length)
     print(f"{jobs} jobs of {length} batches one after the other: {made} made, {formula:.0f} by the paper's formula")
     plot(outcomes, arguments.plot)
-    print(f"wrote {arguments.plot}")
+    print(f"plot: {arguments.plot}")
 
 
 if __name__ == "__main__":
