@@ -1,6 +1,6 @@
 """A sweep as both environments run it: how long a trainer needs for a batch, and what is measured meanwhile.
 
-Only the standard library and numpy: the peers' environment has no Penstock. Batches are those of the images benchmark.
+Only the standard library and numpy: the peers' environment has no Penstock.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))  # for whoever imports this, too
 
-from tasks import IMAGE_BATCH, SIDE_PX
+from tasks import SIDE_PX
 
-BATCH_BYTES = IMAGE_BATCH * SIDE_PX * SIDE_PX * 3
-"""64 images of 8 bits: 9.6 MB."""
-STEP_S = 0.5
-"""A trainer needs that long for a batch, which takes about 0.1 s of CPU time: one job keeps a fifth of a core busy."""
-WARM_UP = 6
+BATCH = 64
+BATCH_BYTES = BATCH * SIDE_PX * SIDE_PX * 3 * 4
+"""64 images of 32-bit floats: 38.5 MB."""
+STEP_S = 1.0
+"""A trainer needs that long for a batch, which takes about 0.1 s of CPU time: one job keeps a tenth of a core busy."""
+FILLING = 14
+"""So many batches a job takes at once, for a window to be full: after that memory is used again, as in a long job."""
+WARM_UP = FILLING + 2
 PATIENCE_S = 300.0
 
 
@@ -40,11 +43,12 @@ class Outcome:
         return 1000 * self.cpu_s / self.batches
 
 
-def train(batches: Iterator[Any], step_s: float, took: Callable[[], None]) -> None:
-    """Take batches for as long as there are any, sleeping after each; `took` is called when one was taken."""
-    for _ in batches:
+def train(batches: Iterator[Any], step_s: float, took: Callable[[], None], *, filling: int = FILLING) -> None:
+    """Take batches for as long as there are any, some at once, the others in steps; `took` is called for each."""
+    for number, _ in enumerate(batches):
         took()
-        time.sleep(step_s)
+        if number >= filling:
+            time.sleep(step_s)
 
 
 def measure(taken: Sequence[Sequence[float]], steps: int, cpu_s: Callable[[], float]) -> Outcome:

@@ -1,6 +1,6 @@
 """tf.data service with its cross-trainer cache, in the peers' environment.
 
-python tf_sharing.py '{"jobs": n, "steps": n, "folder": "images"}'    # one JSON line
+python tf_sharing.py '{"jobs": n, "steps": n, "folder": "images", "normalized": true}'    # one JSON line
 
 Trainers are threads of one process, which costs tf.data service less than a process for each would.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import asdict
 
-from sweep import STEP_S, cpu_seconds, measure, train
+from sweep import BATCH, STEP_S, cpu_seconds, measure, train
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -28,7 +28,7 @@ def main() -> None:
     jobs, steps = given["jobs"], given["steps"]
     servers = Servers(1)
     pids = {servers._process.pid}
-    dataset = image_batches(given["folder"], passes=None)
+    dataset = image_batches(given["folder"], None, normalized=given["normalized"], batch=BATCH)
     taken: list[list[float]] = [[] for _ in range(jobs)]
 
     def trainer(number: int) -> None:

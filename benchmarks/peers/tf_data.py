@@ -18,6 +18,7 @@ from side import Workload
 
 PACKAGES = ("tensorflow-cpu", "numpy")
 AUTO = tf.data.AUTOTUNE
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
 
@@ -28,8 +29,12 @@ def images(folder: str) -> Workload:
     return Workload(open=open_pipeline, first=layout.IMAGES, packages=PACKAGES)
 
 
-def image_batches(folder: str, passes: int | None) -> Any:
-    """Its own operations: only the crop is decoded. Without a number of passes there is no end."""
+def image_batches(folder: str, passes: int | None, *, normalized: bool = False, batch: int = tasks.IMAGE_BATCH) -> Any:
+    """Its own operations: only the crop is decoded. Without a number of passes there is no end.
+
+    `normalized` gives floats as the Model Garden's ImageNet pipeline does; they are what `resize` returns.
+    """
+    mean, std = (tf.constant(values) * 255 for values in (IMAGENET_MEAN, IMAGENET_STD))
 
     def augment(record: Any) -> tuple[Any, Any]:
         example = tf.io.parse_single_example(record, FEATURES)
@@ -44,12 +49,13 @@ def image_batches(folder: str, passes: int | None) -> Any:
         window = tf.concat([begin[:2], size[:2]], 0)
         crop = tf.image.decode_and_crop_jpeg(example["image"], window, channels=3)
         resized = tf.image.resize(crop, [tasks.SIDE_PX, tasks.SIDE_PX])
-        return tf.cast(tf.image.random_flip_left_right(resized), tf.uint8), example["label"]
+        flipped = tf.image.random_flip_left_right(resized)
+        return (flipped - mean) / std if normalized else tf.cast(flipped, tf.uint8), example["label"]
 
     files = tf.data.Dataset.from_tensor_slices(layout.record_files(folder))
     records = files.interleave(tf.data.TFRecordDataset, num_parallel_calls=AUTO)
     examples = records.repeat(passes).map(augment, num_parallel_calls=AUTO, deterministic=False)
-    return examples.batch(tasks.IMAGE_BATCH).prefetch(AUTO)
+    return examples.batch(batch).prefetch(AUTO)
 
 
 def packed_tokens(folder: str, tokenizer: str) -> Workload:

@@ -76,6 +76,8 @@ class StreamReading:
         self.depth = 0
         """How much of the window is used at the trainer's pace."""
         self.sent_credit = 0
+        self.credited = False
+        """Credit was sent since it was last asked whether any was."""
         self.received_bytes = 0
         self.taken_bytes = 0
         self.elements = 0

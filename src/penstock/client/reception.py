@@ -116,9 +116,11 @@ class Reception:
             self._credited_at = now
             self.session.board.metrics.buffered = self.buffered_bytes()
             for reading in self.readings.values():
-                if reading.open:
+                if reading.open and not reading.credited:
                     self._send_credit(reading)
-        self._return_memory()
+                reading.credited = False
+        if not self.arrived:  # else the credit for what is about to be taken says it too
+            self._return_memory()
 
     def feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""
@@ -367,7 +369,7 @@ class Reception:
             returned=returned,
             round=reading.mark.round if reading.shared else -1,
         )
-        reading.sent_credit = message.credit
+        reading.sent_credit, reading.credited = message.credit, True
         connection.last_credit = message
         connection.send(message)
 

@@ -10,9 +10,10 @@ import zmq
 
 from penstock.client.connection import RunnerConnection
 from penstock.client.session import EpochSession
+from penstock.core.errors import PenstockError
 from penstock.core.ids import RunnerId
 
-LEAVE_MS = 1_000  # for a last word to those who may be waiting for this trainer
+LEAVE_S = 1.0  # for a last word to those who may be waiting for this trainer
 
 
 class Resources:
@@ -38,11 +39,11 @@ class Resources:
     def close(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child owns none of it
-        linger_ms = LEAVE_MS if self._session.spec.sharing else 0
+        shared = bool(self._session.spec.sharing)
         for connection in self.connections.values():
-            if linger_ms:
-                with contextlib.suppress(zmq.ZMQError):  # the link went first
-                    connection.leave(settled=self.settled)
-            connection.close(linger_ms=linger_ms)
+            if shared:
+                with contextlib.suppress(zmq.ZMQError, PenstockError):  # the link went first, or nonsense came
+                    connection.leave(settled=self.settled, patience_s=LEAVE_S)
+            connection.close(linger_ms=int(shared * LEAVE_S * 1000))
         self.connections.clear()
         self._session.close(finished=self.finished)

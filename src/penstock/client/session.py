@@ -30,7 +30,7 @@ from penstock.wire.frames import StorageOptions
 from penstock.wire.jobs import Feed, JobSpec, JobView, Ranges, Resume
 from penstock.wire.messages import Answer, Beat, CloseClient, EpochOpened, NotKnown, OpenEpoch, Refused, Request, View
 
-BEAT_S = 1.0
+BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import msgspec
 import zmq
 
+from penstock.control.events import ClientSeen
 from penstock.control.figures import ClientFigures, WorkerFigures, client_figures, worker_figures
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
@@ -147,7 +148,6 @@ class Service:
             again = TryAgain(reason=str(error))
             self._outbox += [(peer, ask.protocol, ask.number, again) for peer, ask in asks]
         self._turns += 1
-        self._tick_wanted = True
         self._flush()
 
     def _answer_all(self, asks: list[tuple[bytes, Ask]], refused: dict[int, Refused]) -> bool:
@@ -167,6 +167,8 @@ class Service:
                     return False
                 answer = decision.answer
                 self._push(decision.pushes)
+                # A beat that changed nothing is nothing to act on, and most of what a quiet service hears.
+                self._tick_wanted |= any(not isinstance(event, ClientSeen) for event in decision.events)
             if ask.protocol < PROTOCOL:
                 self._older[peer] = ask.protocol
             if answer is not None:

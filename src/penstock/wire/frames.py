@@ -73,7 +73,7 @@ class CloseStream(Message, frozen=True, tag="close"):
     stream: StreamId
     opening: int
     leaving: bool = False
-    """The reader will not come back to it: nobody need wait for it."""
+    """The reader will not come back to it: nobody need wait for it. Answered by `StreamLeft`."""
     round: int = -1
     """The first its trainer has not taken, where it shares the stream; -1: not said."""
 
@@ -173,6 +173,13 @@ class StreamRefused(Message, frozen=True, tag="refused"):
     reason: str
 
 
+class StreamLeft(Message, frozen=True, tag="left"):
+    """A reader's last word was heard, and nothing follows: closed before that, its connection might lose it."""
+
+    stream: StreamId
+    opening: int
+
+
 class Output(Message, frozen=True, tag="output"):
     """What the user's code printed or logged."""
 
@@ -181,4 +188,4 @@ class Output(Message, frozen=True, tag="output"):
 
 
 ToRunner: TypeAlias = OpenStream | Credit | CloseStream | Units
-FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | Output
+FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | StreamLeft | Output

@@ -47,9 +47,9 @@ SYSTEM_TCP_VARIABLE = "PENSTOCK_SYSTEM_TCP"
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
 # reconnects under its identity does not meet its own ghost.
-_DATA_BEATS = (1_000, 4_000, 4_000)
-_CONTROL_BEATS = (1_000, 6_000, 6_000)
-_CONTROL_CLIENT_BEATS = (1_000, 10_000, 6_000)
+_DATA_BEATS = (2_000, 3_000, 5_000)
+_CONTROL_BEATS = (2_000, 5_000, 7_000)
+_CONTROL_CLIENT_BEATS = (2_000, 9_000, 7_000)
 
 
 def bind_router(

@@ -37,6 +37,7 @@ from penstock.wire.frames import (
     RemoteFailure,
     SlabPlaces,
     StreamFailed,
+    StreamLeft,
     StreamRefused,
     ToRunner,
     Units,
@@ -60,9 +61,9 @@ from penstock.worker.streams import Stream
 
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
-DEFAULT_WINDOW_BYTES = 256 << 20
-LEASES_SHARE = 1 / 4  # of it, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
-WINDOWS_SHARE = 5 / 8  # of it, for windows
+SHARING_SHARE = 1 / 4  # what sharing may take where nobody says
+LEASES_SHARE = 1 / 2  # of that, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
+WINDOWS_SHARE = 5 / 8  # for windows, less what readers hold of rounds that have left them
 MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
 LEAST_ENGINE_BYTES = 16 << 20
 HANG_S = 60.0
@@ -202,8 +203,11 @@ class Runner:
                 self._arena.release(message.returned)
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.take_credit(peer, message)
-        elif isinstance(message, CloseStream) and (stream := self._streams.get(message.stream)) is not None:
-            stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
+        elif isinstance(message, CloseStream):
+            if (stream := self._streams.get(message.stream)) is not None:
+                stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
+            if message.leaving:
+                self.send(peer, StreamLeft(stream=message.stream, opening=message.opening))
 
     def _open(self, peer: bytes, message: OpenStream) -> None:
         if message.slab and message.process:
@@ -316,7 +320,8 @@ class Runner:
         return int(self._window_bytes(self._loaded.spec) * WINDOWS_SHARE) // max(1, sharing)
 
     def _window_bytes(self, spec: JobSpec) -> int:
-        return min(spec.window_bytes or DEFAULT_WINDOW_BYTES, int(self.config.memory_bytes * ARENA_SHARE))
+        memory_bytes = self.config.memory_bytes
+        return min(spec.window_bytes or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
 
     def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         assert self._loaded is not None
