@@ -62,7 +62,7 @@ from penstock.worker.streams import Stream
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
 SHARING_SHARE = 1 / 4  # what sharing may take where nobody says
-LEASES_SHARE = 1 / 2  # of that, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
+LEASES_SHARE = 3 / 8  # of that, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
 WINDOWS_SHARE = 5 / 8  # for windows, less what readers hold of rounds that have left them
 MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
 LEAST_ENGINE_BYTES = 16 << 20

@@ -154,6 +154,8 @@ class SharedStream(ServedStream[int, SharedReader]):
                 self._start_where_readers_are()
             if self._waits:
                 self._pass_over(now)
+            for reader in self._readers.values():
+                self._serve(reader)
             if now - self._probed_at < PROBE_S:
                 return []
             self._probed_at = now
@@ -255,17 +257,19 @@ class SharedStream(ServedStream[int, SharedReader]):
             reader.next_round = reader.taken = window.first
         while reader.hungry:
             entry = window.holding(reader.next_round)
-            if entry is None:
+            if entry is None or not self._send(reader, entry):
                 break
-            self._send(reader, entry)
         end = self._end
         if end is not None and not reader.told_end and (reader.next_round >= end.seq or not len(window)):
             self._tell_end(reader, end)
 
-    def _send(self, reader: SharedReader, entry: Entry) -> None:
+    def _send(self, reader: SharedReader, entry: Entry) -> bool:
+        """Send rounds, unless too much is on its way already; it is tried again, and may be skipped until then."""
         slab: SlabPlaces | None = None
         if reader.slab and entry.places is not None and entry.nbytes >= SLAB_FROM_BYTES:
             slab = self._host.lease(reader.peer, entry.places)
+        if slab is None and self._leaving.own_bytes > self._host.window_share() // FRAMES_A_WINDOW:
+            return False
         self._send_frame(
             reader,
             entry,
@@ -277,6 +281,7 @@ class SharedStream(ServedStream[int, SharedReader]):
         reader.sent_bytes += entry.nbytes
         self._places.sent(reader, entry.after)
         self.counts.nbytes += entry.nbytes
+        return True
 
     def _packed(self, frame: Frame) -> tuple[str, Sequence[Any]]:
         assert isinstance(frame, Entry)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from penstock.wire.frames import SlabPlaces
 from penstock.wire.jobs import Cut
 from penstock.worker.encoding import Frame
@@ -41,15 +43,27 @@ class Leaving:
     """What was let go and is still on its way to somebody: the socket sends it from where it lies."""
 
     def __init__(self) -> None:
-        self._buffers: list[weakref.ref[Any]] = []
+        self._shared: list[weakref.ref[Any]] = []
+        self._own: list[weakref.ref[Any]] = []
 
     def add(self, entry: Entry) -> None:
+        buffers = [weakref.ref(buffer) for buffer in entry.buffers if isinstance(buffer, np.ndarray)]
         if entry.places is not None:
-            self._buffers += map(weakref.ref, entry.buffers)
+            self._shared += buffers
+        else:
+            self._own += buffers
 
     def __bool__(self) -> bool:
-        self._buffers = [buffer for buffer in self._buffers if buffer() is not None]
-        return bool(self._buffers)
+        """Some of it is memory that readers map."""
+        self._shared = [buffer for buffer in self._shared if buffer() is not None]
+        return bool(self._shared)
+
+    @property
+    def own_bytes(self) -> int:
+        """What the rest takes."""
+        alive = [(ref, buffer.nbytes) for ref in self._own if (buffer := ref()) is not None]
+        self._own = [ref for ref, _ in alive]
+        return sum(nbytes for _, nbytes in alive)
 
 
 class Window:
