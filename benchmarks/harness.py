@@ -62,6 +62,8 @@ class Options:
     pairs: int
     seconds: float
     quick: bool
+    case: str = ""
+    """Only what has this in its name is compared."""
 
 
 class Child:
@@ -156,6 +158,8 @@ class Bench:
         seconds: float | None = None,
     ) -> list[Result]:
         """Run ours against each peer. The target is held against the best of them: the one with the lowest ratio."""
+        if self.options.case not in case:
+            return []
         seconds = seconds if seconds is not None and not self.options.quick else self.options.seconds
         measured: list[tuple[Result, Result]] = []
         for number, other in enumerate(peers):
@@ -252,11 +256,13 @@ def main(name: str, run: Callable[[Bench], None]) -> None:
     parser.add_argument("--pairs", type=int, help="pairs of rounds in a comparison (default 12)")
     parser.add_argument("--seconds", type=float, help="length of a round (default 2)")
     parser.add_argument("--quick", action="store_true", help="three short pairs: to see that it runs, not to measure")
+    parser.add_argument("--case", default="", help="only comparisons with this in their name")
     given = parser.parse_args()
     options = Options(
         pairs=given.pairs or (3 if given.quick else 12),
         seconds=given.seconds or (0.3 if given.quick else 2.0),
         quick=given.quick,
+        case=given.case,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # through the `finally`s: sides end too
     bench = Bench(name, options)
