@@ -335,3 +335,17 @@ def test_ranges_never_overlap_and_all_come_back() -> None:
     for one in taken:
         free.give(*one)
     assert free.free_bytes == MB and free.take(MB) == (0, MB)
+
+
+def test_readers_share_all_that_is_kept_and_little_of_what_is_not(arena: Arena) -> None:
+    kept = [arena.place([np.zeros(4096, np.uint8)]) for _ in range(4)]
+    assert all(kept)
+    first, second, third, fourth = (places for places in kept if places is not None)
+    shares = [arena.share(places, "reader", most_bytes=4096) for places in (first, second, third)]
+    assert all(shares), "what is kept anyway costs nothing"
+    arena.release((first.lease,))
+    assert arena.share(fourth, "reader", most_bytes=4096) is None, "one is the reader's alone by now"
+    assert arena.share(second, "other", most_bytes=4096) is not None, "shared already"
+    assert shares[0] is not None
+    arena.release((shares[0].lease,), "reader")
+    assert arena.share(fourth, "reader", most_bytes=4096) is not None

@@ -78,11 +78,13 @@ class Arena:
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._leases: dict[int, tuple[str, list[Any]]] = {}
         self._next_lease = 1
-        self._shares: dict[int, tuple[int, int]] = {}
-        """Leases made by `share`: of which lease, and how many bytes."""
-        self._readers: dict[int, int] = {}
-        """How many of them each lease has."""
+        self._shares: dict[int, int] = {}
+        """Leases made by `share`, and of which lease."""
+        self._readers: dict[int, tuple[int, int]] = {}
+        """How many of them each lease has, and its bytes."""
         self._shared_bytes = 0
+        self._outlived: dict[int, int] = {}
+        """Leases that are over while readers still have shares of them, and their bytes."""
         self._closed = False
         self._descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -158,26 +160,32 @@ class Arena:
     def share(self, places: SlabPlaces, owner: str = "", *, most_bytes: int | None = None) -> SlabPlaces | None:
         """Return one more lease of what a lease holds, for a reader that only reads; None if that one is over.
 
-        None as well if readers would then hold more than `most_bytes`. What several of them hold counts once.
+        None as well where readers hold on to too much: more than `most_bytes`, and half of that is theirs alone. What
+        several of them hold counts once.
         """
         nbytes = sum(size for _, size in places.places)
         with self._lock:
             found = self._leases.get(places.lease)
-            readers = self._readers.get(places.lease, 0)
-            if found is None or (not readers and most_bytes is not None and self._shared_bytes + nbytes > most_bytes):
+            readers, _ = self._readers.get(places.lease, (0, 0))
+            if found is None or (not readers and most_bytes is not None and self._crowded(nbytes, most_bytes)):
                 return None
             lease, self._next_lease = self._next_lease, self._next_lease + 1
             self._leases[lease] = (owner, found[1])
-            self._shares[lease] = (places.lease, nbytes)
-            self._readers[places.lease] = readers + 1
+            self._shares[lease] = places.lease
+            self._readers[places.lease] = (readers + 1, nbytes)
             self._shared_bytes += 0 if readers else nbytes
         return SlabPlaces(lease, places.places)
 
+    def _crowded(self, nbytes: int, most_bytes: int) -> bool:
+        return self._shared_bytes + nbytes > most_bytes and sum(self._outlived.values()) > most_bytes // 2
+
     def _end_share(self, lease: int) -> None:
-        placed, nbytes = self._shares.pop(lease)
-        self._readers[placed] -= 1
-        if not self._readers[placed]:
-            del self._readers[placed]
+        placed = self._shares.pop(lease)
+        readers, nbytes = self._readers.pop(placed)
+        if readers > 1:
+            self._readers[placed] = (readers - 1, nbytes)
+        else:
+            self._outlived.pop(placed, None)
             self._shared_bytes -= nbytes
 
     def views(self, places: SlabPlaces) -> list[Array]:
@@ -194,6 +202,8 @@ class Arena:
                     self._leases.pop(lease, None)
                     if lease in self._shares:
                         self._end_share(lease)
+                    elif lease in self._readers:
+                        self._outlived[lease] = self._readers[lease][1]
 
     def release_all(self, owner: str) -> None:
         """Take back all leases of a reader that is known to be gone."""
