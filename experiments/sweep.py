@@ -34,6 +34,8 @@ class Outcome:
 
     jobs: int
     cpu_s: float
+    workers_s: float
+    """That of all but the dispatcher; where it shares a process with them, all."""
     job_s: float
     batches: int
 
@@ -51,20 +53,23 @@ def train(batches: Iterator[Any], step_s: float, took: Callable[[], None], *, fi
             time.sleep(step_s)
 
 
-def measure(taken: Sequence[Sequence[float]], steps: int, cpu_s: Callable[[], float]) -> Outcome:
+def measure(taken: Sequence[Sequence[float]], steps: int, cpu_s: Callable[[], tuple[float, float]]) -> Outcome:
     """Return what `steps` steps of each job took, once all are warm. `taken` has for each the times of its steps.
 
     Nobody stops before everybody has got there: a job that waits lets its service read ahead, and that would be given
-    to it later, at no cost. CPU time is for all batches that were taken meanwhile, and is told for the steps alone.
+    to it later, at no cost. CPU time, of the service and of its workers, is for all batches that were taken meanwhile,
+    and is told for the steps alone.
     """
     wait_until(lambda: all(len(one) >= WARM_UP for one in taken), "the first steps of all jobs")
-    first, cpu_before_s = [len(one) for one in taken], cpu_s()
+    first, before = [len(one) for one in taken], cpu_s()
     wait_until(lambda: all(len(one) >= begin + steps for one, begin in zip(taken, first)), "the steps of all jobs")
-    last, used_s = [len(one) for one in taken], cpu_s() - cpu_before_s
+    last, after = [len(one) for one in taken], cpu_s()
     batches = len(taken) * steps
+    part = batches / (sum(last) - sum(first))
     return Outcome(
         jobs=len(taken),
-        cpu_s=used_s * batches / (sum(last) - sum(first)),
+        cpu_s=(after[0] - before[0]) * part,
+        workers_s=(after[1] - before[1]) * part,
         job_s=sum(one[begin + steps - 1] - one[begin - 1] for one, begin in zip(taken, first)) / len(taken),
         batches=batches,
     )

@@ -47,7 +47,7 @@ def main() -> None:
 
     for number in range(jobs):
         threading.Thread(target=trainer, args=(number,), daemon=True).start()
-    outcome = measure(taken, steps, lambda: cpu_seconds(pids))
+    outcome = measure(taken, steps, lambda: (cpu_seconds(pids),) * 2)
     print(json.dumps(asdict(outcome)), flush=True)
     servers._process.kill()
     os._exit(0)
