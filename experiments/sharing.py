@@ -2,10 +2,11 @@
 
 python experiments/sharing.py [--quick] [--without-tf]     or: make experiment E=sharing
 
-1 to 16 jobs, each a process, read what the paper's vision models read, the ImageNet pipeline of the TF Model Garden: 64
-JPEG images decoded, cropped at random, resized, flipped and normalised to 32-bit floats, 38.5 MB. A training step is
-simulated by sleeping 1 s. Measured are the CPU seconds of all processes of the service, those of its workers, and how
-long a job takes, while all jobs train. Compared are the paper's three modes, and its own implementation:
+1 to 16 jobs, each a process, read batches of 64 JPEG images, decoded, cropped at random, resized, flipped and
+normalised to 32-bit floats, 38.5 MB: the paper's models are not public, and this is the usual pipeline of vision
+models, which it says theirs are like. A training step is simulated by sleeping 1 s. Measured are the CPU seconds of all
+processes of the service, those of its workers, and how long a job takes, while all jobs train. Compared are the paper's
+three modes, and its own implementation:
 
 - `shared, sharing`: one service, `sharing="skip"`,
 - `shared, no sharing`: one service, every job makes its own batches,

@@ -28,7 +28,7 @@ from penstock.wire.sockets import Context, Watch, dial
 
 CONNECT_S = 5.0
 LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
-LOOK_MS = 50  # and while the last word is on its way
+LEAVING_LOOK_S = 0.05  # and while our last word is on its way
 NO_SLABS_VARIABLE = "PENSTOCK_NO_SLABS"
 """Set to 1, payloads come by socket on one host too: to measure that, or where memory cannot be passed on."""
 MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get their turn
@@ -111,29 +111,34 @@ class RunnerConnection:
             reason = f"no connection within {CONNECT_S:.0f} s"
         return reason
 
-    def leave(self, *, settled: bool, patience_s: float) -> None:
-        """Say that the streams read here are not come back to, give back what was never looked at, and be heard.
+    def leave(self, *, settled: bool) -> None:
+        """Say that the streams read here are not come back to.
 
-        `settled`: the marks are where the trainer stands; should it return, it goes on there. A connection that is
-        closed while something is on its way to us would take our last word with it, so all of that is let in first.
+        `settled`: the marks are where the trainer stands; should it return, it goes on there.
         """
-        unread = [frame.header.slab for reading in self.streams for frame in reading.queue]
-        leaving = {(reading.stream, reading.opening) for reading in self.streams}
         for reading in self.streams:
             taken = reading.mark.round if settled else -1
             self.send(CloseStream(stream=reading.stream, opening=reading.opening, leaving=True, round=taken))
-        unheard, until = set(leaving), monotonic() + patience_s
+
+    def await_left(self, until: float) -> None:
+        """Wait until that was heard, and give back what was never looked at.
+
+        A connection that is closed while something is on its way to us would take our last word with it, so all of that
+        is let in first.
+        """
+        unread = [frame.header.slab for reading in self.streams for frame in reading.queue]
+        unheard = {(reading.stream, reading.opening) for reading in self.streams}
+        named = next(iter(unheard), None)
         while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
-            self.socket.poll(min(int(left_s * 1000) + 1, LOOK_MS))
+            self.socket.poll(int(min(left_s, LEAVING_LOOK_S) * 1000) + 1)
             for message, _ in self.receive():
                 if isinstance(message, StreamLeft):
                     unheard.discard((message.stream, message.opening))
                 elif isinstance(message, Rounds):
                     unread.append(message.slab)
         returned = tuple(slab.lease for slab in unread if slab is not None)
-        if returned:
-            stream, opening = leaving.pop()
-            self.send(Credit(stream=stream, opening=opening, credit=0, returned=returned))
+        if returned and named is not None:
+            self.send(Credit(stream=named[0], opening=named[1], credit=0, returned=returned))
 
     def close(self, *, linger_ms: int = 0) -> None:
         if self.closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from time import monotonic
 from typing import Any
 
 import zmq
@@ -40,10 +41,20 @@ class Resources:
         if os.getpid() != self._pid:
             return  # a forked child owns none of it
         shared = bool(self._session.spec.sharing)
+        if shared:
+            self._leave()
         for connection in self.connections.values():
-            if shared:
-                with contextlib.suppress(zmq.ZMQError, PenstockError):  # the link went first, or nonsense came
-                    connection.leave(settled=self.settled, patience_s=LEAVE_S)
             connection.close(linger_ms=int(shared * LEAVE_S * 1000))
         self.connections.clear()
         self._session.close(finished=self.finished)
+
+    def _leave(self) -> None:
+        """Say the last word to all before waiting for any."""
+        connections = self.connections.values()
+        with contextlib.suppress(zmq.ZMQError):  # the link went first
+            for connection in connections:
+                connection.leave(settled=self.settled)
+        until = monotonic() + LEAVE_S
+        for connection in connections:
+            with contextlib.suppress(zmq.ZMQError, PenstockError):  # or nonsense came
+                connection.await_left(until)

@@ -16,7 +16,7 @@ from penstock.wire.jobs import Sharing
 KINDS = ("skip", "wait")
 TRAINER_TIMEOUT_S = 30.0
 SMALLEST_WINDOW_BYTES = 4096
-USUAL_WINDOW_BYTES = 256 << 20  # where nobody says; a worker may have less
+USUAL_WINDOW_BYTES = 256 << 20  # taken for it where nobody says: what a worker gives it is not known here
 MOST_AHEAD_BYTES = 4 << 20
 WINDOWS_AHEAD = 8  # a trainer receives ahead what is a small part of the window: its place there is where it reads
 SKIPPED_SHARE = 0.01
