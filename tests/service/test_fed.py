@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client.fetch import EpochReader
+from penstock.client.reader import EpochReader
 from penstock.client.session import EpochSession
 from penstock.core.errors import DeadlyElementError
 
@@ -183,7 +183,7 @@ def test_a_samplers_own_state_is_saved_and_loaded(one_worker: ps.LocalService) -
         iterator = iter(loader)
         read = [int(next(iterator)) for _ in range(123)]
         state = loader.state_dict()
-    assert state["fed"]["sampler"] == {"given": 123}
+    assert state["place"]["sampler"]["sampler"] == {"given": 123}
     with ps.range(ROWS).distribute(one_worker, feed=Stateful(), timeout=60) as loader:
         loader.load_state_dict(state)
         assert read + [int(i) for i in loader] == expected

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client.fetch import EpochReader
-from penstock.client.reading import StreamReading
+from penstock.stream import consuming
+from penstock.stream.choosing import ByArrival, Chosen
+from penstock.stream.reading import StreamReader
 
 from .checks import Background
 
@@ -60,18 +61,29 @@ def test_ranks_far_apart_continue_as_more_ranks(
 ) -> None:
     """Each rank takes from a stream of its own, so that marks are as unequal as the data allows."""
 
-    def choose_own(reader: EpochReader) -> StreamReading | None:
-        own = (reader._consumer + first) % 2
-        arrived = [reading for reading in reader._arrived if reading.number % 2 == own]
-        if not arrived:
-            return None
-        reader._arrived.remove(arrived[0])
-        return arrived[0]
+    made: list[ByArrival] = []
+
+    class OwnStreamFirst(ByArrival):
+        """Takes from every second stream only, another half of them on each rank."""
+
+        def __init__(self, next_stream: int | None = None) -> None:
+            super().__init__(next_stream)
+            self.mine = (len(made) + first) % 2
+            made.append(self)
+
+        def choose(self, readers: Collection[StreamReader]) -> Chosen | None:
+            own = next((reader for reader in self._arrived if reader.number % 2 == self.mine), None)
+            if own is None:
+                return None
+            self._arrived.remove(own)
+            return Chosen((own,), own.frames[0].left if own.frames else 1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(EpochReader, "_choose", choose_own)
+        patched.setattr(consuming, "ByArrival", OwnStreamFirst)
         before, states = read_ranks(two_workers, f"two-{first}", 2, STEPS)
-    marks = [{number: round_ for number, round_, *_ in state["streams"]} for state in states]
+    marks = [
+        {each["number"]: each.get("round", 0) for each in state["place"]["progress"]["streams"]} for state in states
+    ]
     assert marks[0] != marks[1]
     after, _ = read_ranks(two_workers, f"seven-{first}", 7, states=states)
     given = {int(row) for batch in (*before, *after) for row in batch}

@@ -123,10 +123,8 @@ def test_what_lies_before_the_lowest_place_is_done() -> None:
     ledger.granted((0, 0), None, [4, 7, 9, 12])
     for after in (None, 4, 7):
         ledger.following((0, 0), after)
-    assert ledger.settle([Place(0, 0, 9), Place(0, 0, 7)]) == (Named(0, 0, (7, 9)),)
-    assert ledger.done_since(0) == (Named(0, 0, (4,)),)
-    assert ledger.settle([Place(0, 0, 9)]) == (Named(0, 0, (9,)),)
-    assert ledger.done_since(1) == (Named(0, 0, (7,)),)
+    assert ledger.settle([Place(0, 0, 9), Place(0, 0, 7)]) == ((Named(0, 0, (7, 9)),), (Named(0, 0, (4,)),))
+    assert ledger.settle([Place(0, 0, 9)]) == ((Named(0, 0, (9,)),), (Named(0, 0, (7,)),))
 
 
 def test_a_source_without_a_place_stands_at_its_beginning() -> None:
@@ -135,8 +133,8 @@ def test_a_source_without_a_place_stands_at_its_beginning() -> None:
     ledger.granted((1, 0), None, [2])
     for key, after in (((0, 0), None), ((0, 0), 4), ((1, 0), None)):
         ledger.following(key, after)
-    assert ledger.settle([Place(0, 0, 7)]) == (Named(0, 0, (7,)), Named(1, 0, (2,)))
-    assert ledger.settle([]) == (Named(0, 0, (7,)), Named(1, 0, (2,)))
+    assert ledger.settle([Place(0, 0, 7)]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
+    assert ledger.settle([]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
 
 
 def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed() -> None:
@@ -144,9 +142,8 @@ def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed()
     for pass_ in range(3):
         ledger.granted((0, pass_), None, [pass_ * 10])
         ledger.following((0, pass_), None)
-    assert ledger.settle([Place(0, 1, 10)]) == (Named(0, 1, (10,)), Named(0, 2, (20,)))
-    assert ledger.done_since(0) == (Named(0, 0, (0,)),)
-    assert ledger.settle([Place(0, 1, PASS_ENDED)]) == (Named(0, 2, (20,)),)
+    assert ledger.settle([Place(0, 1, 10)]) == ((Named(0, 1, (10,)), Named(0, 2, (20,))), (Named(0, 0, (0,)),))
+    assert ledger.settle([Place(0, 1, PASS_ENDED)]).named == (Named(0, 2, (20,)),)
 
 
 def test_the_same_grant_twice_changes_nothing() -> None:
@@ -156,15 +153,3 @@ def test_the_same_grant_twice_changes_nothing() -> None:
     assert ledger.following((0, 0), None) == 4
     ledger.granted((0, 0), 4, [])
     assert ledger.following((0, 0), 4) is None
-
-
-def test_the_log_of_what_is_done_can_be_cut_short() -> None:
-    ledger = Ledger()
-    ledger.granted((0, 0), None, [0, 1, 2, 3])
-    for after in (None, 0, 1, 2):
-        ledger.following((0, 0), after)
-    ledger.settle([Place(0, 0, 2)])
-    ledger.forget_done(1)
-    ledger.settle([Place(0, 0, 3)])
-    assert ledger.done_count == 3
-    assert ledger.done_since(1) == ledger.done_since(0) == (Named(0, 0, (1, 2)),)

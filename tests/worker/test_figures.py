@@ -9,7 +9,7 @@ import pytest
 
 from penstock.wire.messages import RunnerFigures, StageFigures
 from penstock.worker.figures import LINE_BYTES, Figures, line_of
-from penstock.worker.served import Counts
+from penstock.worker.streams import Counts
 
 
 @dataclass(eq=False)

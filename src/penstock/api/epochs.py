@@ -1,30 +1,38 @@
 """The three ways a loader reads an epoch: threads here, a service directly, a service that feeds a pipeline here.
 
-Each opens epochs, makes and checks states in its own form, and knows the pipeline's signature. A state says which way
-it was made by what it holds: `finished` (threads here), `streams` (a service), `local` (a pipeline over a service).
+Each opens epochs at a place, and knows the pipeline's signature. States have one shape (`api.states`); what differs is
+what stands in a state's place: operators' states, what a service had delivered, or the first with the second in them.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-from penstock.api.checkpoint import STATE_VERSION, PipelineSignature, signature_of
 from penstock.api.dataset import Dataset
 from penstock.api.iteration import DatasetIterator, Plan
-from penstock.client.backend import Beginning, ServiceBackend
-from penstock.client.fetch import EpochReader
-from penstock.client.merge import Checkpoint, read_states
+from penstock.api.states import (
+    STATE_VERSION,
+    Phase,
+    PipelineSignature,
+    SavedState,
+    merged,
+    parts_in,
+    signature_of,
+    with_parts,
+)
+from penstock.client.backend import ServiceBackend
+from penstock.client.options import JobOptions
+from penstock.client.reader import EpochReader
+from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
-from penstock.client.state import EpochState, Progress, Weights
 from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
-from penstock.core.ids import AttemptId
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.passes import canonicalize, optimize
@@ -33,6 +41,7 @@ from penstock.runtime.contract import Stage
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import StageMeter
 from penstock.sources.registry import open_source, source_digest
+from penstock.stream.checkpoint import Checkpoint, Weights, apart, check_whose, read_states
 
 State = Mapping[str, Any]
 
@@ -53,9 +62,12 @@ class Loaded:
     epoch: int
     seed: int
     state: dict[str, Any]
+    """As it was given, for who saves again before reading on."""
     place: Any
     """Where to begin in that epoch, as the kind of loader has it; None: at its beginning."""
+    weights: Weights | None = None
     changed: bool = False
+    """Operators that do not decide which elements come are others now."""
 
 
 class Epoch(Protocol):
@@ -75,59 +87,116 @@ class Epoch(Protocol):
 class Kind(Protocol):
     """One of the three ways to read."""
 
-    weights: Weights | None
-    """What a mix goes by in epochs that begin; None: the pipeline's own."""
-
     @property
     def signature(self) -> PipelineSignature: ...
 
-    def open(self, epoch: int, seed: int | None, loaded: Loaded | None) -> Epoch: ...
+    @property
+    def options(self) -> JobOptions | None:
+        """Of the job that is read; None: there is none."""
 
-    def load(self, states: list[State], changed: bool) -> Loaded: ...
+    def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
+        """Begin an epoch; `weights` are what a mix goes by, None: the pipeline's own."""
 
-    def fresh(self, epoch: int, seed: int | None) -> dict[str, Any]: ...
+    def seed_of(self, seed: int | None) -> int: ...
+
+    def place_of(self, saved: Sequence[SavedState], changed: bool) -> Any:
+        """Return where to begin, of states saved while reading; refuse what this kind cannot read on from."""
+
+
+def load(kind: Kind, states: Sequence[State]) -> Loaded:
+    """Check states, one or those of all ranks, and return where they say to begin."""
+    for state in states:
+        kind.signature.check(state)
+    saved = [SavedState.read(state) for state in states]
+    first = saved[0]
+    for other in saved[1:]:
+        for name, mine, theirs in (("epochs", first.epoch, other.epoch), ("phases", first.phase, other.phase)):
+            if mine != theirs:
+                raise apart(name, mine, theirs)
+    options = kind.options
+    consumers, consumer = (1, 0) if options is None else (options.consumers, options.consumer)
+    if len(saved) == 1 and first.consumers == consumers:
+        check_whose(first.consumer, consumer)
+    changed = any(one.pipeline != kind.signature.entries for one in saved)
+    place = kind.place_of(saved, changed) if first.phase == "reading" else None
+    if first.consumers != consumers:
+        warnings.warn(
+            f"the state was saved by {first.consumers} consumers and there are {consumers} now; what is left is dealt "
+            "anew",
+            stacklevel=3,
+        )
+    kept = dict(states[0]) if len(states) == 1 else {"version": STATE_VERSION, "states": list(states)}
+    return Loaded(
+        epoch=first.epoch + (first.phase == "ended"),
+        seed=first.seed,
+        state=copy.deepcopy(kept),
+        place=place,
+        weights=first.weights,
+        changed=changed,
+    )
+
+
+def save(
+    kind: Kind,
+    *,
+    epoch: int,
+    seed: int | None,
+    phase: Phase,
+    weights: Weights | None,
+    place: Any = None,
+    skipped: int = 0,
+) -> dict[str, Any]:
+    options = kind.options
+    saved = SavedState(
+        version=STATE_VERSION,
+        pipeline=kind.signature.entries,
+        epoch=epoch,
+        seed=kind.seed_of(seed),
+        phase=phase,
+        consumers=1 if options is None else options.consumers,
+        consumer=0 if options is None else options.consumer,
+        weights=weights,
+        skipped=skipped,
+        place=place,
+    )
+    return saved.plain()
 
 
 # Threads in this process
 
 
 class Here:
+    options = None
+
     def __init__(self, plan: Plan, *, threads: int | None, memory_bytes: int | None) -> None:
         self._plan = plan
         self._threads, self._memory_bytes = threads, memory_bytes
-        self.weights: Weights | None = None
 
     @property
     def signature(self) -> PipelineSignature:
         return self._plan.signature
 
-    def open(self, epoch: int, seed: int | None, loaded: Loaded | None) -> Epoch:
-        iterator = self._iterator(epoch, seed)
-        if loaded is not None and loaded.place is not None:
-            iterator.load_state_dict(loaded.place)
+    def seed_of(self, seed: int | None) -> int:
+        return self._plan.seed if seed is None else seed
+
+    def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
+        iterator = DatasetIterator(
+            self._plan, epoch=epoch, seed=seed, threads=self._threads, memory_bytes=self._memory_bytes
+        )
+        if loaded is not None:
+            iterator.load_state_dict(loaded.state)
         return _HereEpoch(iterator)
 
-    def load(self, states: list[State], changed: bool) -> Loaded:
-        if len(states) > 1:
+    def place_of(self, saved: Sequence[SavedState], changed: bool) -> Any:
+        if len(saved) > 1:
             raise StateMismatchError(
-                f"{len(states)} states for a loader that reads in this process: it has one consumer and takes one"
+                f"{len(saved)} states for a loader that reads in this process: it has one consumer and takes one"
             )
-        state = dict(states[0])
-        if "finished" not in state:
+        if parts_in(saved[0].place):
             raise StateMismatchError(
                 "the state was saved by a loader over a service, whose streams threads here do not have; load it there"
             )
-        ended = state["finished"]
-        return Loaded(epoch=state["epoch"] + bool(ended), seed=state["seed"], state=state, place=state)
-
-    def fresh(self, epoch: int, seed: int | None) -> dict[str, Any]:
-        with self._iterator(epoch, seed) as iterator:
-            return iterator.state_dict()
-
-    def _iterator(self, epoch: int, seed: int | None) -> DatasetIterator:
-        return DatasetIterator(
-            self._plan, epoch=epoch, seed=seed, threads=self._threads, memory_bytes=self._memory_bytes
-        )
+        return saved[0].place
 
 
 class _HereEpoch:
@@ -154,54 +223,54 @@ class _HereEpoch:
 class Direct:
     def __init__(self, source: FromService) -> None:
         self._backend, self._plan = source.backend, source.dataset._plan
-        self.weights: Weights | None = None
 
     @property
     def signature(self) -> PipelineSignature:
         return self._plan.signature
 
-    def open(self, epoch: int, seed: int | None, loaded: Loaded | None) -> Epoch:
-        place = None if loaded is None else loaded.place
-        changed = loaded is not None and loaded.changed
-        reader = self._backend.open(
-            Beginning(epoch=epoch, seed=seed, checkpoint=place, may_rejoin=not changed, weights=self.weights)
-        )
-        return _DirectEpoch(reader, self.signature.entries)
+    @property
+    def options(self) -> JobOptions:
+        return self._backend.options
 
-    def load(self, states: list[State], changed: bool) -> Loaded:
-        for state in states:
-            if "local" in state or "streams" not in state:
-                raise StateMismatchError(
-                    "the state was saved by a loader with operators after distribute(), or by none"
-                )
-        options = self._backend.options
-        checkpoint = read_states(states, consumer=options.consumer, consumers=options.consumers)
+    def seed_of(self, seed: int | None) -> int:
+        return self._plan.seed if seed is None else seed
+
+    def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
+        checkpoint = None if loaded is None else loaded.place
+        may_rejoin = loaded is None or not loaded.changed
+        reader = self._backend.open(
+            Beginning(epoch=epoch, seed=seed, checkpoint=checkpoint, may_rejoin=may_rejoin, weights=weights)
+        )
+        return _DirectEpoch(self, reader, seed)
+
+    def place_of(self, saved: Sequence[SavedState], changed: bool) -> Checkpoint:
+        places = [one.place for one in saved]
+        if any(parts_in(place) != [place] for place in places):
+            raise StateMismatchError("the state was saved by a loader with operators after distribute(), or by none")
+        checkpoint = read_states(places, consumer=self.options.consumer, consumers=self.options.consumers)
         self._backend.check(checkpoint)
         if changed:
-            _check_batches(checkpoint, self.signature.entries)
-        _warn_of_consumers(checkpoint.first.consumers, options.consumers)
-        state = (
-            states[0]
-            if len(states) == 1
-            else {"version": STATE_VERSION, "pipeline": states[0]["pipeline"], "states": states}
-        )
-        self.weights = checkpoint.first.progress.weights
-        return _loaded_from(checkpoint, dict(state), checkpoint, changed)
-
-    def fresh(self, epoch: int, seed: int | None) -> dict[str, Any]:
-        seed = self._plan.seed if seed is None else seed
-        return _fresh(self._backend, epoch, seed, self.signature, self.weights).plain()
+            _check_batches(checkpoint, saved[0].pipeline, self.signature.entries)
+        return checkpoint
 
 
 class _DirectEpoch:
-    def __init__(self, reader: EpochReader, pipeline: list[list[str]]) -> None:
-        self._reader, self._pipeline = reader, pipeline
+    def __init__(self, kind: Direct, reader: EpochReader, seed: int | None) -> None:
+        self._kind, self._reader, self._seed = kind, reader, seed
         self.elements: Iterator[Element] = reader
 
     def state_dict(self) -> dict[str, Any]:
         reader = self._reader
-        progress = reader.state()
-        return reader.session.state(progress, pipeline=self._pipeline, finished=reader.finished).plain()
+        state = reader.state()
+        ended = reader.finished
+        return save(
+            self._kind,
+            epoch=reader.epoch,
+            seed=self._seed,
+            phase="ended" if ended else "reading",
+            weights=state.progress.weights,
+            place=None if ended else state.plain(),
+        )
 
     def set_weights(self, weights: Weights) -> None:
         self._reader.set_weights(weights)
@@ -213,46 +282,13 @@ class _DirectEpoch:
         self._reader.close()
 
 
-def _fresh(
-    backend: ServiceBackend, epoch: int, seed: int, signature: PipelineSignature, weights: Weights | None
-) -> EpochState:
-    options = backend.options
-    return EpochState(
-        epoch=epoch,
-        seed=seed,
-        attempt=AttemptId(""),
-        consumers=options.consumers,
-        consumer=options.consumer,
-        phase="start",
-        splits="",
-        streams=0,
-        order=options.order,
-        uneven=options.uneven,
-        coordinated=options.coordinated,
-        pipeline=signature.entries,
-        progress=Progress(weights=weights),
-    )
-
-
-def _loaded_from(checkpoint: Checkpoint, state: dict[str, Any], place: Any, changed: bool) -> Loaded:
-    first = checkpoint.first
-    return Loaded(
-        epoch=first.epoch + (first.phase == "ended"),
-        seed=first.seed,
-        state=copy.deepcopy(state),
-        place=place if first.phase == "reading" else None,
-        changed=changed,
-    )
-
-
-def _check_batches(checkpoint: Checkpoint, own: list[list[str]]) -> None:
+def _check_batches(checkpoint: Checkpoint, saved: list[list[str]], own: list[list[str]]) -> None:
     """Refuse other batches where the state counts batches: it can be re-made only with those it was saved with."""
-    saved = checkpoint.first
-    if saved.phase != "reading" or _batches(saved.pipeline) == _batches(own):
+    if _batches(saved) == _batches(own):
         return
-    marks = [mark for state in checkpoint.states for mark in state.progress.streams.values()]
-    counts = any(mark.cut.since or mark.cut.regroup is not None for mark in marks if not mark.ended)
-    if counts or (saved.consumers > 1 and not saved.alike):
+    positions = [position for state in checkpoint.states for position in state.progress.streams]
+    counts = any(each.cut.since or each.cut.regroup is not None for each in positions if not each.ended)
+    if counts or (checkpoint.first.consumers > 1 and not checkpoint.first.alike):
         raise StateMismatchError(
             "the batches changed, and the state lies in the middle of some that were sent together; load it into the "
             "pipeline with the batches it was saved with, or load one saved at the end of an epoch"
@@ -263,14 +299,6 @@ def _batches(entries: list[list[str]]) -> list[list[str]]:
     return [entry for entry in entries if "Batch" in entry[2]]
 
 
-def _warn_of_consumers(saved: int, now: int) -> None:
-    if saved != now:
-        warnings.warn(
-            f"the state was saved by {saved} consumers and there are {now} now; what is left is dealt anew",
-            stacklevel=4,
-        )
-
-
 # A service that feeds a pipeline here
 
 
@@ -279,7 +307,6 @@ class Piped:
         self, node: Node, sources: list[FromService], *, threads: int | None, memory_bytes: int | None
     ) -> None:
         self._sources = sources
-        self.weights: Weights | None = None
         self._node = canonicalize(node)
         self._budget = default_budget(threads, memory_bytes)
         self._own: PipelineSignature | None = None
@@ -296,11 +323,18 @@ class Piped:
     def _digest(self, node: SourceNode) -> str:
         return "" if isinstance(node, FromService) else source_digest(open_source(node))
 
-    def open(self, epoch: int, seed: int | None, loaded: Loaded | None) -> Epoch:
+    @property
+    def options(self) -> JobOptions:
+        return self._sources[0].backend.options
+
+    def seed_of(self, seed: int | None) -> int:
+        return self._sources[0].dataset._plan.seed if seed is None else seed
+
+    def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
         if self._graph is None:
             self._graph = optimize(self._node)
-        changed = loaded is not None and loaded.changed
-        seed = self._sources[0].dataset._plan.seed if seed is None else seed
+        may_rejoin = loaded is None or not loaded.changed
+        seed = self.seed_of(seed)
         made: list[ServiceStage] = []
 
         def stage(source: FromService, meter: StageMeter) -> ServiceStage:
@@ -308,9 +342,9 @@ class Piped:
             made.append(
                 ServiceStage(
                     meter,
-                    lambda beginning: source.backend.open(replace(beginning, weights=self.weights)),
+                    lambda beginning: source.backend.open(replace(beginning, weights=weights)),
                     seed=seed,
-                    may_rejoin=not changed,
+                    may_rejoin=may_rejoin,
                     consumer=options.consumer,
                     consumers=options.consumers,
                 )
@@ -326,64 +360,36 @@ class Piped:
         except BaseException:
             run.close()
             raise
-        return _PipedEpoch(run, made, self._head(epoch, seed))
+        return _PipedEpoch(self, run, made, epoch, seed, weights)
 
-    def _head(self, epoch: int, seed: int) -> dict[str, Any]:
-        options = self._sources[0].backend.options
-        return {
-            "version": STATE_VERSION,
-            "epoch": epoch,
-            "seed": seed,
-            "consumers": options.consumers,
-            "consumer": options.consumer,
-            "order": options.order,
-            **({"coordinated": True} if options.coordinated else {}),
-            **({} if self.weights is None else {"weights": list(self.weights)}),
-            "pipeline": self.signature.entries,
-        }
-
-    def load(self, states: list[State], changed: bool) -> Loaded:
-        for state in states:
-            if "local" not in state:
-                raise StateMismatchError("the state was saved by a loader without operators after distribute()")
-        options = self._sources[0].backend.options
-        first = states[0]
-        kept: dict[str, Any] = dict(first)
-        if len(states) > 1:
-            place = _merged([state["local"] for state in states])
-            kept = {"version": STATE_VERSION, "pipeline": first["pipeline"], "states": states}
-        else:
-            if first["consumer"] not in (None, options.consumer) and first["consumers"] == options.consumers:
-                raise StateMismatchError(
-                    f"this is the state of consumer {first['consumer']}, and this is consumer {options.consumer}: load "
-                    "each rank's own state, or one made with state_dict(all=True)"
-                )
-            place = _without_consumer(first["local"]) if first["consumer"] is None else first["local"]
-        reading = first["phase"] == "reading"
-        self.weights = tuple(map(float, first["weights"])) if "weights" in first else None
-        _warn_of_consumers(first["consumers"], options.consumers)
-        return Loaded(
-            epoch=first["epoch"] + (first["phase"] == "ended"),
-            seed=first["seed"],
-            state=copy.deepcopy(kept),
-            place=copy.deepcopy(place) if reading else None,
-            changed=changed,
-        )
-
-    def fresh(self, epoch: int, seed: int | None) -> dict[str, Any]:
-        seed = self._sources[0].dataset._plan.seed if seed is None else seed
-        return {**self._head(epoch, seed), "phase": "start", "local": None}
+    def place_of(self, saved: Sequence[SavedState], changed: bool) -> Any:
+        places = [one.place for one in saved]
+        if any(not isinstance(place, list) or not parts_in(place) for place in places):
+            raise StateMismatchError("the state was saved by a loader without operators after distribute()")
+        if len(places) > 1:
+            return copy.deepcopy(merged(places))
+        return copy.deepcopy(with_parts(places[0], {"consumer": None}) if saved[0].consumer is None else places[0])
 
 
 class _PipedEpoch:
-    def __init__(self, run: Run, stages: list[ServiceStage], head: dict[str, Any]) -> None:
-        self._run, self._stages, self._head = run, stages, head
+    def __init__(
+        self, kind: Piped, run: Run, stages: list[ServiceStage], epoch: int, seed: int, weights: Weights | None
+    ) -> None:
+        self._kind, self._run, self._stages = kind, run, stages
+        self._epoch, self._seed, self._weights = epoch, seed, weights
         self.elements: Iterator[Element] = run
 
     def state_dict(self) -> dict[str, Any]:
         ended = self._run.ended
-        local = None if ended else copy.deepcopy(self._run.state())
-        return {**self._head, "phase": "ended" if ended else "reading", "local": local}
+        return save(
+            self._kind,
+            epoch=self._epoch,
+            seed=self._seed,
+            phase="ended" if ended else "reading",
+            weights=self._weights,
+            skipped=self._run.skipped,
+            place=None if ended else self._run.state(),
+        )
 
     def set_weights(self, weights: Weights) -> None:
         if not self._run.ended:
@@ -391,6 +397,7 @@ class _PipedEpoch:
                 "set_weights() in the middle of an epoch with operators after distribute(): they hold elements of the "
                 "old weights. Set weights between epochs, or put the operators before distribute()"
             )
+        self._weights = weights
 
     def statistics(self) -> LoaderStatistics:
         here = self._run.statistics()
@@ -399,23 +406,3 @@ class _PipedEpoch:
 
     def close(self) -> None:
         self._run.close()
-
-
-def _merged(places: list[Any]) -> Any:
-    """Return one state of which each service part is the list of all ranks' parts; the rest must be equal."""
-    if all(isinstance(place, dict) and "streams" in place for place in places):
-        return places
-    if all(isinstance(place, list) for place in places) and len({len(place) for place in places}) == 1:
-        return [_merged(list(parts)) for parts in zip(*places)]
-    if all(place == places[0] for place in places):
-        return places[0]
-    raise StateMismatchError(
-        "the ranks' operators after distribute() stand at different places, so their states cannot be merged; "
-        "load them with the number of consumers they were saved with"
-    )
-
-
-def _without_consumer(place: Any) -> Any:
-    if isinstance(place, dict) and "streams" in place:
-        return {**place, "consumer": None}
-    return [_without_consumer(part) for part in place] if isinstance(place, list) else place

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.api.checkpoint import STATE_VERSION, PipelineSignature, signature_of
+from penstock.api.states import STATE_VERSION, PipelineSignature, SavedState, parts_in, signature_of
 from penstock.core.element import Element
 from penstock.core.errors import StateMismatchError
 from penstock.graph import ops
@@ -126,27 +126,29 @@ class DatasetIterator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the reader stands: small, JSON-able, self-contained."""
-        return {
-            "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "seed": self._seed,
-            "finished": self._finished,
-            "state": self._run.state(),
-            "pipeline": self._plan.signature.entries,
-            "skipped": self._run.skipped,
-        }
+        saved = SavedState(
+            version=STATE_VERSION,
+            pipeline=self._plan.signature.entries,
+            epoch=self.epoch,
+            seed=self._seed,
+            phase="ended" if self._finished else "reading",
+            skipped=self._run.skipped,
+            place=self._run.state(),
+        )
+        return saved.plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Taken after the loop had ended, it begins the next epoch."""
         self._plan.signature.check(state)
-        try:
-            epoch, seed, finished, position = state["epoch"], state["seed"], state["finished"], state["state"]
-        except KeyError as missing:
-            raise StateMismatchError(f"the state has no {missing.args[0]!r}: it was not made by state_dict()") from None
+        saved = SavedState.read(state)
+        if parts_in(saved.place):
+            raise StateMismatchError(
+                "the state was saved by a loader over a service, whose streams threads here do not have; load it there"
+            )
         self._run.close()
-        self.epoch, self._seed, self._finished = epoch, seed, False
-        self._run = self._start(position)
-        if finished:
+        self.epoch, self._seed, self._finished = saved.epoch, saved.seed, False
+        self._run = self._start(saved.place)
+        if saved.phase == "ended":
             next(self._run, None)  # operators that go on from epoch to epoch learn where this one ended
             self._run.close()
             self.epoch += 1

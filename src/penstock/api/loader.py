@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from penstock.api.dataset import Dataset
-from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, Piped, State
+from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, Piped, State, load, save
+from penstock.api.states import parts_in, with_parts
 from penstock.client.statistics import LoaderStatistics
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, StateMismatchError
@@ -20,6 +21,7 @@ from penstock.graph.length import known_length
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
+from penstock.stream.checkpoint import ConsumerState, Weights
 
 __all__ = ["FromService", "Loader"]
 
@@ -40,6 +42,8 @@ class Loader(Dataset):
         self._kind = self._choose_kind()
         self._next_epoch = 0
         self._seed: int | None = None
+        self._weights: Weights | None = None
+        """What a mix goes by in epochs that begin; None: the pipeline's own."""
         self._loaded: Loaded | None = None
         self._epoch: Epoch | None = None
 
@@ -62,7 +66,7 @@ class Loader(Dataset):
         if loaded is not None:
             epoch, self._seed = loaded.epoch, loaded.seed
         try:
-            self._epoch = self._kind.open(epoch, self._seed, loaded)
+            self._epoch = self._kind.open(epoch, self._seed, loaded, self._weights)
         except BaseException:
             self._loaded = loaded  # so that trying again begins where it was to begin
             raise
@@ -117,7 +121,7 @@ class Loader(Dataset):
             )
         if self._epoch is not None:
             self._epoch.set_weights(checked)
-        self._kind.weights = checked
+        self._weights = checked
 
     # State
 
@@ -131,25 +135,26 @@ class Loader(Dataset):
         elif self._epoch is not None:
             state = self._epoch.state_dict()
         else:
-            state = self._kind.fresh(self._next_epoch, self._seed)
+            state = save(self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
         return self._for_all(state) if all else state
 
     def _for_all(self, state: dict[str, Any]) -> dict[str, Any]:
         if "states" in state or state.get("consumer", 0) is None or state.get("consumers", 1) == 1:
             return state
-        alike = state["order"] == "deterministic" or state.get("coordinated", False)
-        if state["phase"] == "reading" and not alike:
+        parts = [ConsumerState.read(part) for part in parts_in(state["place"])]
+        if not all(part.alike for part in parts):
             raise InvalidArgumentError(
                 "state_dict(all=True) with order='relaxed': the ranks stand at different places. Save each rank's "
                 "state_dict() and load the list of them, or use order='deterministic' or coordinated=True"
             )
-        fed = state.get("fed") or {}
-        if "sampler" in fed or "iterator" in fed:
+        if any(
+            part.sampler is not None and ("sampler" in part.sampler or "iterator" in part.sampler) for part in parts
+        ):
             raise InvalidArgumentError(
                 "state_dict(all=True) with a sampler that has a state of its own: each rank's is another. Save each "
                 "rank's state_dict()"
             )
-        return {**state, "consumer": None}
+        return {**state, "consumer": None, "place": with_parts(state["place"], {"consumer": None})}
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Begin the next iteration where `state` was taken; taken after the loop had ended, at the next epoch.
@@ -162,11 +167,8 @@ class Loader(Dataset):
             given = list(given[0]["states"])
         if not given:
             raise StateMismatchError("an empty list of states: give the state_dict() of every rank")
-        for one in given:
-            self._kind.signature.check(one)
-        changed = any(one["pipeline"] != self._kind.signature.entries for one in given)
-        self._loaded = self._kind.load(given, changed)
-        self._next_epoch = self._loaded.epoch
+        self._loaded = load(self._kind, given)
+        self._next_epoch, self._weights = self._loaded.epoch, self._loaded.weights
 
     # The rest
 

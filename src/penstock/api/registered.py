@@ -13,11 +13,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
-from penstock.api.checkpoint import PipelineSignature, signature_of
 from penstock.api.dataset import Dataset
 from penstock.api.iteration import Plan
 from penstock.api.loader import FromService, Loader
 from penstock.api.services import LocalService
+from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.feeds import NamedSplits
 from penstock.client.link import Patience, ServiceLink, find_when_there

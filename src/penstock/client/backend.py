@@ -5,38 +5,24 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.client.fed import Feeder, grouping_of
-from penstock.client.fetch import EpochReader
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.merge import Checkpoint
 from penstock.client.options import JobOptions, job_name
-from penstock.client.sampling import Drawing
-from penstock.client.session import EpochRequest, EpochSession
-from penstock.client.state import Weights
+from penstock.client.reader import EpochReader
+from penstock.client.sampling import Drawing, Place
+from penstock.client.session import Beginning, EpochSession
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.ids import JobName
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import mix_weights
+from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Where an epoch is opened."""
-
-    epoch: int
-    seed: int | None = None
-    """None: the pipeline's."""
-    checkpoint: Checkpoint | None = None
-    may_rejoin: bool = True
-    weights: Weights | None = None
-    """What to mix by; None: the pipeline's own, or what the checkpoint says."""
 
 
 class ServiceBackend:
@@ -83,10 +69,8 @@ class ServiceBackend:
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuse a state of a job that was dealt or cut otherwise."""
         state, options = checkpoint.first, self.options
-        if state.phase != "reading":
-            return
-        if (state.fed is not None) != (options.feed is not None):
-            was, is_ = ("with", "without") if state.fed is not None else ("without", "with")
+        if (state.sampler is not None) != (options.feed is not None):
+            was, is_ = ("with", "without") if state.sampler is not None else ("without", "with")
             raise StateMismatchError(
                 f"the state was saved by a loader {was} feed=, and this one is {is_} it; what follows depends on it"
             )
@@ -129,17 +113,9 @@ class ServiceBackend:
         prepared = self.prepared
         link = self._link()
         checkpoint = beginning.checkpoint
-        streams = checkpoint.first.streams if checkpoint is not None else 0
-        request = EpochRequest(
-            job=self.job,
-            options=self.options,
-            submission=self._submission(prepared, link, beginning.seed, streams),
-            epoch=beginning.epoch,
-            checkpoint=checkpoint,
-            may_rejoin=beginning.may_rejoin,
-            weights=beginning.weights,
-        )
-        return self._read(EpochSession(link, request))
+        streams = checkpoint.first.width if checkpoint is not None else 0
+        submission = self._submission(prepared, link, beginning.seed, streams)
+        return self._read(EpochSession(link, self.job, self.options, submission, beginning))
 
     def check_weights(self, weights: Sequence[float]) -> Weights:
         """Return weights that a mix of this pipeline can go by, as its operator takes them."""
@@ -162,7 +138,7 @@ class ServiceBackend:
             epoch=beginning.epoch,
             grouping=grouping_of(self._pipeline.node),
             count=len(fed_source(self._pipeline)),
-            at=None if own is None else own.fed,
+            at=None if own is None else Place.read(own.sampler),
         )
         if self._fed_lists is None:
             self._fed_lists = drawing.lists
@@ -175,14 +151,10 @@ class ServiceBackend:
         if options.consumers > 1:
             name = JobName(f"{name}.{options.consumer}")
         link = self._link()
-        request = EpochRequest(
-            job=name,
-            options=replace(options, consumers=1, consumer=0),
-            submission=self._submission(self.prepared, link, beginning.seed, 0),
-            epoch=beginning.epoch,
-            feeder=Feeder(drawing, ahead=feed.ahead, consumer=options.consumer, consumers=options.consumers),
-        )
-        return self._read(EpochSession(link, request))
+        feeder = Feeder(drawing, ahead=feed.ahead, consumer=options.consumer, consumers=options.consumers)
+        submission = self._submission(self.prepared, link, beginning.seed, 0)
+        alone = replace(options, consumers=1, consumer=0)
+        return self._read(EpochSession(link, name, alone, submission, beginning, feeder))
 
     def fed_length(self) -> int | None:
         """Return how many outputs an epoch of the consumer's own sampler has, where it says."""

@@ -21,6 +21,27 @@ class Metrics:
     skipped: int = 0
     shared: int = 0
 
+    def ran(self, seconds: float) -> None:
+        self.run_s += seconds
+
+    def waited(self, seconds: float) -> None:
+        self.wait_s += seconds
+
+    def received(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+
+    def took(self, batches: int, *, shared: int) -> None:
+        """The trainer took elements, some of which had been made for another trainer."""
+        self.batches += batches
+        self.shared += shared
+
+    def missed(self, skipped: int) -> None:
+        self.skipped = skipped
+
+    def holds(self, nbytes: int) -> None:
+        """So much has arrived and was not taken."""
+        self.buffered = nbytes
+
 
 class Board:
     """The newest view, and whether the dispatcher still knows us."""

@@ -9,20 +9,24 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 import zmq
 
+from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError
-from penstock.core.ids import RunnerId
+from penstock.core.ids import RunnerId, StreamId
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
+from penstock.wire.compression import decompress
 from penstock.wire.credentials import Credentials
-from penstock.wire.frames import CloseStream, Credit, FromRunner, Rounds, StreamLeft, ToRunner
+from penstock.wire.frames import FromRunner, Rounds, SlabPlaces, StreamLeft, ToRunner
 from penstock.wire.parcels import Assembly
+from penstock.wire.runs import decode_run
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 
@@ -38,6 +42,57 @@ _decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunn
 _log = logging.getLogger(__name__)
 
 
+Access: TypeAlias = Literal["own", "copied", "read-only"]
+"""What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
+
+
+class Payload:
+    """What the rounds of one frame are decoded from, when the trainer gets to them."""
+
+    __slots__ = ("_access", "_buffers", "_elements", "_slab", "_slabs")
+
+    def __init__(self, slab: SlabPlaces | None, parts: list[Any], slabs: SlabReader | None, access: Access) -> None:
+        self._slab, self._slabs, self._access = slab, slabs, access
+        self._buffers: list[Any] | None = parts
+        self._elements: Sequence[Element] = ()
+
+    @property
+    def decoded(self) -> bool:
+        return self._buffers is None
+
+    def elements(self, header: Rounds) -> Sequence[Element]:
+        if self._buffers is not None:
+            buffers = self._taken(self._buffers)
+            if header.compression:
+                buffers = decompress(header.compression, buffers)
+            if self._access == "copied":
+                buffers = [_own(buffer) for buffer in buffers]
+            elif self._access == "read-only":
+                # Whether others see the same memory depends on where the worker runs.
+                buffers = [memoryview(buffer).toreadonly() for buffer in buffers]
+            self._buffers = None
+            self._elements = decode_run(header.layout, buffers)
+        return self._elements
+
+    def _taken(self, parts: list[Any]) -> Sequence[Any]:
+        if self._slab is None:
+            return [part.buffer for part in parts]
+        if self._slabs is None:
+            raise CodecError("rounds came by shared memory that is not mapped here")
+        return self._slabs.buffers(self._slab)
+
+    def release(self) -> None:
+        """Nobody will look at it: its memory is free again."""
+        if self._buffers is not None:
+            self._taken(self._buffers)
+            self._buffers = None
+
+
+def _own(buffer: Any) -> Any:
+    """Return a buffer that nobody else sees: what is shared, or cannot be written to, is copied."""
+    return np.array(np.frombuffer(buffer, np.uint8)) if memoryview(buffer).readonly else buffer
+
+
 class RunnerConnection:
     def __init__(
         self,
@@ -47,7 +102,7 @@ class RunnerConnection:
         address: str,
         slabs: SlabReader | None = None,
         *,
-        writable: bool = True,
+        access: Access = "own",
     ) -> None:
         """`slabs`: from an earlier connection to the same process, whose memory is still mapped."""
         self.runner = runner
@@ -55,16 +110,13 @@ class RunnerConnection:
         self.slabs = slabs
         may_share = os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if slabs is None and may_share and self.address.slab and self.address.host == host_id():
-            self.slabs = SlabReader.connect(self.address.slab, writable=writable)
+            self.slabs = SlabReader.connect(self.address.slab, writable=access == "own")
         if self.slabs is None:
             keep_freed_memory()
         self.socket = dial(context, credentials, self.address.tcp, data=True)
         self.watch = Watch(self.socket)
-        self.closed = False
-        self.streams: set[Any] = set()
-        """Readings that are open here."""
-        self.last_credit: Credit | None = None
-        """Carries returned memory once no stream is open any more."""
+        self._access = access
+        self._closed = False
         self._outbox: deque[bytes] = deque()
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
@@ -86,8 +138,8 @@ class RunnerConnection:
                 return
             self._outbox.popleft()
 
-    def receive(self) -> Iterator[tuple[FromRunner, list[Any]]]:
-        """Yield what has arrived: a header and the buffers after it. Never waits."""
+    def receive(self) -> Iterator[tuple[FromRunner, Payload | None]]:
+        """Yield what has arrived: a header, and what its rounds are decoded from. Never waits."""
         for _ in range(MAX_RECEIVED):
             try:
                 frame = self.socket.recv(zmq.NOBLOCK, copy=False)
@@ -98,8 +150,12 @@ class RunnerConnection:
                 message = None if whole is None else _decoder.decode(whole[0])
             except (msgspec.DecodeError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
-            if whole is not None and message is not None:
-                yield message, whole[1]
+            if whole is None or message is None:
+                continue
+            if isinstance(message, Rounds):
+                yield message, Payload(message.slab, whole[1], self.slabs, self._access)
+            else:
+                yield message, None
 
     def lost(self, now: float) -> str | None:
         """Return why it cannot be used any more, as far as is known: it looks now and then only."""
@@ -111,37 +167,24 @@ class RunnerConnection:
             reason = f"no connection within {CONNECT_S:.0f} s"
         return reason
 
-    def leave(self, *, settled: bool) -> None:
-        """Say that the streams read here are not come back to.
-
-        `settled`: the marks are where the trainer stands; should it return, it goes on there.
-        """
-        for reading in self.streams:
-            taken = reading.mark.round if settled else -1
-            self.send(CloseStream(stream=reading.stream, opening=reading.opening, leaving=True, round=taken))
-
-    def await_left(self, until: float) -> None:
-        """Wait until that was heard, and give back what was never looked at.
+    def await_left(self, unheard: set[tuple[StreamId, int]], until: float) -> list[Payload]:
+        """Wait until the runner has heard that these (stream, opening) are left; return what came meanwhile.
 
         A connection that is closed while something is on its way to us would take our last word with it, so all of that
         is let in first.
         """
-        unread = [frame.header.slab for reading in self.streams for frame in reading.queue]
-        unheard = {(reading.stream, reading.opening) for reading in self.streams}
-        named = next(iter(unheard), None)
+        unread: list[Payload] = []
         while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
             self.socket.poll(int(min(left_s, LEAVING_LOOK_S) * 1000) + 1)
-            for message, _ in self.receive():
+            for message, payload in self.receive():
                 if isinstance(message, StreamLeft):
                     unheard.discard((message.stream, message.opening))
-                elif isinstance(message, Rounds):
-                    unread.append(message.slab)
-        returned = tuple(slab.lease for slab in unread if slab is not None)
-        if returned and named is not None:
-            self.send(Credit(stream=named[0], opening=named[1], credit=0, returned=returned))
+                elif payload is not None:
+                    unread.append(payload)
+        return unread
 
     def close(self, *, linger_ms: int = 0) -> None:
-        if self.closed:
+        if self._closed:
             return
-        self.closed = True
+        self._closed = True
         self.socket.close(linger=linger_ms)

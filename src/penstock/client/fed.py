@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Collection
 from itertools import islice
 
-from penstock.client.reading import StreamReading
 from penstock.client.sampling import Drawing, Grouping, Place, Unit
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
@@ -25,6 +24,7 @@ from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize
+from penstock.stream.reading import StreamReader
 from penstock.wire.frames import Units
 from penstock.wire.jobs import Feed
 
@@ -119,8 +119,13 @@ class Feeder:
         self._end_place: Place | None = None
         self._streams = 1
 
-    def use_streams(self, count: int) -> None:
-        self._streams = count
+    def deal_to(self, streams: int) -> None:
+        """Deal units to so many streams, in turn."""
+        self._streams = streams
+
+    def places(self, step: int, count: int) -> list[Place]:
+        """Return where the sampler stood before each of the units from `step` on, and after the last of `count`."""
+        return [self.place(step + k) for k in range(count + 1)]
 
     @property
     def _drawn(self) -> int:
@@ -133,10 +138,10 @@ class Feeder:
             return self._kept[offset][1]
         return self._end_place or self._drawing.place()
 
-    def refill(self, step: int, readings: Collection[StreamReading]) -> None:
-        """Forget what was received, draw more if there is room, and send it to the streams that are open."""
+    def refill(self, step: int, readers: Collection[StreamReader]) -> list[Units]:
+        """Forget what was received, draw more if there is room; return what is to be sent to streams that are open."""
         # Inside a frame a stream stands at the cut before it, and opened there it needs the units from there on.
-        cuts = [self._step(r.number, r.mark.cut_round) for r in readings if not r.mark.ended]
+        cuts = [self._step(r.number, r.standing.cut_round) for r in readers if not r.standing.ended]
         while self._kept_from < min(step, *cuts, self._drawn):
             self._kept.popleft()
             self._kept_from += 1
@@ -149,15 +154,14 @@ class Feeder:
                     self._ended, self._end_place = True, place
                 else:
                     self._kept.append((unit, place))
-        if self._drawn > before or (self._ended and not self._end_told):
-            self._end_told = self._ended
-            for reading in readings:
-                if reading.open:
-                    self._send(reading, self._ordinal(reading.number, before))
+        if self._drawn == before and (not self._ended or self._end_told):
+            return []
+        self._end_told = self._ended
+        return [self._units(reader, self._ordinal(reader.number, before)) for reader in readers if reader.is_open]
 
-    def opened(self, reading: StreamReading) -> None:
-        """Send a stream that was just opened all it needs from there on."""
-        self._send(reading, reading.cut_round)
+    def opened(self, reader: StreamReader) -> Units:
+        """Return all that a stream which was just opened needs from there on."""
+        return self._units(reader, reader.cut_round)
 
     def _step(self, stream: int, ordinal: int) -> int:
         return self.begins_at + ordinal * self._streams + stream
@@ -166,18 +170,14 @@ class Feeder:
         """Return the number, in a stream, of its first unit at or after a step."""
         return max(0, -(-(step - self.begins_at - stream) // self._streams))
 
-    def _send(self, reading: StreamReading, first: int) -> None:
-        offset = self._step(reading.number, first) - self._kept_from
-        units = tuple(unit for unit, _ in islice(self._kept, offset, None, self._streams))
-        if units or self._ended:
-            reading.connection.send(
-                Units(
-                    stream=reading.stream,
-                    opening=reading.opening,
-                    first=first,
-                    units=units,
-                    ended=self._ended,
-                    taken=reading.mark.cut_round,
-                    start=self.begins_at,
-                )
-            )
+    def _units(self, reader: StreamReader, first: int) -> Units:
+        offset = self._step(reader.number, first) - self._kept_from
+        return Units(
+            stream=reader.stream,
+            opening=reader.opening,
+            first=first,
+            units=tuple(unit for unit, _ in islice(self._kept, offset, None, self._streams)),
+            ended=self._ended,
+            taken=reader.standing.cut_round,
+            start=self.begins_at,
+        )

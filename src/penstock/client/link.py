@@ -20,7 +20,7 @@ from penstock.core.errors import (
     ServiceFileMissingError,
     WaitTimeoutError,
 )
-from penstock.core.ids import BlobHash, JobName, RunnerId
+from penstock.core.ids import AttemptId, BlobHash, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
 from penstock.wire.blobs import put_blob_pieces
@@ -96,6 +96,8 @@ class ServiceLink:
         self.slabs: dict[RunnerId, SlabReader] = {}
         """Mapped once a process, and kept: what it placed stays readable when its connection, or itself, is gone, and
         what the trainer still held when an epoch ended is given back in the next."""
+        self.finished: dict[JobName, AttemptId] = {}
+        """Which attempt of a job was read to its end last."""
         self._closed = False
 
     def _pushed(self, push: Push) -> None:

@@ -10,21 +10,24 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from time import time_ns
 
 from penstock.client.board import Board
+from penstock.client.connection import Access
 from penstock.client.fed import Feeder
 from penstock.client.link import Patience, ServiceLink
-from penstock.client.merge import Checkpoint, mixes_from, resume_from
 from penstock.client.options import JobOptions
-from penstock.client.ranges import RangeSet
-from penstock.client.sharing import trainer_number
-from penstock.client.state import EpochState, Progress, Weights
+from penstock.client.sampling import Place as SamplerPlace
+from penstock.client.sharing import USUAL_WINDOW_BYTES, trainer_number
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
+from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
+from penstock.stream.consuming import Consumer, Seat
 from penstock.wire.addresses import host_id
+from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.envelopes import refusal
 from penstock.wire.frames import StorageOptions
 from penstock.wire.jobs import Feed, JobSpec, JobView, Ranges, Resume
@@ -34,43 +37,49 @@ BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRequest:
-    """What is to be opened."""
+class Beginning:
+    """Where an epoch is opened."""
 
-    job: JobName
-    options: JobOptions
-    submission: Submission
     epoch: int
+    seed: int | None = None
+    """None: the pipeline's."""
     checkpoint: Checkpoint | None = None
     may_rejoin: bool = True
     """False: the pipeline changed, so that streams of the old attempt would give something else."""
     weights: Weights | None = None
-    """What to mix by in an epoch that begins."""
-    feeder: Feeder | None = None
-    """Of a job that its consumer feeds."""
+    """What to mix by in an epoch that begins; None: the pipeline's own, or what the checkpoint says."""
 
 
 class EpochSession:
-    """See the module. `view` and `spec` are the dispatcher's; `progress` is where this consumer begins."""
+    """See the module. `view` and `spec` are the dispatcher's."""
 
     spec: JobSpec
     view: JobView
-    progress: Progress
+    delivery: Delivery
+    _progress: Progress
     _done: tuple[Ranges, ...]
     """What was done at the checkpoint that the attempt began at."""
 
-    def __init__(self, link: ServiceLink, request: EpochRequest) -> None:
+    def __init__(
+        self,
+        link: ServiceLink,
+        job: JobName,
+        options: JobOptions,
+        submission: Submission,
+        beginning: Beginning,
+        feeder: Feeder | None = None,
+    ) -> None:
+        """`feeder`: of a job that its consumer feeds."""
         self.link = link
-        self.job, self.epoch = request.job, request.epoch
-        self.consumer, self.replica = request.options.consumer, request.options.replica
-        self.sharing = request.options.sharing
-        if self.sharing is not None:
-            self.replica = trainer_number(self.sharing.trainer)
+        self.job, self.epoch = job, beginning.epoch
+        self.consumer, self.replica = options.consumer, options.replica
+        if options.sharing is not None:
+            self.replica = trainer_number(options.sharing.trainer)
         self.board = Board()
-        self.resumed = False
+        self.feeder = feeder
+        self._resumed = False
         """The attempt began at a checkpoint."""
-        self.feeder = request.feeder
-        self._options, self._submission = request.options, request.submission
+        self._options, self._submission = options, submission
         self._client = ClientId(secrets.token_hex(8))
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -78,7 +87,7 @@ class EpochSession:
         self._closed = False
         link.boards[self.job] = self.board
         try:
-            self._open(request)
+            self._open(beginning)
         except BaseException:
             link.boards.pop(self.job, None)
             self.board.bell.close()
@@ -87,13 +96,9 @@ class EpochSession:
         self._thread.start()
 
     @property
-    def in_turn(self) -> bool:
-        """Consumers take rounds from the streams in turn."""
-        return self.spec.order == "deterministic" or self.spec.coordinated
-
-    @property
     def trainer(self) -> str:
-        return "" if self.sharing is None else self.sharing.trainer
+        sharing = self._options.sharing
+        return "" if sharing is None else sharing.trainer
 
     @property
     def storage(self) -> StorageOptions:
@@ -101,40 +106,62 @@ class EpochSession:
         return self._submission.storage
 
     @property
+    def access(self) -> Access:
+        """What the trainer may do with the arrays it is given."""
+        sharing = self._options.sharing
+        return "own" if sharing is None else "copied" if sharing.writable else "read-only"
+
+    @property
     def connected(self) -> bool:
         return self.link.control.connected
 
+    def consumer_of(self, memory_bytes: int, *, now: float) -> Consumer:
+        """Return the protocol of this consumer's reading, at its beginning."""
+        if self.feeder is not None:
+            self.feeder.deal_to(len(self.spec.feeds))
+        return Consumer(
+            Seat(self.job, self.consumer, self.replica, self.trainer),
+            self.delivery,
+            self._progress,
+            self.view,
+            memory_bytes=memory_bytes,
+            shared_window_bytes=self.spec.window_bytes or USUAL_WINDOW_BYTES,
+            first_opening=time_ns() // 1_000_000,
+            resumed=self._resumed,
+            now=now,
+        )
+
     # Opening
 
-    def _open(self, request: EpochRequest) -> None:
-        patience = Patience(self._options.timeout_s, f"epoch {self.epoch} of job {self.job!r}")
-        checkpoint = request.checkpoint
+    def _patience(self) -> Patience:
+        return Patience(self._options.timeout_s, f"epoch {self.epoch} of job {self.job!r}")
+
+    def _open(self, beginning: Beginning) -> None:
+        patience, checkpoint = self._patience(), beginning.checkpoint
         own = None if checkpoint is None else checkpoint.own
-        if checkpoint is None:
+        if checkpoint is None or self.feeder is not None:
             self._take(self._ask(patience))
-            self.progress = Progress(step=0 if self.feeder is None else self.feeder.begins_at, weights=request.weights)
+            step = 0 if self.feeder is None else self.feeder.begins_at
+            self._progress = Progress(step=step, weights=beginning.weights)
             return
-        if own is not None and request.may_rejoin:
+        if own is not None and beginning.may_rejoin:
             answer = self._ask(patience, rejoin=own.attempt)
             if isinstance(answer, EpochOpened):
                 self._take(answer)
-                self.progress = own.progress.copy()
+                self._progress = own.progress
                 return
-            if self.sharing is not None:  # what it stood in is over: whatever the others read now
+            if self._options.sharing is not None:  # what it stood in is over: whatever the others read now
                 self._take(self._ask(patience))
-                self.progress = Progress()
+                self._progress = Progress()
                 return
-            # Where one state stands for all, each rank's own describes the same place in its own way (what came in one
-            # frame here came in two there). All begin where the one that starts the attempt says.
-            own = own if self._options.consumers == 1 or not own.alike else None
-        resume = resume_from(checkpoint, consumers=self._options.consumers, feeds=self._feeds(checkpoint.first))
-        self._start_from(resume, patience)
-        self.progress = own.progress.copy() if own is not None else _progress_of(self._done, checkpoint)
-        self.progress.mixes = mixes_from(checkpoint, consumers=self._options.consumers)
+        self._start_from(checkpoint, patience)
+        self._progress = begin_at(checkpoint, consumers=self._options.consumers, done=self._done)
 
-    def _start_from(self, resume: Resume, patience: Patience) -> None:
+    def _start_from(self, checkpoint: Checkpoint, patience: Patience) -> None:
+        feeds = self._feeds(checkpoint.first)
+        resume = resume_from(checkpoint, epoch=self.epoch, consumers=self._options.consumers, feeds=feeds)
         self._take(self._ask(patience, resume=resume))
-        self.resumed = True
+        self._resumed = True
 
     def _ask(
         self, patience: Patience, *, rejoin: AttemptId | None = None, resume: Resume | None = None
@@ -155,20 +182,22 @@ class EpochSession:
             rejoin=rejoin,
             resume=resume,
             trainer=self.trainer,
+            after=self.link.finished.get(self.job),
         )
 
     def _take(self, answer: EpochOpened | NotKnown) -> None:
         if isinstance(answer, NotKnown):
             raise JobFailedError(self.job, f"the dispatcher does not know {answer.what}; start the epoch anew")
         self.spec, self.view, self._done = answer.spec, answer.view, answer.done
-        if self.sharing is not None:
+        self.delivery = delivery_of(answer.spec)
+        if self.delivery.shared:
             self.epoch = answer.view.epoch  # the one the others read
         self.board.replace_view(answer.view)
 
-    def _feeds(self, state: EpochState) -> Mapping[int, Feed]:
+    def _feeds(self, state: ConsumerState) -> Mapping[int, Feed]:
         """Return the feeds that follow from the job, by the streams' numbers."""
         spec = self._submission.spec
-        numbers = state.progress.streams
+        numbers = [position.number for position in state.progress.streams]
         if spec.feeds:
             return dict(enumerate(spec.feeds))
         if spec.sharding == "off":
@@ -179,14 +208,13 @@ class EpochSession:
 
     def rejoin(self) -> bool:
         """Open again in the same attempt; False: the dispatcher does not know it any more."""
-        patience = Patience(self._options.timeout_s, f"epoch {self.epoch} of job {self.job!r}")
-        answer = self._ask(patience, rejoin=self.view.attempt)
+        answer = self._ask(self._patience(), rejoin=self.view.attempt)
         if isinstance(answer, NotKnown):
             return False
         self._take(answer)
         return True
 
-    def resume(self, progress: Progress) -> None:
+    def resume(self, state: ConsumerState) -> None:
         """Start a new attempt from where this consumer stands."""
         if self._options.consumers > 1:
             raise JobFailedError(
@@ -194,53 +222,33 @@ class EpochSession:
                 f"the service lost attempt {self.view.attempt}, and one of {self._options.consumers} consumers cannot "
                 "start a new one alone; load the last checkpoint on all ranks",
             )
-        state = self.state(progress, pipeline=[])
-        checkpoint = Checkpoint((state,), state)
-        resume = resume_from(checkpoint, consumers=1, feeds=self._feeds(state))
-        patience = Patience(self._options.timeout_s, f"epoch {self.epoch} of job {self.job!r}")
-        self._start_from(resume, patience)
-        self.progress = progress
+        self._start_from(Checkpoint((state,), state), self._patience())
 
-    def state(self, progress: Progress, *, pipeline: list[list[str]], finished: bool = False) -> EpochState:
-        """Return the checkpoint of this consumer at `progress`."""
-        spec = self.spec
-        if self.feeder is not None:
-            return self._fed_state(self.feeder, progress, pipeline, finished=finished)
-        return EpochState(
-            epoch=self.epoch,
-            seed=spec.seed,
-            attempt=self.view.attempt,
-            consumers=spec.consumers,
-            consumer=self.consumer,
-            phase="ended" if finished else "reading",
+    # State
+
+    def state(self, progress: Progress, *, sampler: SamplerPlace | None = None) -> ConsumerState:
+        """Return what is saved of this consumer at `progress`, and with its sampler where it stood then, if given."""
+        spec, options, feeder = self.spec, self._options, self.feeder
+        if feeder is not None:
+            # Where the sampler stands is all there is: streams say nothing more, and another attempt has others.
+            sampler = sampler or feeder.place(progress.step)
+            progress = Progress(step=progress.step)
+        return ConsumerState(
+            attempt=self.view.attempt if feeder is None else AttemptId(""),
             splits=self._submission.splits_digest,
-            streams=len(spec.feeds) or spec.streams,
+            width=(len(spec.feeds) or spec.streams) if feeder is None else 0,
             order=spec.order,
             uneven=spec.uneven,
             coordinated=spec.coordinated,
-            pipeline=pipeline,
-            progress=Progress(weights=progress.weights) if finished else progress,
+            consumers=options.consumers if feeder is None else feeder.consumers,
+            consumer=self.consumer if feeder is None else feeder.consumer,
+            progress=progress,
+            sampler=None if sampler is None else sampler.plain(),
         )
 
-    def _fed_state(
-        self, feeder: Feeder, progress: Progress, pipeline: list[list[str]], *, finished: bool
-    ) -> EpochState:
-        """Return where the sampler stands: streams say nothing more, and another attempt has others."""
-        return EpochState(
-            epoch=self.epoch,
-            seed=self.spec.seed,
-            attempt=AttemptId(""),
-            consumers=feeder.consumers,
-            consumer=feeder.consumer,
-            phase="ended" if finished else "reading",
-            splits=self._submission.splits_digest,
-            streams=0,
-            order=self.spec.order,
-            uneven=self.spec.uneven,
-            pipeline=pipeline,
-            progress=Progress(step=0 if finished else progress.step),
-            fed=None if finished else progress.fed or feeder.place(progress.step),
-        )
+    def sampler_places(self, step: int, count: int) -> list[SamplerPlace]:
+        """Return where the sampler stood before each of `count` elements from a step on, and after the last of them."""
+        return [] if self.feeder is None else self.feeder.places(step, count)
 
     # Staying
 
@@ -310,6 +318,8 @@ class EpochSession:
             return
         self._closed = True
         self._stop.set()
+        if finished:
+            self.link.finished[self.job] = self.view.attempt
         if self.link.boards.get(self.job) is self.board:
             del self.link.boards[self.job]
         self.post(
@@ -322,9 +332,3 @@ class EpochSession:
             )
         )
         self.board.bell.close()
-
-
-def _progress_of(ranges: Iterable[Ranges], checkpoint: Checkpoint) -> Progress:
-    """Return where a consumer begins that was not there before: its marks come with the view."""
-    done = {(one.source, one.pass_): RangeSet(one.ranges) for one in ranges}
-    return Progress(done=done, step=checkpoint.first.progress.step, weights=checkpoint.first.progress.weights)

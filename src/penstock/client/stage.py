@@ -7,14 +7,12 @@ next element comes from: an operator that is in the middle of one element (unbat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from penstock.client.backend import Beginning
-from penstock.client.fetch import EpochReader
-from penstock.client.merge import read_states
-from penstock.client.state import EpochState, Progress
+from penstock.client.reader import EpochReader
+from penstock.client.session import Beginning
 from penstock.runtime.contract import Chunk, Fixed, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
+from penstock.stream.checkpoint import ConsumerState, read_states
 
 OpenReader = Callable[[Beginning], EpochReader]
 
@@ -43,12 +41,7 @@ class ServiceStage(Stage):
             return
         checkpoint = read_states(state, consumer=self._consumer, consumers=self._consumers)
         self.reader = self._open_reader(
-            Beginning(
-                epoch=checkpoint.first.epoch,
-                seed=checkpoint.first.seed,
-                checkpoint=checkpoint,
-                may_rejoin=self._may_rejoin,
-            )
+            Beginning(epoch=pass_, seed=self._seed, checkpoint=checkpoint, may_rejoin=self._may_rejoin)
         )
 
     def _pull(self, want: int) -> Chunk:
@@ -56,8 +49,8 @@ class ServiceStage(Stage):
         assert reader is not None
         elements, after = reader.take(want)
         if not len(elements):
-            return Chunk((), Fixed(_plain(reader, after(0))))
-        return Chunk(elements, _Marks(reader, after))
+            return Chunk((), Fixed(after(0).plain()))
+        return Chunk(elements, _Marks(after))
 
     def stop(self) -> None:
         if self.reader is not None:
@@ -68,16 +61,11 @@ class ServiceStage(Stage):
 
 
 class _Marks:
-    def __init__(self, reader: EpochReader, after: Callable[[int], Progress]) -> None:
-        self._reader, self._after = reader, after
+    def __init__(self, after: Callable[[int], ConsumerState]) -> None:
+        self._after = after
 
     def at(self, k: int) -> State:
-        return _plain(self._reader, self._after(k))
+        return self._after(k).plain()
 
     def origin(self, k: int) -> Origin | None:
         return None
-
-
-def _plain(reader: EpochReader, progress: Progress) -> dict[str, Any]:
-    state: EpochState = reader.session.state(progress, pipeline=[])
-    return state.plain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.client.fetch import EpochReader
+from penstock.client.reader import EpochReader
 from penstock.runtime.stats import StageStatistics, Statistics
 
 
@@ -65,25 +65,24 @@ class LoaderStatistics:
 
 
 def statistics_of(reader: EpochReader, stages: tuple[StageStatistics, ...] = ()) -> LoaderStatistics:
-    reader.state()
-    metrics = reader.session.board.metrics
     streams = tuple(
         StreamStatistics(
-            number=reading.number,
-            worker=reading.view.worker or "",
-            elements=reading.elements,
-            bytes=reading.taken_bytes,
-            buffered_bytes=reading.queued_bytes,
-            ended=reading.mark.ended,
+            number=stream.number,
+            worker=stream.view.worker or "",
+            elements=stream.elements,
+            bytes=stream.credit.taken_bytes,
+            buffered_bytes=stream.queued_bytes,
+            ended=stream.standing.ended,
         )
-        for reading in reader.readings()
+        for stream in reader.streams()
     )
+    metrics = reader.session.board.metrics
     return LoaderStatistics(
         elements=metrics.batches,
         bytes=metrics.nbytes,
         wait_s=metrics.wait_s,
         run_s=metrics.run_s,
-        buffered_bytes=reader.buffered_bytes(),
+        buffered_bytes=reader.buffered_bytes,
         reconnects=reader.reconnects,
         skipped=metrics.skipped,
         shared=metrics.shared,

@@ -43,6 +43,7 @@ def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[Blo
     answer = _open_job(draft, request, blobs)
     if answer is not None:
         return answer
+    _close_finished(draft, request)
     chosen = _choose_attempt(draft, request)
     if not isinstance(chosen, str):
         return chosen
@@ -148,6 +149,19 @@ def _mismatch(name: str, differing: list[str]) -> str:
 
 
 # The attempt
+
+
+def _close_finished(draft: Draft, request: OpenEpoch) -> None:
+    """Close the epoch that the reader says it is through with: what it said then may have been overtaken by this."""
+    iteration = None if request.after is None else draft.state.iteration(request.job, request.after)
+    slot = (request.consumer, request.replica)
+    if iteration is None or slot not in iteration.opened:
+        return
+    held = iteration.opened[slot]
+    if not held.finished:
+        draft.emit(e.ConsumerClosed(request.job, iteration.attempt, *slot, held.client, True))
+        if held.client in draft.state.clients.get(request.job, {}):
+            draft.emit(e.ClientGone(request.job, held.client, draft.now))
 
 
 def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from penstock.control.records import Cursor, Iteration, Ledger, Stream
 from penstock.core.ids import AttemptId, StreamId, stream_id
-from penstock.wire.jobs import Cut, Feed, JobSpec, Resume, StreamResume
+from penstock.wire.jobs import Cut, Feed, JobSpec, Position, Resume
 
 GRANTED = Feed(kind="granted")
 
@@ -34,7 +34,7 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
     )
 
 
-def _without_idle_tails(streams: tuple[StreamResume, ...]) -> tuple[StreamResume, ...]:
+def _without_idle_tails(streams: tuple[Position, ...]) -> tuple[Position, ...]:
     """Leave out a tail of which nothing was given.
 
     Its leftovers are those of the old lists of splits, and streams that had not ended for all consumers get new ones.
@@ -43,12 +43,12 @@ def _without_idle_tails(streams: tuple[StreamResume, ...]) -> tuple[StreamResume
     return tuple(held for held in streams if held.feed is None or held.feed.kind != "tail" or _is_under_way(held))
 
 
-def _is_under_way(held: StreamResume) -> bool:
+def _is_under_way(held: Position) -> bool:
     cut = held.cut
     return held.ended or held.round > 0 or cut.engine is not None or cut.since > 0 or cut.regroup is not None
 
 
-def _stream(spec: JobSpec, attempt: AttemptId, held: StreamResume, resume: Resume) -> Stream:
+def _stream(spec: JobSpec, attempt: AttemptId, held: Position, resume: Resume) -> Stream:
     same = resume.consumers == spec.consumers
     feed = GRANTED if held.feed is None else held.feed
     owner = owner_of(spec, held.number, feed)
@@ -78,7 +78,7 @@ def owner_of(spec: JobSpec, number: int, feed: Feed) -> int | None:
     return 0 if feed.kind == "tail" else number % spec.consumers
 
 
-def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[StreamResume, ...]) -> Ledger:
+def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Position, ...]) -> Ledger:
     taken: dict[tuple[int, int], set[int]] = {}
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     lists: dict[tuple[StreamId, int, int], list[int]] = {}
@@ -101,7 +101,7 @@ def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Strea
     return Ledger(counts=spec.split_counts, lists=lists, cursors=cursors)
 
 
-def _cuts(held: StreamResume) -> Iterable[Cut]:
+def _cuts(held: Position) -> Iterable[Cut]:
     yield held.cut
     if held.feed is not None:
         for leftover in held.feed.leftovers:

@@ -69,6 +69,12 @@ class Credit(Message, frozen=True, tag="credit"):
     """The first the trainer has not taken, where it shares the stream; -1: not said."""
 
 
+class ReturnLeases(Message, frozen=True, tag="return"):
+    """Slab ranges are free again, and no credit is due that could say so."""
+
+    leases: tuple[int, ...]
+
+
 class CloseStream(Message, frozen=True, tag="close"):
     stream: StreamId
     opening: int
@@ -171,6 +177,8 @@ class StreamRefused(Message, frozen=True, tag="refused"):
     stream: StreamId
     opening: int
     reason: str
+    superseded: bool = False
+    """A newer reader has this one's place: asking again will not help."""
 
 
 class StreamLeft(Message, frozen=True, tag="left"):
@@ -187,5 +195,5 @@ class Output(Message, frozen=True, tag="output"):
     text: str
 
 
-ToRunner: TypeAlias = OpenStream | Credit | CloseStream | Units
+ToRunner: TypeAlias = OpenStream | Credit | ReturnLeases | CloseStream | Units
 FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | StreamLeft | Output

@@ -137,15 +137,35 @@ class JobSpec(Message, frozen=True):
     """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""
 
 
-class StreamResume(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as a checkpoint holds it. `marks[c]` is the next round of consumer c of the old number of consumers."""
+class Stride(msgspec.Struct, frozen=True, array_like=True):
+    """Splits of one pass of one source: `count` ordinals from `first` on, `step` apart."""
+
+    source: int
+    pass_: int
+    first: int
+    count: int = 1
+    step: int = 1
+
+
+class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where readers stand in a stream: the next round, and the state there.
+
+    A consumer's own has the last splits behind it (`trail`), where one that lags needs them named. A merged one has
+    the lowest round, and `marks`: the next round of each consumer.
+    """
 
     number: int
-    cut: Cut
-    round: int
-    marks: tuple[int, ...]
-    feed: Feed | None = None
+    round: int = 0
+    cut: Cut = Cut()
     ended: bool = False
+    leftover: bool = False
+    """It ended with more after `cut` than whole rounds could take."""
+    feed: Feed | None = None
+    """Where its splits come from; None in a consumer's own, but for the tail: other feeds follow from the job."""
+    trail: tuple[Stride, ...] = ()
+    trail_lost: bool = False
+    """The trail was longer than is remembered."""
+    marks: tuple[int, ...] = ()
 
 
 class Resume(Message, frozen=True):
@@ -153,7 +173,7 @@ class Resume(Message, frozen=True):
 
     epoch: int
     consumers: int
-    streams: tuple[StreamResume, ...]
+    streams: tuple[Position, ...]
     done: tuple[Ranges, ...] = ()
     digest: str = ""
     """Of the merged state: consumers that load the same checkpoint send the same."""

@@ -36,6 +36,8 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     resume: Resume | None = None
     trainer: str = ""
     """Who reads, in a job with `sharing`; `replica` is the number made of it."""
+    after: AttemptId | None = None
+    """The attempt that this reader has read to its end: its `CloseClient` may come later, or never."""
 
 
 class EpochOpened(Message, frozen=True, tag="epoch_opened"):

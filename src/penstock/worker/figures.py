@@ -17,7 +17,7 @@ from penstock.runtime.iterator import Run
 from penstock.runtime.stats import StageStatistics
 from penstock.wire.messages import RunnerFigures, StageFigures
 from penstock.worker.pump import Pump
-from penstock.worker.served import Counts
+from penstock.worker.streams import Counts
 
 LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `worker.processes_child`
 LABEL_CHARACTERS = 80

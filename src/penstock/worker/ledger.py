@@ -3,8 +3,6 @@
 A list for (source, pass) only grows, and is in the order in which the dispatcher granted. An engine state names places
 in these lists. By rule 2 of `runtime.streams` what comes before the lowest place of a pass is done, a pass before one
 that has a place is done, and everything else is still needed: a source without any place stands at its beginning.
-
-What is done goes into a log. Each reader is told the part of the log that is new to it.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.runtime.streams import PASS_ENDED, Place
 from penstock.wire.jobs import Named
@@ -29,6 +28,37 @@ class _List:
     last: int | None = None
     """The last ordinal ever known; it stays when the list is forgotten."""
 
+    def hand(self, at: int) -> int:
+        """Give the engine the one at that place."""
+        self.handed = max(self.handed, at + 1)
+        return self.ordinals[at]
+
+    def extend(self, ordinals: Sequence[int]) -> None:
+        """The dispatcher granted these; none: there are no more."""
+        self.ordinals.extend(ordinals)
+        self.last = ordinals[-1] if ordinals else self.last
+        self.ended = not ordinals
+
+    def begin_with(self, ordinal: int) -> None:
+        """The stream was opened at a place that no list named: it is needed, and the first known."""
+        self.ordinals.insert(0, ordinal)
+        self.handed += 1
+        self.last = ordinal if self.last is None else self.last
+
+    def forget(self, count: int) -> tuple[int, ...]:
+        """Return the first `count`, which are done, and keep them no longer."""
+        gone = tuple(self.ordinals[:count])
+        del self.ordinals[:count]
+        self.handed -= count
+        return gone
+
+
+class Settled(NamedTuple):
+    """What a cut still needs of what was handed to the engine, and what no cut from there on does."""
+
+    named: tuple[Named, ...]
+    done: tuple[Named, ...]
+
 
 UNKNOWN = -2
 """Answer of `following`: the dispatcher must be asked."""
@@ -40,9 +70,6 @@ class Ledger:
     def __init__(self, named: Iterable[Named] = ()) -> None:
         self._lock = threading.Lock()
         self._lists: dict[PassKey, _List] = {}
-        self._done: list[tuple[PassKey, int]] = []
-        self.forgotten = 0
-        """Entries of the log that are not kept any more."""
         for entry in named:
             ordinals = list(entry.ordinals)
             self._lists[entry.source, entry.pass_] = _List(
@@ -55,8 +82,7 @@ class Ledger:
             found = self._lists.setdefault(key, _List())
             at = self._place_after(found, after)
             if at < len(found.ordinals):
-                found.handed = max(found.handed, at + 1)
-                return found.ordinals[at]
+                return found.hand(at)
             return None if found.ended else UNKNOWN
 
     def known_after(self, key: PassKey, after: int) -> int | None:
@@ -87,16 +113,11 @@ class Ledger:
         """Take an answer in; the same answer twice changes nothing."""
         with self._lock:
             found = self._lists.setdefault(key, _List())
-            if found.last is not None and found.last != after:
-                return
-            if ordinals:
-                found.ordinals.extend(ordinals)
-                found.last = ordinals[-1]
-            else:
-                found.ended = True
+            if found.last is None or found.last == after:
+                found.extend(ordinals)
 
-    def settle(self, places: Iterable[Place]) -> tuple[Named, ...]:
-        """Return what a cut with these places still needs; the rest goes to the log of what is done."""
+    def settle(self, places: Iterable[Place]) -> Settled:
+        """Return what a cut with these places still needs, and what it does not need any more."""
         with self._lock:
             lowest: dict[PassKey, int] = {}
             for place in places:
@@ -105,23 +126,24 @@ class Ledger:
             latest: dict[int, int] = {}
             for source, pass_ in lowest:
                 latest[source] = max(pass_, latest.get(source, pass_))
+            done: list[Named] = []
             for key in list(self._lists):
                 if key in lowest:
-                    self._forget(key, lowest[key])
+                    done += self._forget(key, lowest[key])
                 elif key[1] < latest.get(key[0], key[1]):
-                    self._forget(key, self._lists[key].handed)
+                    done += self._forget(key, self._lists[key].handed)
                     del self._lists[key]
-            return tuple(
+            named = tuple(
                 Named(source, pass_, tuple(found.ordinals[: found.handed]))
                 for (source, pass_), found in sorted(self._lists.items())
                 if found.handed
             )
+            return Settled(named, tuple(done))
 
-    def settle_all(self) -> None:
-        """The stream has ended and left nothing over: everything is done."""
+    def settle_all(self) -> tuple[Named, ...]:
+        """The stream has ended and left nothing over: return all that is done by that."""
         with self._lock:
-            for key, found in self._lists.items():
-                self._forget(key, found.handed)
+            return tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
 
     def _index(self, key: PassKey, ordinal: int) -> int:
         found = self._lists.setdefault(key, _List())
@@ -130,34 +152,9 @@ class Ledger:
         try:
             return found.ordinals.index(ordinal)
         except ValueError:
-            found.ordinals.insert(0, ordinal)  # opened at a place no list named: it is needed, and the first known
-            found.handed += 1
-            found.last = ordinal if found.last is None else found.last
+            found.begin_with(ordinal)
             return 0
 
-    def _forget(self, key: PassKey, count: int) -> None:
+    def _forget(self, key: PassKey, count: int) -> list[Named]:
         found = self._lists[key]
-        self._done.extend((key, ordinal) for ordinal in found.ordinals[:count])
-        del found.ordinals[:count]
-        found.handed -= count
-
-    @property
-    def done_count(self) -> int:
-        """How many entries the log has had."""
-        return self.forgotten + len(self._done)
-
-    def done_since(self, count: int) -> tuple[Named, ...]:
-        """Return what was done after the first `count` entries of the log."""
-        with self._lock:
-            entries = self._done[max(0, count - self.forgotten) :]
-        by_pass: dict[PassKey, list[int]] = {}
-        for key, ordinal in entries:
-            by_pass.setdefault(key, []).append(ordinal)
-        return tuple(Named(source, pass_, tuple(ordinals)) for (source, pass_), ordinals in by_pass.items())
-
-    def forget_done(self, count: int) -> None:
-        """Keep the first `count` entries of the log no longer."""
-        with self._lock:
-            if count > self.forgotten:
-                del self._done[: count - self.forgotten]
-                self.forgotten = count
+        return [Named(*key, gone)] if (gone := found.forget(count)) else []

@@ -11,6 +11,8 @@ from penstock.runtime.budget import Budget
 from penstock.runtime.contract import State
 from penstock.runtime.iterator import Pipeline, Run
 from penstock.runtime.streams import Allocate, Left, StreamPart, TornRounds
+from penstock.stream.rounds import outputs_received
+from penstock.stream.serving import Terms
 from penstock.wire.control import ControlClient
 from penstock.wire.frames import NO_STORAGE_OPTIONS
 from penstock.wire.jobs import Cut, Leftover
@@ -19,13 +21,11 @@ from penstock.worker.fed import FedFeed, FedUnits
 from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
 from penstock.worker.figures import Figures
 from penstock.worker.flight import FlightRecord
-from penstock.worker.grouping import outputs_received
 from penstock.worker.job import Job, LoadedJob
 from penstock.worker.ledger import Ledger
 from penstock.worker.pump import OpenedRun, Pump
-from penstock.worker.served import Terms
 from penstock.worker.shared import SharedStream
-from penstock.worker.streams import Stream
+from penstock.worker.streams import DealtStream
 from penstock.worker.tails import StreamRun
 
 
@@ -61,7 +61,7 @@ class RunOpener:
     def forget(self, stream: StreamId) -> None:
         self._fed.pop(stream, None)
 
-    def open(self, stream: Stream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
+    def open(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
         job = self._job.load(lambda: pump.abandoned)
         excluded = self._job.excluded()
         spec, feed_spec = job.spec, terms.feed
@@ -119,7 +119,7 @@ class RunOpener:
         )
 
     def _feed(
-        self, stream: Stream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]
+        self, stream: DealtStream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]
     ) -> ClosableFeed:
         if terms.feed.kind == "fed":
             return FedFeed(self.units_for(stream.id), terms.feed)
@@ -134,7 +134,7 @@ class RunOpener:
             binding=terms.binding,
         )
 
-    def _allocate_for(self, stream: Stream) -> Allocate:
+    def _allocate_for(self, stream: DealtStream) -> Allocate:
         return lambda shape, dtype: self._arena.array(shape, dtype) if stream.uses_slabs else None
 
 

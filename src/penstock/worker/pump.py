@@ -15,26 +15,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from penstock.core.element import element_bytes
 from penstock.core.ids import StreamId
 from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import StreamStopped, places
+from penstock.stream.checkpoint import Weights
+from penstock.stream.rounds import RoundMaker, Taken
+from penstock.stream.serving import FRAME_BYTES, End, StartRun
 from penstock.wire.jobs import Cut, Named
 from penstock.worker.feeds import ClosableFeed, StaleStream
-from penstock.worker.grouping import RoundMaker, Standing, Taken
 from penstock.worker.ledger import Ledger
 
-FRAME_BYTES = 1 << 20
 PULL_S = 0.004  # how long a pull should take: what it returns is sent no earlier
 MAX_ROUNDS = 4_096  # in one frame
 DISCARD_CHUNK = 1_024
-
-Weights: TypeAlias = tuple[float, ...]
-Mixes: TypeAlias = tuple[tuple[int, Weights], ...]
-"""(round, weights): from that round on these count. In the order of the changes; of two at a round the last counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +49,16 @@ class OpenedRun:
     """Opens the run again, at a state, to mix by other weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How many rounds there were, where the stream stands after them, and whether there is more than they took."""
-
-    seq: int
-    cut: Cut
-    leftover: bool
-
-
 class Audience(Protocol):
-    """Whom a pump works for; see `streams.Stream`."""
+    """Whom a pump works for; see `worker.streams`."""
 
     def wait_room(self, pump: Pump) -> int | None:
         """Wait until the next round may be sent; return how many bytes may be, None if the pump was abandoned."""
 
-    def deliver(self, pump: Pump, taken: Taken, cut: Cut) -> None: ...
+    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
+        """Take rounds over; `cut` is the state after them, and `done` are splits that it does not need any more."""
 
-    def ended(self, pump: Pump, end: End) -> None: ...
+    def ended(self, pump: Pump, end: End, done: tuple[Named, ...]) -> None: ...
 
     def failed(self, pump: Pump, error: BaseException) -> None: ...
 
@@ -113,42 +102,32 @@ class Pump:
         self,
         audience: Audience,
         stream: StreamId,
+        start: StartRun,
         *,
-        start: Cut,
-        start_round: int,
-        share: int,
         width: int,
+        makes_rounds: bool,
         open_run: Callable[[Pump], OpenedRun],
-        coordinated: bool = False,
-        mixes: Mixes = (),
-        frame_bytes: int = FRAME_BYTES,
     ) -> None:
-        """Rounds that wait to be sent are about `frame_bytes`, and so is what is sent at once."""
-        self._frame_bytes = frame_bytes
+        """`makes_rounds`: the engine itself groups outputs into rounds. Frames are about `start.frame_bytes`."""
+        self.number = start.number
+        self._frame_bytes = start.frame_bytes
         self._audience = audience
-        self._share = share
+        self._share = start.terms.share
         self._open_run = open_run
-        self.start_cut, self.start_round = start, start_round
-        self.next_round = start_round
-        """The first round not handed to the readers yet; written under the stream's lock."""
-        self.remembers_from = start_round
-        """Cuts of this round and later: what was done since them is known."""
-        first = start_round - start.since
-        self.weights = next((weights for at, weights in reversed(mixes) if at <= first), None)
+        first = start.start_round - start.start.since
+        self.weights = next((weights for at, weights in reversed(start.mixes) if at <= first), None)
         """What the run mixes by when it opens; None: the pipeline's own."""
-        self._changes = deque({(at - first) * width: weights for at, weights in mixes if at > first}.items())
+        self._changes = deque({(at - first) * width: weights for at, weights in start.mixes if at > first}.items())
         """After how many outputs of rounds others count, and which."""
-        self.ledger: Ledger | None = None
-        self.end: End | None = None
-        self.failure: BaseException | None = None
+        self._ledger: Ledger | None = None
         self.abandoned = False
         self.busy_s = 0.0
         self.outputs = 0
         self._opened: OpenedRun | None = None
         self._feed: ClosableFeed | None = None
         self._lock = threading.Lock()
-        self._maker = RoundMaker(width=width, cut=start, next_round=start_round, coordinated=coordinated)
-        self._sizer = PullSizer(width, frame_bytes)
+        self._maker = RoundMaker(width=width, cut=start.start, next_round=start.start_round, coordinated=makes_rounds)
+        self._sizer = PullSizer(width, start.frame_bytes)
         self._over = False
         """There is nothing more to pull: the end, or an error."""
         self._thread = threading.Thread(target=self._work, name=f"penstock stream {stream}", daemon=True)
@@ -203,7 +182,7 @@ class Pump:
             opened = self._open_run(self)
             with self._lock:
                 self._opened = opened
-                self.ledger = opened.ledger
+                self._ledger = opened.ledger
             try:
                 return self._pull_all(opened)
             finally:
@@ -263,14 +242,16 @@ class Pump:
         most = max(1, int(min(room, self._frame_bytes) / max(self._sizer.bytes_each, 1.0)))
         taken = self._maker.take(min(most, MAX_ROUNDS))
         assert taken is not None
-        self._audience.deliver(self, taken, self._cut(taken.after))
+        self._audience.deliver(self, taken, *self._cut(taken.after))
         return True
 
-    def _cut(self, standing: Standing) -> Cut:
+    def _cut(self, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
+        """Return the cut with the splits it needs, and those that are done by it."""
         named: tuple[Named, ...] = ()
-        if self.ledger is not None:
-            named = self.ledger.settle(places(standing.engine))
-        return Cut(standing.engine, standing.since, named, self._share, standing.regroup)
+        done: tuple[Named, ...] = ()
+        if self._ledger is not None:
+            named, done = self._ledger.settle(places(after.engine))
+        return Cut(after.engine, after.since, named, self._share, after.regroup), done
 
     def _finish(self) -> None:
         """Everything made was sent: tell the end."""
@@ -282,11 +263,11 @@ class Pump:
             if last is not None:
                 if self._audience.wait_room(self) is None:
                     return
-                self._audience.deliver(self, last, self._cut(last.after))
+                self._audience.deliver(self, last, *self._cut(last.after))
         else:
             leftover = maker.incomplete > 0 or opened.run.has_rest
-        cut = self._cut(maker.standing)
-        if not leftover and self.ledger is not None:
-            self.ledger.settle_all()
+        cut, done = self._cut(maker.standing)
+        if not leftover and self._ledger is not None:
+            done += self._ledger.settle_all()
             cut = Cut(cut.engine, cut.since, (), cut.share, cut.regroup)
-        self._audience.ended(self, End(maker.next_round, cut, leftover))
+        self._audience.ended(self, End(maker.next_round, cut, leftover), done)

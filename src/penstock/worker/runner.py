@@ -24,9 +24,11 @@ import zmq
 
 from penstock.core.ids import StreamId
 from penstock.runtime.budget import Budget
+from penstock.stream.serving import Dealt, Terms
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.compression import compress
 from penstock.wire.control import ControlClient
+from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import (
     CloseStream,
@@ -35,6 +37,7 @@ from penstock.wire.frames import (
     OpenStream,
     Output,
     RemoteFailure,
+    ReturnLeases,
     SlabPlaces,
     StreamFailed,
     StreamLeft,
@@ -55,9 +58,8 @@ from penstock.worker.output import OutputCapture
 from penstock.worker.processes_runner import RunnerConfig
 from penstock.worker.pump import OpenedRun, Pump
 from penstock.worker.sending import DataSocket
-from penstock.worker.served import Terms
 from penstock.worker.shared import SharedStream
-from penstock.worker.streams import Stream
+from penstock.worker.streams import DealtStream
 
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
 ARENA_SHARE = 0.5
@@ -124,7 +126,7 @@ class Runner:
         self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
-        self._streams: dict[StreamId, Stream | SharedStream] = {}
+        self._streams: dict[StreamId, DealtStream | SharedStream] = {}
         self._early: list[tuple[bytes, OpenStream]] = []
         """Came before the job was loaded."""
         self._opener = RunOpener(
@@ -203,6 +205,8 @@ class Runner:
                 self._arena.release(message.returned)
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.take_credit(peer, message)
+        elif isinstance(message, ReturnLeases):
+            self._arena.release(message.leases)
         elif isinstance(message, CloseStream):
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
@@ -218,27 +222,27 @@ class Runner:
             reason = f"this is runner {self.config.runner}, not {message.runner}"
             self.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._loaded is not None:
-            spec = self._loaded.spec
             stream = self._streams.get(message.stream) or self._new_stream(message, self._loaded)
-            stream.open(peer, message, 1 if spec.uneven == "allow" else spec.consumers)
+            stream.open(peer, message)
         elif self._load_failure is not None:
             self._tell_failure(peer, message, self._load_failure)
         else:
             self._early.append((peer, message))
 
-    def _new_stream(self, message: OpenStream, job: LoadedJob) -> Stream | SharedStream:
-        stream: Stream | SharedStream
+    def _new_stream(self, message: OpenStream, job: LoadedJob) -> DealtStream | SharedStream:
+        stream: DealtStream | SharedStream
         if job.spec.sharing:
             shared = [other for other in self._streams.values() if isinstance(other, SharedStream)]
             for other in shared:
                 if other.attempt != message.attempt:
                     other.retire()
-            stream = SharedStream(message.stream, self, job.spec)
+            stream = SharedStream(message.stream, self, job.spec, makes_rounds=job.makes_rounds)
             self._streams[message.stream] = stream
             for other in shared:
                 other.trim()
             return stream
-        stream = self._streams[message.stream] = Stream(message.stream, self, coordinated=job.makes_rounds)
+        served = Dealt(message.stream, delivery_of(job.spec), now=monotonic(), makes_rounds=job.makes_rounds)
+        stream = self._streams[message.stream] = DealtStream(served, self, makes_rounds=job.makes_rounds)
         return stream
 
     def _tell_failure(self, peer: bytes, message: OpenStream, failure: RemoteFailure) -> None:
@@ -328,7 +332,7 @@ class Runner:
         kind = self._loaded.spec.compression
         return ("", buffers) if kind == "none" else (kind, compress(kind, buffers))
 
-    def open_run(self, stream: Stream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
+    def open_run(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
         return self._opener.open(stream, terms, start, pump)
 
     def _budget(self) -> Budget:

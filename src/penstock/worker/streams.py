@@ -1,274 +1,362 @@
-"""A stream whose rounds are dealt to consumers: who reads, from which round, with how much credit.
+"""The hands of a served stream: a lock, a pump, encoding, memory and the socket. What is done is decided in `stream/`.
 
-Rules, beside those of all streams (`served`):
-
-1. A stream starts when all its consumers have opened it, or one at its very beginning (nothing can be lower), or after
-   a moment. It starts at the lowest cut: so it knows of every split that was opened or done since any reader's cut.
-   Whoever opens later at a lower round, or with a lower cut, makes it start again, lower.
-2. A reader is sent the rounds from its own on, each once, in order, and nothing twice within an opening.
-3. A round is made only while every reader that needs it has credit left. One frame may exceed it.
-
-Encoding and sending happen outside of the lock, in the pump's thread; a reader that is replaced meanwhile gets nothing
-of that, because frames carry the opening they were made for.
+What readers say is heard in the data socket's thread, where nothing waits; what the pump says in the pump's. Both hold
+the stream's lock while the protocol decides and while its instructions are carried out, so that they are in order;
+sending is putting a frame into the socket's queue. Encoding, and copying into shared memory, happen without it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.core.errors import InvalidArgumentError
+from penstock.core.element import Element
+from penstock.core.errors import CodecError
 from penstock.core.ids import StreamId
+from penstock.stream.rounds import Taken
+from penstock.stream.serving import Dealt, End, Fail, Given, Send, Served, StartRun, StopRun, Terms, Wanted
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Credit, OpenStream, SlabPlaces, StreamFailed
+from penstock.wire.frames import Credit, FromRunner, OpenStream, RemoteFailure, Rounds, SlabPlaces, StreamFailed
 from penstock.wire.jobs import Cut, Named
-from penstock.worker.encoding import encode_frame
-from penstock.worker.grouping import Taken
-from penstock.worker.pump import End, Mixes, Pump
-from penstock.worker.served import PROBE_S, SLAB_FROM_BYTES, ServedHost, ServedStream
+from penstock.wire.runs import encode_run
+from penstock.worker.pump import OpenedRun, Pump
 
-GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
-GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
-PROBE_ALONE_S = 10.0  # how often a reader that keeps only a run waiting is looked after
-LONG_LOG = 4_096  # entries that every reader knows, kept for one that may open with an older cut
-
-Key = tuple[int, int]
-"""(place in the round, replica)"""
+SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
+LOOK_AGAIN_S = 1.0  # of a pump that waits for room: not a deadline, it is woken
 
 
-@dataclass(slots=True, kw_only=True)
-class Reader:
-    peer: bytes
-    opening: int
-    place: int
-    next_round: int
-    cut: Cut
-    cut_round: int
-    credit: int
-    slab: bool
-    mixes: Mixes
-    """Changes of weights that this reader knows of."""
-    due: int
-    """The first not sent yet. `next_round` is ahead of it while rounds are on their way to the socket."""
-    sent_bytes: int = 0
-    told: int = 0
-    """Entries of the run's log of done splits that this reader knows."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """`count` rounds from `seq` on, encoded."""
+
+    seq: int
+    count: int
+    layout: bytes
+    buffers: Sequence[Any]
+    nbytes: int
 
 
-class Host(ServedHost, Protocol):
+def encode_frame(seq: int, elements: Sequence[Element]) -> Frame:
+    """Encode one element a round. The buffers are the elements' own memory."""
+    try:
+        layout, buffers = encode_run(elements)
+    except CodecError:
+        for element in elements:
+            encode_run([element])  # one by one, the error says which leaf it is
+        raise
+    nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
+    return Frame(seq, len(elements), layout, buffers, nbytes)
+
+
+@dataclass(slots=True)
+class Counts:
+    rounds: int = 0
+    """Made."""
+    nbytes: int = 0
+    """Sent, to all readers together."""
+    credit_wait_s: float = 0.0
+    runs: int = 0
+
+    def made(self, rounds: int) -> None:
+        self.rounds += rounds
+
+    def sent(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+
+    def waited(self, seconds: float) -> None:
+        self.credit_wait_s += seconds
+
+    def began(self) -> None:
+        self.runs += 1
+
+
+class Host(Protocol):
+    """What a stream needs of the process it lives in."""
+
+    def send(
+        self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
+    ) -> None: ...
+
     def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
         """Put buffers where a reader on this host can see them, and it alone; None where there is no room."""
 
+    def release(self, lease: int) -> None: ...
 
-class Stream(ServedStream[Key, Reader]):
-    _host: Host
+    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]: ...
 
-    def __init__(self, stream: StreamId, host: Host, *, coordinated: bool = False) -> None:
-        super().__init__(stream, host, {})
-        self._coordinated = coordinated
-        self._sending = threading.Lock()
-        self._consumers = 1
-        self._mixes: Mixes = ()
-        """All changes of weights that any reader of this binding knew of."""
+    def open_run(self, stream: Any, terms: Terms, start: Cut, pump: Pump) -> OpenedRun: ...
+
+    def say(self, text: str) -> None: ...
+
+
+HostKind = TypeVar("HostKind", bound=Host)
+ServedKind = TypeVar("ServedKind", bound=Served[Any, Any])
+
+
+class HostedStream(ABC, Generic[ServedKind, HostKind]):
+    """One stream of a runner; the audience of its pump."""
+
+    def __init__(self, served: ServedKind, host: HostKind, *, makes_rounds: bool = False) -> None:
+        self._served, self._host = served, host
+        self._makes_rounds = makes_rounds
+        self._changed = threading.Condition()
+        self._waiting = False
+        """The pump waits for room."""
+        self._failure: RemoteFailure | None = None
+        self.pump: Pump | None = None
+        self.counts = Counts()
+
+    @property
+    def id(self) -> StreamId:
+        return self._served.id
+
+    @property
+    def idle_since(self) -> float:
+        return self._served.idle_since
+
+    @property
+    def running(self) -> bool:
+        return self._served.running
 
     # What readers say
 
-    def open(self, peer: bytes, message: OpenStream, consumers: int) -> None:
+    def open(self, peer: bytes, message: OpenStream) -> None:
         with self._changed:
-            self._consumers = consumers
-            if not self._accept(peer, message):
-                return
-            both = min(len(message.mixes), len(self._mixes))
-            if consumers > 1 and message.mixes[:both] != self._mixes[:both]:
-                self._refuse_weights(peer, message)
-                return
-            key = self._key(message)
-            reader = Reader(
-                peer=peer,
-                opening=message.opening,
-                place=key[0],
-                next_round=message.round,
-                due=message.round,
-                cut=message.cut,
-                cut_round=message.cut_round,
-                credit=message.credit,
-                slab=message.slab,
-                mixes=message.mixes,
-            )
-            self._readers[key] = reader
-            if self._learn_mixes(reader) and self.pump is not None:
-                self._start_pump()
-            else:
-                self._admit(reader)
-            self._changed.notify_all()
-
-    def _refusal(self, message: OpenStream) -> str:
-        if message.consumer < 0 or (self._consumers > 1 and message.consumer >= self._consumers):
-            return f"there is no consumer {message.consumer}: the job has {self._consumers}"
-        return super()._refusal(message)
-
-    def _key(self, message: OpenStream) -> Key:
-        return (message.consumer if self._consumers > 1 else 0), message.replica
-
-    def _forget_readers(self) -> None:
-        self._readers.clear()
-        self._mixes = ()  # should they all come back from an older state, they may change weights otherwise
-
-    def _admit(self, reader: Reader) -> None:
-        """Let a new reader in: the run goes on for it, or starts, or starts again lower."""
-        pump = self.pump
-        if pump is None:
-            self._start_or_wait(reader)
-        elif pump.failure is not None or reader.next_round < pump.next_round or reader.cut_round < pump.remembers_from:
-            self._start_pump()
-        elif pump.end is not None:
-            self._send_end(reader, pump.end, done=self._newly_done(pump, reader))
-
-    def _refuse_weights(self, peer: bytes, message: OpenStream) -> None:
-        one, other = next((one, other) for one, other in zip(message.mixes, self._mixes) if one != other)
-        error = InvalidArgumentError(
-            f"consumers changed weights differently: to {list(one[1])} at round {one[0]} of a stream here, to "
-            f"{list(other[1])} at round {other[0]} elsewhere; call set_weights() with the same at the same step on all"
-        )
-        failed = StreamFailed(
-            stream=self.id,
-            binding=message.binding,
-            opening=message.opening,
-            seq=message.round,
-            failure=describe_failure(error),
-        )
-        self._host.send(peer, failed)
-
-    def _learn_mixes(self, reader: Reader) -> bool:
-        """Take over the changes of weights a reader knows of; say whether there are new ones."""
-        if reader.mixes == self._mixes or (self._consumers > 1 and len(reader.mixes) < len(self._mixes)):
-            return False
-        self._mixes = reader.mixes
-        return True
-
-    def _knows_mixes(self, reader: Reader) -> bool:
-        """Whether the reader's cut was made with all changes of weights before it: one may not have been told yet."""
-        made_until = reader.cut_round - reader.cut.since
-        return self._consumers == 1 or all(at >= made_until for at, _ in self._mixes[len(reader.mixes) :])
-
-    def _start_or_wait(self, reader: Reader) -> None:
-        places = {place for place, _ in self._readers}
-        from_beginning = reader.cut.engine is None and reader.cut_round == 0 and reader.next_round == 0
-        if from_beginning or len(places) >= self._consumers:
-            self._start_pump()
-        elif self._start_at is None:
-            self._start_at = monotonic() + (GATHER_IN_STEP_S if self._coordinated else GATHER_S)
+            self._served.open(peer, message, monotonic())
+            self._carry_out()
 
     def take_credit(self, peer: bytes, message: Credit) -> None:
         with self._changed:
-            for reader in self._of(peer, message.opening).values():
-                if message.credit > reader.credit:
-                    reader.credit = message.credit
-                    self._changed.notify_all()
+            self._served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
+            self._carry_out()
 
     def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:
-        """Forget a reader; the last one takes the run along. Nobody here waits for one that comes back."""
         with self._changed:
-            gone = self._of(peer, opening)
-            for key in gone:
-                del self._readers[key]
-            if gone and not self._readers:
-                self._drop_pump()
-                self._forget_readers()
-            if gone:
-                self._changed.notify_all()
+            self._served.close_reader(peer, opening, monotonic(), leaving=leaving, taken=taken)
+            self._carry_out()
 
     def tick(self, now: float) -> list[bytes]:
+        """Start what has waited long enough. Return peers to be probed: others wait for them."""
         with self._changed:
-            if self._start_at is not None and now >= self._start_at and self._readers:
-                self._start_pump()
-            every_s = PROBE_ALONE_S if len(self._readers) < 2 else PROBE_S
-            if self._readers:
-                self.idle_since = now
-            if now - self._probed_at < every_s or self.pump is None:
-                return []
-            self._probed_at = now
-            return [reader.peer for reader in self._blocking(self.pump)]
+            probed = self._served.tick(now)
+            self._carry_out()
+            return probed
 
-    @property
-    def uses_slabs(self) -> bool:
-        return any(reader.slab for reader in list(self._readers.values()))
+    def close(self) -> Pump | None:
+        """End the run; return its pump, whose thread may take a moment."""
+        with self._changed:
+            pump = self.pump
+            self._served.close(monotonic())
+            self._carry_out()
+            return pump
 
-    # The run
+    # Carrying out
 
-    def _start_pump(self) -> None:
-        readers = list(self._readers.values())
-        lowest = min(filter(self._knows_mixes, readers), key=lambda reader: reader.cut_round, default=None)
-        lowest = lowest or min(readers, key=lambda reader: reader.cut_round)
-        for reader in readers:
-            reader.told = 0
-        self._run_from(
-            lowest.cut, lowest.cut_round, width=self._consumers, coordinated=self._coordinated, mixes=self._mixes
+    def _carry_out(self) -> None:
+        self._obey()
+        self._follow()
+        self._obey()
+        if self._waiting and (self.pump is None or self._room(self.pump) is not None):
+            self._changed.notify_all()
+
+    def _obey(self) -> None:
+        for instruction in self._served.instructions():
+            match instruction:
+                case Send(peer, message):
+                    self._host.send(peer, message)
+                case Fail():
+                    self._tell_failure(instruction)
+                case StopRun():
+                    self._stop_pump()
+                case StartRun():
+                    self._start_pump(instruction)
+
+    def _follow(self) -> None:
+        """See to what follows from a change, where the protocol asks for more than instructions."""
+
+    def _tell_failure(self, fail: Fail) -> None:
+        failure = self._failure if fail.error is None else describe_failure(fail.error)
+        assert failure is not None
+        message = StreamFailed(
+            stream=self.id, binding=fail.binding, opening=fail.opening, seq=fail.seq, failure=failure
         )
+        self._host.send(fail.peer, message)
 
-    def _blocking(self, pump: Pump) -> list[Reader]:
-        """Return the readers without whose credit the next round may not be made."""
-        return [
-            reader
-            for reader in self._readers.values()
-            if reader.next_round <= pump.next_round and reader.sent_bytes >= reader.credit
-        ]
+    def _start_pump(self, start: StartRun) -> None:
+        self.counts.began()
+        self.pump = Pump(
+            self,
+            self.id,
+            start,
+            width=self._served.delivery.width,
+            makes_rounds=self._makes_rounds,
+            open_run=lambda pump: self._host.open_run(self, start.terms, start.start, pump),
+        )
+        self.pump.start()
+
+    def _stop_pump(self) -> None:
+        if self.pump is not None:
+            self.pump.abandon()
+            self.pump = None
+            self._changed.notify_all()
 
     # What the pump says. Called by its thread.
 
+    def wait_room(self, pump: Pump) -> int | None:
+        began = monotonic()
+        with self._changed:
+            while self.pump is pump:
+                room = self._room(pump)
+                if room is not None:
+                    self.counts.waited(monotonic() - began)
+                    return room
+                self._waiting = True
+                self._changed.wait(LOOK_AGAIN_S)
+                self._waiting = False
+        return None
+
+    @abstractmethod
     def _room(self, pump: Pump) -> int | None:
-        if self._blocking(pump):
-            return None
-        waiting = [r for r in self._readers.values() if r.next_round <= pump.next_round]
-        return min((reader.credit - reader.sent_bytes for reader in waiting), default=1 << 20)
+        """Return how many bytes may be made and sent now; None: none yet."""
 
-    def deliver(self, pump: Pump, taken: Taken, cut: Cut) -> None:
-        after = taken.seq + taken.count
-        with self._sending:  # a pump that was just abandoned sends its last frames before the next one's first
-            with self._changed:
-                if self.pump is not pump:
-                    return
-                targets = [(r, r.next_round) for r in self._readers.values() if taken.seq <= r.next_round < after]
-                for reader, _ in targets:
-                    reader.next_round = after
-                    reader.cut, reader.cut_round = cut, after
-                pump.next_round = after
-                self.counts.rounds += taken.count
-            for reader, first in targets:
-                self._send_rounds(pump, reader, taken, first, cut)
+    @abstractmethod
+    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None: ...
 
-    def _send_rounds(self, pump: Pump, reader: Reader, taken: Taken, first: int, cut: Cut) -> None:
-        frame = encode_frame(first, taken.of(reader.place, skip=first - taken.seq), cut)
+    def ended(self, pump: Pump, end: End, done: tuple[Named, ...]) -> None:
+        with self._changed:
+            self._served.ended(pump.number, end, done)
+            self._carry_out()
+
+    def failed(self, pump: Pump, error: BaseException) -> None:
+        failure = describe_failure(error)
+        with self._changed:
+            if self.pump is pump:
+                self._failure = failure
+                self._served.failed(pump.number)
+                self._carry_out()
+
+    def stale(self, pump: Pump, reason: str) -> None:
+        with self._changed:
+            self._served.stale(pump.number, reason, monotonic())
+            self._carry_out()
+
+    def _send_frame(
+        self,
+        peer: bytes,
+        header: Rounds,
+        buffers: Sequence[Any],
+    ) -> None:
+        """Send rounds: where they lie, or, without a place that this reader sees, their bytes."""
+        slab = header.slab
+        unsent = None if slab is None else partial(self._host.release, slab.lease)
+        self._host.send(peer, header, buffers if slab is None else (), unsent=unsent)
+        self.counts.sent(header.nbytes)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A reader's frame, ready to be sent."""
+
+    frame: Frame
+    slab: SlabPlaces | None
+    compression: str
+    buffers: Sequence[Any]
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """Frames made for the readers of some rounds, by (peer, opening)."""
+
+    taken: Taken
+    frames: dict[tuple[int, int], Frame] = field(default_factory=dict)
+    """By (seat, first round): replicas of a consumer get the same."""
+    prepared: dict[tuple[bytes, int], _Prepared] = field(default_factory=dict)
+
+    def frame(self, wanted: Wanted) -> Frame:
+        key = (wanted.seat, wanted.first)
+        if key not in self.frames:
+            elements = self.taken.of(wanted.seat, skip=wanted.first - self.taken.seq)
+            self.frames[key] = encode_frame(wanted.first, elements)
+        return self.frames[key]
+
+
+class DealtStream(HostedStream[Dealt, Host]):
+    """Rounds go to those who want them as they are made, and are kept for nobody."""
+
+    @property
+    def uses_slabs(self) -> bool:
+        return self._served.uses_slabs
+
+    def _room(self, pump: Pump) -> int | None:
+        return self._served.room(pump.number)
+
+    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
+        delivery = _Delivery(taken)
+        while not self._delivered(pump, delivery, cut, done):
+            pass
+
+    def _delivered(self, pump: Pump, delivery: _Delivery, cut: Cut, done: tuple[Named, ...]) -> bool:
+        """Send the frames if all that are wanted now are made; else make them."""
+        taken, prepared = delivery.taken, delivery.prepared
+        with self._changed:
+            wanted = self._served.wanted(pump.number, taken.seq, taken.count)
+            missing = [each for each in wanted or () if (each.peer, each.opening) not in prepared]
+            if not missing:
+                self._send_all(pump, delivery, wanted, cut, done)
+                return True
+        for each in missing:
+            prepared[each.peer, each.opening] = self._prepare(each, delivery)
+        return False
+
+    def _prepare(self, wanted: Wanted, delivery: _Delivery) -> _Prepared:
+        frame = delivery.frame(wanted)
         slab: SlabPlaces | None = None
-        if reader.slab and frame.nbytes >= SLAB_FROM_BYTES:
-            alone = sum(other.place == reader.place for other in list(self._readers.values())) < 2
-            slab = self._host.place(reader.peer, frame.buffers, exclusive=alone and not taken.repeated)
-        with self._changed:
-            reader.sent_bytes += frame.nbytes
-            self.counts.nbytes += frame.nbytes
-            done = self._newly_done(pump, reader)
-            mixes = sum(at <= first for at, _ in self._mixes)
-        self._send_frame(reader, frame, slab, done=done, mixes=mixes)
-        reader.due = frame.after
+        compression, buffers = "", frame.buffers
+        if not wanted.slab:
+            compression, buffers = self._host.compress(frame.buffers)
+        elif frame.nbytes >= SLAB_FROM_BYTES:
+            exclusive = wanted.alone and not delivery.taken.repeated
+            slab = self._host.place(wanted.peer, frame.buffers, exclusive=exclusive)
+        return _Prepared(frame, slab, compression, buffers)
 
-    def _newly_done(self, pump: Pump, reader: Reader) -> tuple[Named, ...]:
-        if pump.ledger is None or self.pump is not pump:
-            return ()  # the pump that came after tells it again, and more
-        told, reader.told = reader.told, pump.ledger.done_count
-        done = pump.ledger.done_since(told)
-        everybody = min((other.told for other in self._readers.values()), default=0)
-        if everybody - pump.ledger.forgotten >= LONG_LOG:
-            pump.ledger.forget_done(everybody)
-            pump.remembers_from = pump.next_round
-        return done
+    def _send_all(
+        self,
+        pump: Pump,
+        delivery: _Delivery,
+        wanted: list[Wanted] | None,
+        cut: Cut,
+        done: tuple[Named, ...],
+    ) -> None:
+        taken, prepared = delivery.taken, delivery.prepared
+        given: dict[tuple[bytes, int], Given] = {}
+        if wanted is not None:
+            nbytes = {(each.peer, each.opening): prepared[each.peer, each.opening].frame.nbytes for each in wanted}
+            given = self._served.give(pump.number, taken.seq + taken.count, cut, done, nbytes)
+            self.counts.made(taken.count)
+        for key, ready in prepared.items():
+            if key in given:
+                self._send_frame(key[0], self._header(key[1], ready, cut, given[key]), ready.buffers)
+            elif ready.slab is not None:
+                self._host.release(ready.slab.lease)  # its reader went away meanwhile
 
-    def ended(self, pump: Pump, end: End) -> None:
-        with self._changed:
-            if self.pump is not pump:
-                return
-            pump.end = end
-            for reader in self._readers.values():
-                self._send_end(reader, end, done=self._newly_done(pump, reader))
+    def _header(self, opening: int, ready: _Prepared, cut: Cut, given: Given) -> Rounds:
+        frame = ready.frame
+        return Rounds(
+            stream=self.id,
+            binding=given.binding,
+            opening=opening,
+            seq=frame.seq,
+            count=frame.count,
+            cut=cut,
+            nbytes=frame.nbytes,
+            layout=frame.layout,
+            slab=ready.slab,
+            compression=ready.compression,
+            done=given.done,
+            mixes=given.mixes,
+        )

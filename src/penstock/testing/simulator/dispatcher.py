@@ -11,17 +11,17 @@ from penstock.control.events import AnyEvent, JobCollected, JobCreated, LeasesBe
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
 from penstock.core.ids import BlobHash, StreamId
-from penstock.testing.simulator_world import DISPATCHER, Asked, Failed, Message, Pushed, Told, World
+from penstock.testing.simulator.world import DISPATCHER, Asked, Failed, Message, Pushed, Told, World
 from penstock.wire.messages import Granted, GrantSplits
 
 Bug: TypeAlias = Literal[
     "",
     "no_sync",
     "reply_before_commit",
-    "no_incarnation_check",
     "prefetched_in_state",
     "incremental_credits",
     "unnamed_boundary",
+    "torn_trainer",
 ]
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
 """What becomes of records that were written and not synced."""

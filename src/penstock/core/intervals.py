@@ -1,4 +1,4 @@
-"""Sets of ordinals as half-open ranges: what is done of a pass is a few ranges, however many splits it has."""
+"""Sets of whole numbers as half-open ranges: what is done of a pass is a few ranges, however many splits it has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 
-class RangeSet:
+class Intervals:
     """
-    >>> done = RangeSet([(0, 3)])
+    >>> done = Intervals([(0, 3)])
     >>> done.add(4); done.add(3); list(done.ranges())
     [(0, 5)]
+    >>> list(Intervals([(4, 6), (0, 2), (2, 3), (5, 9), (7, 7)]).ranges())
+    [(0, 3), (4, 9)]
     """
 
     __slots__ = ("_starts", "_stops")
@@ -21,8 +23,8 @@ class RangeSet:
         for start, stop in ranges:
             self.add_range(start, stop)
 
-    def add(self, ordinal: int) -> None:
-        self.add_range(ordinal, ordinal + 1)
+    def add(self, number: int) -> None:
+        self.add_range(number, number + 1)
 
     def add_range(self, start: int, stop: int) -> None:
         if start >= stop:
@@ -37,23 +39,21 @@ class RangeSet:
     def ranges(self) -> Iterator[tuple[int, int]]:
         return zip(self._starts, self._stops)
 
-    def __contains__(self, ordinal: int) -> bool:
-        at = bisect_right(self._starts, ordinal) - 1
-        return at >= 0 and ordinal < self._stops[at]
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._stops[at]
 
     def __len__(self) -> int:
-        """How many ordinals are in it."""
-        return sum(stop - start for start, stop in self.ranges())
+        """How many numbers are in it."""
+        return sum(self._stops) - sum(self._starts)
 
-    def intersection(self, other: RangeSet) -> RangeSet:
-        both = RangeSet()
+    def intersection(self, other: Intervals) -> Intervals:
+        both = Intervals()
         theirs = list(other.ranges())
         for start, stop in self.ranges():
             for low, high in theirs:
                 both.add_range(max(start, low), min(stop, high))
         return both
 
-    def copy(self) -> RangeSet:
-        same = RangeSet()
-        same._starts, same._stops = list(self._starts), list(self._stops)
-        return same
+    def union(self, other: Intervals) -> Intervals:
+        return Intervals([*self.ranges(), *other.ranges()])

@@ -16,20 +16,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from penstock.core.element import Element
-from penstock.runtime.contract import Chunk, Marks, State
-from penstock.wire.jobs import Cut, Regroup
+from penstock.wire.jobs import Cut
 from penstock.wire.received import received
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A place between two rounds, as the engine sees it: the part of a `Cut` that does not name splits."""
+class Marks(Protocol):
+    """What the engine says of a chunk: its state after the first k outputs."""
 
-    engine: State
-    since: int = 0
-    regroup: Regroup | None = None
+    def at(self, k: int, /) -> Any: ...
+
+
+class Outputs(Protocol):
+    """A chunk of the engine's outputs, in order."""
+
+    @property
+    def elements(self) -> Sequence[Element]: ...
+
+    @property
+    def marks(self) -> Marks: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,8 @@ class Taken:
     seq: int
     count: int
     outputs: Sequence[Element]
-    after: Standing
+    after: Cut
+    """It names no splits: that is for who knows them."""
     repeated: bool = False
     """Some outputs go to more than one consumer."""
 
@@ -80,7 +88,7 @@ class RoundMaker:
         """How many of them belong to rounds, those that were received before included."""
         regroup = cut.regroup
         self._stretch_end = 0 if regroup is None or coordinated else max(regroup.given, default=0) * regroup.width
-        self.standing = Standing(cut.engine, cut.since, cut.regroup)
+        self.standing = Cut(cut.engine, cut.since, regroup=cut.regroup)
         """After the last round taken."""
 
     @property
@@ -93,7 +101,7 @@ class RoundMaker:
         """How many outputs are still to be made and dropped, at least, before a round can begin."""
         return self._to_drop
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Outputs) -> None:
         elements, first = chunk.elements, 0
         if self._made < self._stretch_end:
             first = min(len(elements), self._stretch_end - self._made)
@@ -116,7 +124,7 @@ class RoundMaker:
             dropped = min(self._to_drop, len(piece.elements))
             self._to_drop -= dropped
             if not self._to_drop and piece.number + dropped >= self._stretch_end:
-                self.standing = Standing(piece.marks.at(piece.first + dropped))  # here nothing is to be made again
+                self.standing = Cut(piece.marks.at(piece.first + dropped))  # here nothing is to be made again
             piece = piece.rest(dropped)
         if len(piece.elements):
             self._pieces.append(piece)
@@ -139,9 +147,10 @@ class RoundMaker:
         self._waiting -= want
         self._given += count
         if last.number + at >= self._stretch_end:
-            self.standing = Standing(last.marks.at(last.first + at))
+            self.standing = Cut(last.marks.at(last.first + at))
         else:
-            self.standing = Standing(self._start.engine, self._start.since + self._given, self._start.regroup)
+            start = self._start
+            self.standing = Cut(start.engine, start.since + self._given, regroup=start.regroup)
         taken = Taken(self.next_round, count, outputs, self.standing)
         self.next_round += count
         return taken
@@ -156,7 +165,7 @@ class RoundMaker:
         filled = [outputs[k % len(outputs)] for k in range(self.width)]
         # No engine state lies after repeated outputs: opened here again, the round is made up and dropped.
         last = self.standing
-        self.standing = Standing(last.engine, last.since + 1, last.regroup)
+        self.standing = Cut(last.engine, last.since + 1, regroup=last.regroup)
         taken = Taken(self.next_round, 1, filled, self.standing, repeated=True)
         self.next_round += 1
         return taken

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.runtime.contract import Chunk
+from penstock.stream.rounds import RoundMaker, Taken
 from penstock.wire.jobs import Cut, Regroup
-from penstock.worker.grouping import RoundMaker, Taken
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A cluster's time and network, in one process: seeded, so that a run can be had again.
 
 Everything that happens is an entry of one heap, ordered by time and then by when it was put there. While the network is
-bad, messages are lost, doubled, held back and overtaken; after `heals_at` it is good, so that what does not finish then
-never would.
+bad, requests and answers are lost, doubled, held back and overtaken; after `heals_at` it is good, so that what does not
+finish then never would. The data plane is connections: in order and lossless until they are cut, and each end learns of
+that at its own time.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.messages import Answer, Push, Request
 
-Message = Any  # what actors send each other: the classes below, and the wire's own for the data plane
+Message = Any  # what actors tell each other about the cluster: the classes below
 
 
 class Failed(AssertionError):
@@ -42,13 +42,6 @@ class Pushed(msgspec.Struct, frozen=True):
     body: Push
 
 
-class Data(msgspec.Struct, frozen=True):
-    """A frame of the data plane; `elements` is the payload of `Rounds`."""
-
-    header: ToRunner | FromRunner
-    elements: tuple[int, ...] = ()
-
-
 class Actor(Protocol):
     name: str
     alive: bool
@@ -70,7 +63,6 @@ class World:
         self.forgotten: dict[str, float] = {}
         """To this receiver, nothing that was sent before gets through."""
         self.log: list[str] = []
-        self.accepted = 0
         self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._ids = 0
@@ -148,6 +140,7 @@ class Peer:
         self._asked: dict[int, tuple[Request, Callable[[Answer], None] | None]] = {}
         self._numbers = 0
         self._seen: int | None = None
+        self.links: dict[str, Link] = {}
         world.actors[name] = self
 
     def ask(self, body: Request, then: Callable[[Answer], None] | None = None) -> None:
@@ -170,13 +163,68 @@ class Peer:
                     then(message.body)
             case Pushed():
                 self.pushed(message.body)
-            case Data():
-                self.data(sender, message)
 
     def pushed(self, push: Push) -> None: ...
 
-    def data(self, sender: str, message: Data) -> None: ...
+    def heard(self, link: Link, header: Any, payload: Any) -> None:
+        """Something came over a connection."""
 
-    def die(self) -> None:
+    def lost(self, link: Link) -> None:
+        """A connection is gone."""
+
+    def die(self, *, silently: bool = False) -> None:
+        """End; `silently`: nobody is left to close the connections, so that the other ends find out late."""
         self.alive = False
         self.world.actors.pop(self.name, None)
+        for link in list(self.links.values()):
+            link.cut(silently=silently)
+
+    def freeze_until(self, when: float) -> None:
+        self.frozen_until = max(self.frozen_until, when)
+
+    def connect(self, to: str) -> Link | None:
+        """Return a new connection; None: there is nobody."""
+        other = self.world.actors.get(to)
+        if not isinstance(other, Peer):
+            return None
+        link = Link(self.world, self, other)
+        self.links[link.name] = other.links[link.name] = link
+        return link
+
+
+class Link:
+    """A connection between two peers."""
+
+    def __init__(self, world: World, one: Peer, other: Peer) -> None:
+        self.world = world
+        self.name = world.draw("link")
+        self._ends = {one.name: other, other.name: one}
+        """The other end, by the name of each."""
+        self._sent_until = {one.name: 0.0, other.name: 0.0}
+        self.is_cut = False
+
+    def send(self, sender: Peer, header: Any, payload: Any = None) -> None:
+        world = self.world
+        late = 0.5 if world.now < world.heals_at and world.rng.random() < 0.03 else 0.0
+        at = max(self._sent_until[sender.name], world.now + world.rng.uniform(0.001, 0.01) + late)
+        self._sent_until[sender.name] = at
+        world.at(at - world.now, None, self._deliver, self._ends[sender.name], header, payload)
+
+    def _deliver(self, receiver: Peer, header: Any, payload: Any) -> None:
+        if self.is_cut or not receiver.alive:
+            return
+        if receiver.frozen_until > self.world.now:
+            wait_s = receiver.frozen_until - self.world.now
+            self.world.at(wait_s, None, self._deliver, receiver, header, payload)
+            return
+        receiver.heard(self, header, payload)
+
+    def cut(self, *, silently: bool = False) -> None:
+        """End it; what is on its way is lost."""
+        if self.is_cut:
+            return
+        self.is_cut = True
+        for end in self._ends.values():
+            end.links.pop(self.name, None)
+            after_s = self.world.rng.uniform(1.0, 3.0) if silently else self.world.rng.uniform(0.001, 0.2)
+            self.world.at(after_s, end, end.lost, self)

@@ -1,0 +1,139 @@
+"""Saved states: one shape, wherever the work runs, and whether one belongs to a pipeline.
+
+A state says where sources, shuffles and counters stood. It is refused when an operator that decides which elements
+come, or in which order, is not the one it was saved with; a changed map or batch only changes what is made of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from penstock.core.errors import StateMismatchError
+from penstock.graph.fingerprint import SourceDigest, summary
+from penstock.graph.node import Node
+
+STATE_VERSION = 2
+Phase: TypeAlias = Literal["start", "reading", "ended"]
+"""start: nothing was read of the epoch. ended: the loop has ended, and the next epoch is due."""
+SERVICE = "attempt"
+"""What a part of a place has that says what a service had delivered."""
+
+
+class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one process stood in its reading. `plain` makes it JSON-able, `read` checks what comes back."""
+
+    version: int
+    pipeline: list[list[str]]
+    """Of the operators: `PipelineSignature.entries`."""
+    epoch: int
+    seed: int
+    phase: Phase
+    consumers: int = 1
+    consumer: int | None = 0
+    """None: the same for every consumer."""
+    weights: tuple[float, ...] | None = None
+    """What a mix goes by, where that was changed."""
+    skipped: int = 0
+    place: Any = None
+    """The operators' own states, nested as they are. What a service delivers stands in it as a
+    `stream.checkpoint.ConsumerState`."""
+
+    def plain(self) -> dict[str, Any]:
+        # A place is plain already, and may hold a sampler's state, which is what its sampler makes it.
+        made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(self, place=None)))
+        return {**made, "place": copy.deepcopy(self.place)}
+
+    @staticmethod
+    def read(state: Mapping[str, Any]) -> SavedState:
+        try:
+            return msgspec.convert(state, SavedState)
+        except msgspec.ValidationError as error:
+            raise StateMismatchError(f"the state is damaged, or was not made by state_dict(): {error}") from None
+
+
+def parts_in(place: Any) -> list[dict[str, Any]]:
+    """Return the parts of a place that say what a service had delivered."""
+    if isinstance(place, dict):
+        return [place] if SERVICE in place else []
+    return [found for part in place for found in parts_in(part)] if isinstance(place, list) else []
+
+
+def with_parts(place: Any, change: Mapping[str, Any]) -> Any:
+    """Return the place with those parts changed."""
+    if isinstance(place, dict) and SERVICE in place:
+        return {**place, **change}
+    return [with_parts(part, change) for part in place] if isinstance(place, list) else place
+
+
+def merged(places: Sequence[Any]) -> Any:
+    """Return one place of which each service part is the list of all ranks' parts; the rest must be equal."""
+    if all(isinstance(place, dict) and SERVICE in place for place in places):
+        return list(places)
+    if all(isinstance(place, list) for place in places) and len({len(place) for place in places}) == 1:
+        return [merged(parts) for parts in zip(*places)]
+    if all(place == places[0] for place in places):
+        return places[0]
+    raise StateMismatchError(
+        "the ranks' operators after distribute() stand at different places, so their states cannot be merged; "
+        "load them with the number of consumers they were saved with"
+    )
+
+
+HARMLESS = frozenset(
+    {"Map", "Batch", "PaddedBatch", "RaggedBatch", "Select", "Drop", "Rename", "Prefetch", "WithLength"}
+)
+"""Operators whose change makes other batches of the same elements: a warning, not a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSignature:
+    """One entry per operator, sources first: `[label, digest, kind]`."""
+
+    entries: list[list[str]]
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of another pipeline, naming the difference; warn of one that does not matter."""
+        if not isinstance(state, Mapping) or "version" not in state or "pipeline" not in state:
+            raise StateMismatchError("this is not a state: it was not made by state_dict()")
+        if state["version"] != STATE_VERSION:
+            raise StateMismatchError(
+                f"the state has version {state['version']}; this release reads version {STATE_VERSION}"
+            )
+        saved, own = _deciding(state["pipeline"]), _deciding(self.entries)
+        if saved != own:
+            raise StateMismatchError(
+                f"the state was saved by another pipeline: {_first_difference(saved, own)}. "
+                "Load it into the pipeline it was saved with, or start the epoch anew"
+            )
+        if state["pipeline"] != self.entries:
+            changed = [label for label, *rest in self.entries if [label, *rest] not in state["pipeline"]]
+            what = f"{', '.join(changed)} changed" if changed else "operators were removed"
+            warnings.warn(
+                f"since the state was saved, {what}; the same elements follow, made differently",
+                stacklevel=3,
+            )
+
+
+def signature_of(node: Node, source_digest: SourceDigest) -> PipelineSignature:
+    operators = summary(node, source_digest=source_digest)
+    return PipelineSignature([[each.label, each.digest.hex()[:8], each.kind] for each in operators])
+
+
+def _deciding(entries: list[list[str]]) -> list[list[str]]:
+    return [entry for entry in entries if entry[2] not in HARMLESS]
+
+
+def _first_difference(saved: list[list[str]], own: list[list[str]]) -> str:
+    for old, new in zip(saved, own):
+        if old != new:
+            if old[2] != new[2]:
+                return f"where {old[0]} was there is {new[0]}"
+            return f"{new[0]} has other {'files' if new[2].startswith('Read') else 'parameters or code'}"
+    longer, verb = (saved, "is gone") if len(saved) > len(own) else (own, "is new")
+    return f"{longer[min(len(saved), len(own))][0]} {verb}"

@@ -1,0 +1,464 @@
+"""One consumer's reading of one epoch: from the dispatcher's view to open streams, and which of them it takes from.
+
+The view says which streams there are and which runner each is bound to. Each is opened there at the cut that arrived
+last, and granted credit; rounds arrive by themselves. Whatever goes wrong with a stream (a lost connection, a gap, a
+refusal) has one answer: tell the dispatcher that this binding does not work, and open it where the next one is. Nothing
+is lost by that, and nothing comes twice.
+
+What is to be done about it is collected as instructions, to be carried out in the order given: `Tell` a runner, `Ask`
+the dispatcher, `Drop` a payload that nobody will look at. Nothing here has a socket, a clock or an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from penstock.core.errors import InvalidArgumentError, SupersededError
+from penstock.core.ids import JobName, RunnerId, StreamId
+from penstock.core.intervals import Intervals
+from penstock.stream.checkpoint import Mixes, Progress, Weights
+from penstock.stream.choosing import ByArrival, Chosen, InTurns, Order
+from penstock.stream.place import Done, Lane, Place, Serving, with_done
+from penstock.stream.position import Standing
+from penstock.stream.reading import Arrived, StreamReader
+from penstock.wire.delivery import Delivery
+from penstock.wire.frames import (
+    CloseStream,
+    Credit,
+    OpenStream,
+    RemoteFailure,
+    Rounds,
+    StreamEnded,
+    StreamFailed,
+    StreamRefused,
+)
+from penstock.wire.jobs import JobView, Named, Position, StreamView
+from penstock.wire.messages import EndStream, Rebind
+
+SMALLEST_WINDOW_BYTES = 1 << 20
+FEWEST_WINDOWS = 2  # one stream alone does not take the whole memory: another may join
+CREDIT_EVERY_S = 1.0  # a credit that was lost is said again
+MOST_AHEAD_BYTES = 4 << 20
+WINDOWS_AHEAD = 8  # a trainer receives ahead what is a small part of the window: its place there is where it reads
+
+
+class Tell(NamedTuple):
+    """Send a message to a runner, connecting to it first if need be."""
+
+    runner: RunnerId
+    address: str
+    message: OpenStream | Credit | CloseStream
+
+
+class Ask(NamedTuple):
+    """Send a request to the dispatcher."""
+
+    message: Rebind | EndStream
+
+
+class Drop(NamedTuple):
+    """Let go of what arrived: the memory it lies in is free again."""
+
+    payload: Any
+
+
+Instruction: TypeAlias = Tell | Ask | Drop
+
+
+class Seat(NamedTuple):
+    """Which reader of the job this is."""
+
+    job: JobName
+    consumer: int
+    replica: int = 0
+    trainer: str = ""
+
+
+class Consumer:
+    def __init__(
+        self,
+        seat: Seat,
+        delivery: Delivery,
+        progress: Progress,
+        view: JobView,
+        *,
+        memory_bytes: int,
+        shared_window_bytes: int = 0,
+        first_opening: int,
+        resumed: bool,
+        now: float,
+    ) -> None:
+        """`first_opening` is above those of an earlier life of this consumer. `resumed`: a checkpoint was loaded."""
+        self.seat, self.delivery = seat, delivery
+        self.view = view
+        self.readers: dict[StreamId, StreamReader] = {}
+        self._by_number: dict[int, StreamReader] = {}
+        self.step = progress.step
+        self.reconnects = 0
+        self.made_for_others = 0
+        """Elements taken that another trainer had caused to be made."""
+        self.failure: RemoteFailure | Exception | None = None
+        """Reading cannot go on."""
+        self._loaded: Mapping[int, Position] = {each.number: each for each in progress.streams}
+        """Where streams stood that the view has not shown yet."""
+        self._done: Done = {(each.source, each.pass_): Intervals(each.ranges) for each in progress.done}
+        self._weights = progress.weights
+        self._mixes: Mapping[int, Mixes] = dict(progress.mixes)
+        self._resumed = resumed
+        self._memory_bytes, self._shared_window_bytes = memory_bytes, shared_window_bytes
+        self._opening = first_opening
+        self._order: Order = InTurns(delivery.streams or 0) if delivery.in_turn else ByArrival(progress.next)
+        self._serving: Serving | None = None
+        self._settled = 0
+        """How many elements of what is being served are counted as received."""
+        self._instructions: list[Instruction] = []
+        self._credited_at = now
+        self.follow(view, now)
+
+    def instructions(self) -> list[Instruction]:
+        """Return what is to be done, and forget it."""
+        found, self._instructions = self._instructions, []
+        return found
+
+    # The view
+
+    def follow(self, view: JobView, now: float) -> None:
+        """Take over a view: new streams, new bindings, ends."""
+        self.view = view
+        for shown in view.streams:
+            if self._is_mine(shown):
+                self._show(shown)
+        self._open_due(now)
+
+    def _is_mine(self, shown: StreamView) -> bool:
+        return shown.owner is None or shown.owner == self.seat.consumer
+
+    def _show(self, shown: StreamView) -> None:
+        reader = self.readers.get(shown.stream)
+        if reader is None:
+            shared = self.delivery.shared
+            fresh = shared and shown.number not in self._loaded
+            reader = StreamReader(shown, self._standing(shown), shared=shared, fresh=fresh)
+            self.readers[shown.stream] = self._by_number[shown.number] = reader
+        reader.show(shown)
+        if reader.standing.ended and not shown.ended and not reader.told_end:
+            self._tell_end(reader)
+        if shown.ended and shown.runner is None and not reader.exhausted and not reader.complete:
+            if reader.is_fresh and self.delivery.skips:
+                reader.pass_by()
+            elif reader.ask_again():
+                self._rebind(reader, shown.binding, "a consumer came back and needs its rounds again")
+
+    def _standing(self, shown: StreamView) -> Standing:
+        held = self._loaded.get(shown.number)
+        self._loaded = {number: each for number, each in self._loaded.items() if number != shown.number}
+        trails = self.delivery.trails and shown.feed.kind == "granted"
+        if held is None:
+            mine = self.seat.consumer
+            first = shown.marks[mine] if mine < len(shown.marks) else shown.first_round
+            feed = shown.feed if shown.feed.kind == "tail" else None
+            beginning = Position(shown.number, shown.first_round, shown.start, feed=feed)
+            standing = Standing.at(beginning, trails=trails).moved(first)
+            if shown.ended and self._resumed:
+                standing = standing.at_end(leftover=True)  # the checkpoint was taken after its end
+        else:
+            standing = Standing.at(held, trails=trails)
+            if standing.ended and self._resumed and not shown.ended:
+                standing = standing.going_on()
+        if self._weights is not None and shown.number not in self._mixes:
+            self._mixes = {**self._mixes, shown.number: ((standing.round, self._weights),)}
+        return standing
+
+    # Opening
+
+    def look_after(self, now: float) -> None:
+        """Open what could not be opened before, and say credit again now and then."""
+        self._open_due(now)
+        if now - self._credited_at >= CREDIT_EVERY_S:
+            self._credited_at = now
+            for reader in self.readers.values():
+                if reader.credit.was_quiet() and reader.is_open:
+                    self._send_credit(reader)
+
+    def _open_due(self, now: float) -> None:
+        waiting = [reader for reader in self.readers.values() if reader.wants_opening(now) and self._may_open(reader)]
+        if waiting:
+            window = self._window_bytes()
+            for reader in waiting:
+                self._open(reader, window, now)
+
+    def _may_open(self, reader: StreamReader) -> bool:
+        """Where trainers read the same they read it in the same order: the tail last, though others are through."""
+        if not (self.delivery.shared and reader.is_tail):
+            return True
+        return all(other.exhausted for other in self.readers.values() if other is not reader)
+
+    def _window_bytes(self) -> int:
+        active = max(1, sum(not reader.standing.ended for reader in self.readers.values()))
+        window = max(SMALLEST_WINDOW_BYTES, self._memory_bytes // max(FEWEST_WINDOWS, active))
+        if self.delivery.shared:
+            window = min(window, MOST_AHEAD_BYTES, max(1, self._shared_window_bytes // WINDOWS_AHEAD // active))
+        return window
+
+    def _open(self, reader: StreamReader, window: int, now: float) -> None:
+        view, seat = reader.view, self.seat
+        assert view.runner is not None
+        self._close(reader)  # it moved without a word from us
+        fresh = reader.is_new
+        self._opening += 1
+        credit = reader.open(self._opening, window, now)
+        message = OpenStream(
+            stream=view.stream,
+            binding=view.binding,
+            opening=self._opening,
+            consumer=seat.consumer,
+            replica=seat.replica,
+            round=reader.due,
+            cut=reader.cut,
+            cut_round=reader.cut_round,
+            feed=view.feed,
+            share=view.share,
+            attempt=self.view.attempt,
+            epoch=self.view.epoch,
+            runner=view.runner,
+            credit=credit,
+            fresh=fresh,
+            trainer=seat.trainer,
+            mixes=self._mixes.get(reader.number, ()),
+        )
+        self._instructions.append(Tell(view.runner, view.address, message))
+
+    def _close(self, reader: StreamReader) -> None:
+        if reader.runner is not None:
+            self._tell(reader, CloseStream(stream=reader.stream, opening=reader.opening))
+            reader.close()
+
+    def _tell(self, reader: StreamReader, message: Credit | CloseStream) -> None:
+        assert reader.runner is not None
+        self._instructions.append(Tell(reader.runner, reader.view.address, message))
+
+    # What arrives
+
+    def receive(
+        self, message: Rounds | StreamEnded | StreamFailed | StreamRefused, payload: Any, runner: RunnerId, now: float
+    ) -> None:
+        reader = self.readers.get(message.stream)
+        if reader is None or reader.runner != runner:
+            self._drop(payload)
+            return
+        if isinstance(message, StreamRefused):
+            if message.opening == reader.opening:
+                if message.superseded:
+                    self.failure = SupersededError(message.reason)
+                self._give_up(reader, f"refused: {message.reason}", now)
+            return
+        verdict = reader.receive(message, payload, now)
+        if verdict == "taken":
+            self._order.arrived(reader)
+            return
+        self._drop(payload)
+        if verdict == "gap":
+            self._give_up(reader, f"round {message.seq} came where {reader.due} was due", now)
+
+    def _drop(self, payload: Any) -> None:
+        if payload is not None:
+            self._instructions.append(Drop(payload))
+
+    def lose(self, runner: RunnerId, reason: str, now: float) -> None:
+        """The connection to a runner is gone; what came over it before counts."""
+        for reader in self.readers.values():
+            if reader.runner == runner:
+                if reader.complete:
+                    reader.close()
+                else:
+                    self._give_up(reader, reason, now, lost=True)
+
+    def _give_up(self, reader: StreamReader, reason: str, now: float, *, lost: bool = False) -> None:
+        """This binding does not work: ask for another, and open there."""
+        if reader.is_open and not lost:
+            self._tell(reader, CloseStream(stream=reader.stream, opening=reader.opening))
+        binding = reader.give_up(now)
+        if binding is not None:
+            self.reconnects += 1
+            self._rebind(reader, binding, reason)
+
+    def _rebind(self, reader: StreamReader, binding: int, reason: str) -> None:
+        request = Rebind(
+            job=self.seat.job, attempt=self.view.attempt, stream=reader.stream, binding=binding, reason=reason
+        )
+        self._instructions.append(Ask(request))
+
+    # Taking
+
+    @property
+    def serving(self) -> Serving | None:
+        return self._serving
+
+    def settle(self, taken: int) -> None:
+        """The trainer has taken the first `taken` of the elements being served."""
+        serving, before = self._serving, self._settled
+        if serving is None or taken == before:
+            return
+        for number, lane in enumerate(serving.lanes):
+            at = lane.start + serving.taken_of(number, taken)
+            if at > lane.frame.at:
+                rounds = self._by_number[lane.number].took(lane.frame, at)
+                self.made_for_others += rounds if lane.frame.header.shared else 0
+                if not lane.frame.left:
+                    self._add_done(lane.frame.header.done)
+        self.step += taken - before
+        self._settled = taken
+
+    def _add_done(self, done: Sequence[Named]) -> None:
+        if done:
+            self._done = with_done(self._done, done)
+
+    def next(self, now: float) -> Serving | None:
+        """Return what comes next, having settled what came before; None: nothing yet, the end, or `failure`."""
+        self._serving, self._settled = None, 0
+        while self.failure is None and (chosen := self._order.choose(self.readers.values())) is not None:
+            first = chosen.readers[0]
+            if first.frames:
+                self._begin(chosen, now)
+                return self._serving
+            if first.failure is not None:
+                self.failure = first.failure.failure
+            else:
+                self._end(first)
+        return None
+
+    def _begin(self, chosen: Chosen, now: float) -> None:
+        lanes = []
+        for reader in chosen.readers:
+            frame = reader.frames[0]
+            if frame.header.mixes and self._missed_weights(reader, frame):
+                return
+            if not frame.begun:
+                reader.begin(now)
+                if reader.is_open and reader.credit.is_due:
+                    self._send_credit(reader)
+            lanes.append(Lane(reader.number, frame, frame.at))
+        self._serving = Serving(tuple(lanes), chosen.rounds)
+
+    def _send_credit(self, reader: StreamReader) -> None:
+        taken = reader.standing.round if self.delivery.shared else -1
+        credit = reader.credit.grant()
+        self._tell(reader, Credit(stream=reader.stream, opening=reader.opening, credit=credit, round=taken))
+
+    def _end(self, reader: StreamReader) -> None:
+        """All rounds of a stream were taken: say so."""
+        self._add_done(reader.took_end().done)
+        self._tell_end(reader)
+        self._close(reader)
+
+    def _tell_end(self, reader: StreamReader) -> None:
+        reader.told()
+        standing = reader.standing
+        request = EndStream(
+            job=self.seat.job,
+            attempt=self.view.attempt,
+            stream=reader.stream,
+            consumer=self.seat.consumer,
+            rounds=standing.round,
+            leftover=standing.cut_here if standing.leftover else None,
+        )
+        self._instructions.append(Ask(request))
+
+    @property
+    def at_end(self) -> bool:
+        return self.view.finished and all(r.exhausted or not self._is_mine(r.view) for r in self.readers.values())
+
+    # Weights
+
+    def _missed_weights(self, reader: StreamReader, frame: Arrived) -> bool:
+        known = self._mixes.get(reader.number, ())
+        if self.delivery.consumers == 1 or frame.header.mixes <= sum(at <= frame.header.seq for at, _ in known):
+            return False
+        self.failure = InvalidArgumentError(
+            f"another consumer of job {self.seat.job!r} changed the weights, and consumer {self.seat.consumer} did "
+            "not; call set_weights() with the same weights at the same step on all ranks"
+        )
+        return True
+
+    def set_weights(self, weights: Weights, *, reading: bool, now: float) -> None:
+        """Mix by others from the next element on; what has arrived beyond it is given up."""
+        if reading and self.delivery.consumers > 1 and not self.delivery.in_turn:
+            raise InvalidArgumentError(
+                f"set_weights() in the middle of an epoch with {self.delivery.consumers} consumers in relaxed order: "
+                "they stand at different places, so none of them can say from where on. Set weights between epochs, or "
+                "use order='deterministic' or coordinated=True"
+            )
+        self._weights = weights
+        if not reading:
+            return
+        for reader in self.readers.values():
+            standing = reader.standing
+            if not standing.ended:
+                changes: Mixes = (*self._mixes.get(reader.number, ()), (standing.round, weights))
+                # Several consumers keep all changes: one of them may go back further than this one.
+                first = 0 if self.delivery.consumers > 1 else _last_before(changes, standing.made_until)
+                self._mixes = {**self._mixes, reader.number: changes[first:]}
+        self._order.forget()
+        self._serving = None
+        for reader in self.readers.values():
+            if not reader.exhausted:
+                self._close(reader)
+                for payload in reader.take_back():
+                    self._drop(payload)
+        self._open_due(now)
+
+    # State
+
+    def place(self) -> Place:
+        """Return what the trainer has received; what it took of the frame being served is to be settled before."""
+        standings = {number: reader.standing for number, reader in self._by_number.items()}
+        return Place(
+            self.step, standings, self._loaded, self._done, self._order.next_stream, self._weights, self._mixes
+        )
+
+    def forget(self) -> None:
+        """Reading is over: let go of what arrived and was not taken."""
+        self._serving = None
+        self._order.forget()
+        for reader in self.readers.values():
+            for payload in reader.take_back():
+                self._drop(payload)
+
+    def restart(self, view: JobView, now: float) -> None:
+        """Another attempt goes on from here: what was not taken is forgotten, and all streams are opened anew."""
+        held = self.place().progress()
+        for reader in self.readers.values():
+            for payload in reader.take_back():
+                self._drop(payload)
+        self._loaded = {each.number: each for each in held.streams}
+        self.readers.clear()
+        self._by_number.clear()
+        self._order.forget()
+        self._serving = None
+        self._resumed = True
+        self.follow(view, now)
+
+    @property
+    def skipped(self) -> int:
+        return sum(reader.skipped for reader in self.readers.values())
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(reader.queued_bytes for reader in self.readers.values())
+
+    def open_at(self, runner: RunnerId) -> list[StreamReader]:
+        return [reader for reader in self.readers.values() if reader.runner == runner]
+
+    def waiting_for(self, now: float) -> list[str]:
+        """Say what it is that is waited for, for people."""
+        parts = [self.view.waiting_for] if self.view.waiting_for else []
+        parts += [reader.describe(now) for reader in self.readers.values() if not reader.exhausted]
+        if not parts:
+            parts.append("the epoch's end, which the other consumers have not reached" if self.readers else "streams")
+        return parts
+
+
+def _last_before(changes: Mixes, round_: int) -> int:
+    """Return the number of the last change that counted before a round."""
+    return max((number for number, change in enumerate(changes) if change[0] <= round_), default=0)

@@ -1,0 +1,145 @@
+"""Where a trainer stands in one stream.
+
+Rules: only what `next()` returned counts. A frame's cut is reached when its last round is taken; inside a frame the
+place is the cut before it and the number of rounds since. `Position` is what is saved and sent, `Standing` the same
+while a frame is being taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from penstock.wire.frames import Rounds
+from penstock.wire.jobs import Cut, Feed, Named, Position, Stride
+
+TRAIL = 64
+"""How many finished splits of a stream are remembered by name, where several consumers read it in relaxed order: one
+that lags behind needs them named. Consumers are at most a window and a runner's buffer apart: a few splits."""
+
+SplitKey = tuple[int, int, int]
+"""(source, pass, ordinal)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`cut` is the state before `cut_round`, which is not after `round`, the next one to be taken.
+
+    It is replaced, never changed: what is noted down of it stays true.
+    """
+
+    number: int
+    round: int
+    cut: Cut
+    cut_round: int
+    ended: bool = False
+    leftover: bool = False
+    feed: Feed | None = None
+    opened: tuple[Named, ...] = ()
+    """Splits that the rounds after `cut` are made of, inside a frame: a state names all it needs."""
+    trail: tuple[SplitKey, ...] | None = None
+    """The last splits behind it, oldest first; None: nobody needs them named."""
+    trail_lost: bool = False
+
+    @staticmethod
+    def at(position: Position, *, trails: bool = False) -> Standing:
+        trail = tuple(splits_of(position.trail)) if trails or position.trail else None
+        return Standing(
+            position.number,
+            position.round,
+            position.cut,
+            position.round,
+            position.ended,
+            position.leftover,
+            position.feed,
+            (),
+            trail,
+            position.trail_lost,
+        )
+
+    @property
+    def position(self) -> Position:
+        trail = tuple(strides_of(self.trail)) if self.trail else ()
+        return Position(
+            self.number, self.round, self.cut_here, self.ended, self.leftover, self.feed, trail, self.trail_lost
+        )
+
+    @property
+    def cut_here(self) -> Cut:
+        ahead = self.round - self.cut_round
+        if not ahead:
+            return self.cut
+        named = _joined(self.cut.named, self.opened) if self.opened else self.cut.named
+        return msgspec.structs.replace(self.cut, since=self.cut.since + ahead, named=named)
+
+    @property
+    def made_until(self) -> int:
+        """The round up to which the engine's state at `cut` has made things."""
+        return self.cut_round - self.cut.since
+
+    def taken(self, header: Rounds, at: int, rounds: int) -> Standing:
+        """Return where one stands after `rounds` more rounds of a frame, of which `at` are taken then."""
+        there = replace(self, round=self.round + rounds)
+        if at == header.count:
+            return there.reached(header.cut, header.done)
+        return replace(there, opened=(*header.done, *header.cut.named))
+
+    def reached(self, cut: Cut, done: Iterable[Named]) -> Standing:
+        """Return the same place at the cut that stands just here; `done` are splits that it does not need any more."""
+        trail, lost = self.trail, self.trail_lost
+        if trail is not None and done:
+            whole = (*trail, *splits_in(done))
+            trail, lost = whole[-TRAIL:], lost or len(whole) > TRAIL
+        return replace(self, cut=cut, cut_round=self.round, opened=(), trail=trail, trail_lost=lost)
+
+    def moved(self, round_: int) -> Standing:
+        """Return where one stands when rounds before that one are gone."""
+        return self if round_ <= self.round else replace(self, round=round_)
+
+    def at_end(self, *, leftover: bool) -> Standing:
+        """Return the end. `leftover`: there is more after `cut` than whole rounds could take."""
+        return replace(self, ended=True, leftover=leftover)
+
+    def going_on(self) -> Standing:
+        """Return the place of a stream that has not ended for others: it goes on, and may be granted more."""
+        return replace(self, ended=False, leftover=False)
+
+
+def splits_in(named: Iterable[Named]) -> Iterator[SplitKey]:
+    return ((each.source, each.pass_, ordinal) for each in named for ordinal in each.ordinals)
+
+
+def _joined(named: tuple[Named, ...], more: tuple[Named, ...]) -> tuple[Named, ...]:
+    """Return the splits of both, each once, in the order of the stream."""
+    lists: dict[tuple[int, int], dict[int, None]] = {}
+    for source, pass_, ordinal in splits_in((*named, *more)):
+        lists.setdefault((source, pass_), {})[ordinal] = None
+    return tuple(Named(source, pass_, tuple(ordinals)) for (source, pass_), ordinals in lists.items())
+
+
+def strides_of(splits: Iterable[SplitKey]) -> list[Stride]:
+    """Return runs of splits that follow each other at one distance.
+
+    >>> strides_of([(0, 0, 2), (0, 0, 6), (0, 0, 10), (0, 0, 11), (0, 1, 4)])
+    [Stride(source=0, pass_=0, first=2, count=3, step=4), Stride(source=0, pass_=0, first=11, count=1, step=1), \
+Stride(source=0, pass_=1, first=4, count=1, step=1)]
+    """
+    runs: list[Stride] = []
+    for source, pass_, ordinal in splits:
+        last = runs[-1] if runs else None
+        if last is not None and (last.source, last.pass_) == (source, pass_):
+            if last.count == 1 and ordinal > last.first:
+                runs[-1] = Stride(source, pass_, last.first, 2, ordinal - last.first)
+                continue
+            if ordinal == last.first + last.count * last.step:
+                runs[-1] = Stride(source, pass_, last.first, last.count + 1, last.step)
+                continue
+        runs.append(Stride(source, pass_, ordinal))
+    return runs
+
+
+def splits_of(strides: Iterable[Stride]) -> Iterator[SplitKey]:
+    for run in strides:
+        yield from ((run.source, run.pass_, run.first + k * run.step) for k in range(run.count))

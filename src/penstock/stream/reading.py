@@ -1,0 +1,275 @@
+"""One stream as its reader sees it: what has arrived, what was taken, where it is open.
+
+| from | by | to |
+|---|---|---|
+| closed | the view shows a binding that is newer than the last one tried | open, there |
+| open | a gap, a refusal, a lost connection: the binding is given up | closed |
+| open | the end, or a failure, has arrived | complete |
+| complete | the last round that arrived is taken | ended |
+| ended | another attempt begins, in which others go on with the stream | closed |
+
+Rules:
+
+1. A frame counts only if it is of the present incarnation (binding, opening) and begins at the round that is due. An
+   older one is dropped; a gap means that something was lost, and the stream is opened anew.
+2. What arrived stays good whatever becomes of the connection: a new opening begins after it, at the cut it came with.
+3. Where trainers share a stream, rounds may be gone: a frame says how many are, and may begin before what is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal, TypeAlias
+
+from penstock.core.ids import RunnerId, StreamId
+from penstock.stream.credit import CreditLine
+from penstock.stream.position import Standing
+from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
+from penstock.wire.jobs import Cut, StreamView
+
+Verdict: TypeAlias = Literal["taken", "stale", "gap"]
+
+PATIENT_FAILURES = 2  # so many openings in a row may fail before the next is delayed
+LONGEST_DELAY_S = 2.0
+NEVER = -1
+
+
+class Arrived:
+    """A frame of rounds that has arrived. `payload` is the caller's: what the rounds are decoded from."""
+
+    __slots__ = ("at", "begun", "header", "payload")
+
+    def __init__(self, header: Rounds, payload: Any, at: int) -> None:
+        self.header, self.payload = header, payload
+        self.at = at
+        """How many of its rounds were taken, or are not this reader's to take."""
+        self.begun = False
+
+    @property
+    def left(self) -> int:
+        return self.header.count - self.at
+
+    def begin(self) -> None:
+        self.begun = True
+
+    def take_until(self, at: int) -> int:
+        """Count rounds as taken; return how many more they are."""
+        more, self.at = at - self.at, at
+        return more
+
+
+class StreamReader:
+    """See the module. `standing` is what the trainer took; `due`, `cut` and `cut_round` are what has arrived."""
+
+    def __init__(self, view: StreamView, standing: Standing, *, shared: bool = False, fresh: bool = False) -> None:
+        """`shared`: trainers read it together. `fresh`: nothing of it was ever received by this one of them."""
+        self.view = view
+        self.standing = standing
+        self.credit = CreditLine()
+        self.frames: deque[Arrived] = deque()
+        self.queued_bytes = 0
+        self.due = standing.round
+        self.cut: Cut = standing.cut
+        self.cut_round = standing.cut_round
+        self.end: StreamEnded | None = None
+        self.failure: StreamFailed | None = None
+        self.runner: RunnerId | None = None
+        """Where it is open."""
+        self.opening = 0
+        self.told_end = False
+        self.elements = 0
+        self.skipped = 0
+        self._shared, self._fresh = shared, fresh
+        self._binding = self._given_up = NEVER
+        """Of the last opening; found not to work: a newer one is waited for."""
+        self._failures = 0
+        self._not_before = self._heard_at = 0.0
+
+    @property
+    def stream(self) -> StreamId:
+        return self.view.stream
+
+    @property
+    def number(self) -> int:
+        return self.view.number
+
+    @property
+    def is_tail(self) -> bool:
+        return self.view.feed.kind == "tail"
+
+    @property
+    def is_open(self) -> bool:
+        return self.runner is not None
+
+    @property
+    def complete(self) -> bool:
+        """All there is has arrived."""
+        return self.end is not None or self.failure is not None
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is left to take, and nothing will come."""
+        return self.standing.ended or (self.view.lost and not self.frames)
+
+    @property
+    def ready(self) -> bool:
+        """There is something to deal with: rounds, the end, or a failure."""
+        return bool(self.frames) or (self.complete and not self.standing.ended)
+
+    @property
+    def next_round(self) -> int:
+        """Which the trainer takes next; those between may be gone."""
+        return self.frames[0].header.seq + self.frames[0].at if self.frames else self.standing.round
+
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing of it was received by this trainer, who shares it with others."""
+        return self._fresh
+
+    @property
+    def is_new(self) -> bool:
+        """It is fresh, and was never opened: it begins wherever the others are."""
+        return self._fresh and self._binding == NEVER
+
+    # Opening
+
+    def show(self, view: StreamView) -> None:
+        self.view = view
+
+    def wants_opening(self, now: float) -> bool:
+        view = self.view
+        return (
+            view.runner is not None
+            and bool(view.address)
+            and view.binding > max(self._binding, self._given_up)
+            and not self.complete
+            and not self.standing.ended
+            and not view.lost
+            and now >= self._not_before
+        )
+
+    def open(self, opening: int, window: int, now: float) -> int:
+        """Note a new opening where the view says; return its first credit."""
+        self.runner, self.opening, self._binding = self.view.runner, opening, self.view.binding
+        self._heard_at = now
+        return self.credit.open(window, queued_bytes=self.queued_bytes)
+
+    def close(self) -> None:
+        self.runner = None
+
+    def give_up(self, now: float) -> int | None:
+        """This binding does not work: return it, unless that was found before."""
+        if self._given_up >= self._binding:
+            return None
+        self._given_up = self._binding
+        self._failures += 1
+        if self._failures > PATIENT_FAILURES:
+            self._not_before = now + min(LONGEST_DELAY_S, 0.1 * 2 ** (self._failures - PATIENT_FAILURES))
+        self.close()
+        return self._given_up
+
+    def ask_again(self) -> bool:
+        """An ended stream is needed once more: say whether that has to be asked for, of the present binding."""
+        asked, self._given_up = self._given_up >= self.view.binding, max(self._given_up, self.view.binding)
+        return not asked
+
+    def take_back(self) -> list[Any]:
+        """Forget what arrived and was not taken, to be opened anew; return the payloads nobody has looked at."""
+        unseen = self.unseen()
+        self.frames.clear()
+        self.queued_bytes = 0
+        self.due, self.cut, self.cut_round = self.standing.round, self.standing.cut_here, self.standing.round
+        self.end = self.failure = None
+        self._binding = NEVER
+        self.close()
+        return unseen
+
+    def unseen(self) -> list[Any]:
+        """Return the payloads that arrived and nobody has looked at."""
+        return [frame.payload for frame in self.frames if not frame.begun]
+
+    # Receiving
+
+    def _verdict(self, message: Rounds | StreamEnded | StreamFailed) -> Verdict:
+        if not self.is_open or self.complete or (message.binding, message.opening) != (self._binding, self.opening):
+            return "stale"
+        if self._shared and not isinstance(message, StreamFailed):
+            count = message.count if isinstance(message, Rounds) else 1
+            return "taken" if message.seq - message.skipped <= self.due < message.seq + count else "gap"
+        return "taken" if message.seq == self.due else "gap"
+
+    def receive(self, message: Rounds | StreamEnded | StreamFailed, payload: Any, now: float) -> Verdict:
+        found = self._verdict(message)
+        if found != "taken":
+            return found
+        self._heard_at = now
+        match message:
+            case Rounds():
+                self._skip_to(message.seq)
+                self.frames.append(Arrived(message, payload, max(self.due - message.seq, message.had)))
+                self.queued_bytes += message.nbytes
+                self.due = message.seq + message.count
+                self.cut, self.cut_round = message.cut, self.due
+                self._failures = 0
+            case StreamEnded():
+                self._skip_to(message.seq)
+                self.end = message
+            case StreamFailed():
+                self.failure = message
+        return found
+
+    def _skip_to(self, seq: int) -> None:
+        if not self._shared:
+            return
+        if seq > self.due:
+            self.skipped += 0 if self._fresh else seq - self.due
+            self.due = seq
+        self._fresh = False
+
+    # Taking
+
+    def begin(self, now: float) -> Arrived:
+        """Return the frame whose turn it is; at its first round its bytes are credited."""
+        frame = self.frames[0]
+        if not frame.begun:
+            frame.begin()
+            nbytes = frame.header.nbytes
+            self.standing = self.standing.moved(frame.header.seq + frame.at)
+            self.queued_bytes -= nbytes
+            self.credit.take(nbytes, now=now)
+        return frame
+
+    def took(self, frame: Arrived, at: int) -> int:
+        """The trainer has taken the frame's rounds before `at`; return how many more those are."""
+        rounds = frame.take_until(at)
+        self.elements += rounds
+        self.standing = self.standing.taken(frame.header, at, rounds)
+        if at == frame.header.count:
+            self.frames.popleft()
+        return rounds
+
+    def took_end(self) -> StreamEnded:
+        """All rounds were taken; return the end that had arrived."""
+        assert self.end is not None
+        there = self.standing.moved(self.due).reached(self.end.cut, self.end.done)
+        self.standing = there.at_end(leftover=self.end.leftover)
+        return self.end
+
+    def pass_by(self) -> None:
+        """Others have read it, and it is gone: to this trainer it has ended."""
+        self.standing = self.standing.at_end(leftover=False)
+        self.told_end = True
+
+    def told(self) -> None:
+        self.told_end = True
+
+    def describe(self, now: float) -> str:
+        """Say what it is waiting for, for people."""
+        name = "tail" if self.is_tail else f"stream {self.number}"
+        if self.standing.ended:
+            return f"{name} has ended"
+        if self.view.runner is None:
+            return f"{name} is bound to no worker"
+        if not self.is_open:
+            return f"{name} is being opened on worker {self.view.worker}"
+        return f"{name} on worker {self.view.worker} gave nothing for {now - self._heard_at:.0f} s"

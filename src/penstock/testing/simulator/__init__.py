@@ -1,0 +1,1 @@
+"""A cluster in one process, seeded: the real decisions and the real stream protocol, under faults."""

@@ -1,0 +1,252 @@
+"""Schedules of faults: made from a seed, run, checked, and made small if they break a promise.
+
+One process, one heap of happenings, no threads and no clock: a seed says everything. A dispatcher (the real core, over
+a disk that can lose what was not synced), agents, runners and trainers (the real stream protocol, with other hands)
+talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections. `bug=`
+breaks one thing in these hands, to show that the checks would see it.
+
+What is checked, while it runs: no grant leaves before it is on disk; the same question has the same answer; what
+arrives keeps within its credit. And in the end: see `checks`.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+from penstock.core.ids import WorkerId
+from penstock.testing.simulator.checks import check
+from penstock.testing.simulator.client import How
+from penstock.testing.simulator.dispatcher import Bug, FakeDispatcher, Tail
+from penstock.testing.simulator.engine import Shape
+from penstock.testing.simulator.trainer import Trainer
+from penstock.testing.simulator.workers import FakeAgent, Jobs
+from penstock.testing.simulator.world import DISPATCHER, Failed, World
+from penstock.wire.jobs import Sharing, Uneven
+from penstock.wire.messages import DrainWorker
+
+Kind: TypeAlias = Literal[
+    "kill runner",
+    "kill machine",
+    "freeze machine",
+    "cut off machine",
+    "crash dispatcher",
+    "lose journal",
+    "cut connection",
+    "kill consumer",
+    "restart training",
+    "resize training",
+    "add worker",
+    "drain worker",
+]
+HEALS_AT_S = 5.0
+ENDS_AT_S = 90.0
+MOST_HAPPENINGS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    at_s: float
+    kind: Kind
+    which: int = 0
+    seconds: float = 0.0
+    tail: Tail = "lost"
+    how: How = "rejoin"
+    back: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at_s:.2f} s: {self.kind} ({self.which}, {self.seconds:.1f} s, {self.tail}, {self.how}, {self.back})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    seed: int
+    shape: Shape
+    workers: int
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"seed {self.seed}: {self.workers} workers, {self.shape}", *map(str, self.faults)])
+
+
+class SimulationFailed(Failed):
+    """A schedule that broke a promise; `log` is what its actors did."""
+
+    def __init__(self, schedule: Schedule, why: str, log: list[str]) -> None:
+        self.schedule, self.why, self.log = schedule, why, log
+        super().__init__(f"{why}\n{schedule}")
+
+
+def make_schedule(seed: int) -> Schedule:
+    """Return the schedule of a seed."""
+    rng = random.Random(f"schedule {seed}")
+    sizes = [rng.choice((0, 1, 2, 3, 4, 6)) for _ in range(rng.randint(1, 7))]
+    ids = iter(range(sum(sizes)))
+    shape = Shape(
+        splits=tuple(tuple(next(ids) for _ in range(size)) for size in sizes),
+        batch=rng.choice((1, 1, 2, 3)),
+        consumers=rng.choice((1, 1, 2, 3)),
+        streams=rng.choice((0, 0, rng.randint(1, 4))),
+        epochs=rng.choice((1, 1, 2, 3)),
+    )
+    kind = random.Random(f"kind {seed}")
+    fed = shape.consumers == 1 and bool(shape.streams) and kind.random() < 0.4
+    coordinated = bool(shape.streams) and not fed and kind.random() < 0.5
+    shared = not fed and (not shape.streams or coordinated) and kind.random() < 0.3
+    possible: tuple[Uneven, ...] = (
+        ("drop",) if fed or shared else ("drop", "pad") if shape.streams else ("drop", "pad", "allow")
+    )
+    sharing: tuple[Sharing, ...] = ("skip", "wait") if shared else ("",)
+    shape = replace(
+        shape,
+        coordinated=coordinated,
+        uneven=kind.choice(possible),
+        fed=fed,
+        repeat=1 if fed else kind.choice((1, 1, 2)),
+        sharing=kind.choice(sharing),
+        trainers=kind.randint(1, 3) if shared else 1,
+    )
+    faults = [
+        Fault(
+            at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),
+            kind=rng.choice(get_args(Kind)),
+            which=rng.randrange(6),
+            seconds=rng.choice((0.3, 1.0, 2.0, 6.5)),
+            tail=rng.choice(get_args(Tail)),
+            how=rng.choice(("rejoin", "resume", "resume", "fresh")),
+            back=rng.randrange(4),
+        )
+        for _ in range(rng.randint(1, 5))
+    ]
+    return Schedule(
+        seed=seed,
+        shape=shape,
+        workers=rng.randint(1, 3),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
+
+
+class Simulation:
+    """One run of one schedule."""
+
+    def __init__(self, schedule: Schedule, bug: Bug = "") -> None:
+        self.schedule, self.bug = schedule, bug
+        self.world = World(schedule.seed, heals_at=HEALS_AT_S)
+        self.dispatcher = FakeDispatcher(self.world, bug)
+        self.jobs: Jobs = {}
+        self.agents: list[FakeAgent] = []
+        for _ in range(schedule.workers):
+            self._add_agent()
+        numbers = range(1, schedule.shape.trainers + 1) if schedule.shape.sharing else (0,)
+        self.trainers = [Trainer(self.world, self.jobs, schedule.shape, bug, number) for number in numbers]
+        for fault in schedule.faults:
+            self.world.at(fault.at_s, None, self._break, fault)
+
+    def run(self) -> None:
+        try:
+            finished = self.world.run(lambda: self._over, until=ENDS_AT_S, most=MOST_HAPPENINGS)
+            if not finished:
+                raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
+            for trainer in self.trainers:
+                for read in trainer.epochs_read:
+                    check(read)
+        except Failed as failed:
+            raise SimulationFailed(self.schedule, str(failed), self.world.log) from failed
+        except Exception as error:
+            raise SimulationFailed(self.schedule, traceback.format_exc(), self.world.log) from error
+
+    @property
+    def _over(self) -> bool:
+        return all(trainer.over for trainer in self.trainers)
+
+    def _stand(self) -> str:
+        said = []
+        for trainer in self.trainers:
+            for client in trainer.clients:
+                consumer = client.consumer
+                what = "not open" if consumer is None else "; ".join(consumer.waiting_for(self.world.now))
+                said.append(f"{client.name} at step {trainer.step(client.rank)} of epoch {trainer.epoch}: {what}")
+        return " | ".join(said)
+
+    def _add_agent(self, workers: tuple[WorkerId, ...] = ()) -> None:
+        workers = workers or (WorkerId(self.world.draw("worker")),)
+        self.agents.append(FakeAgent(self.world, self.jobs, self.bug, workers))
+
+    def _break(self, fault: Fault) -> None:
+        world = self.world
+        trainer = self.trainers[fault.which % len(self.trainers)]
+        if trainer.over:
+            return
+        world.note(str(fault))
+        agent = self.agents[fault.which % len(self.agents)]
+        match fault.kind:
+            case "kill runner":
+                if agent.alive and agent.runners:
+                    agent.kill(sorted(agent.runners)[fault.which % len(agent.runners)])
+            case "kill machine":
+                if agent.alive:
+                    agent.die()
+                    world.at(fault.seconds, None, self._replace, agent)
+            case "freeze machine":
+                agent.freeze(fault.seconds)
+            case "cut off machine":
+                pairs = ((agent.name, DISPATCHER), (DISPATCHER, agent.name))
+                world.cuts.extend((world.now + fault.seconds, *pair) for pair in pairs[: 1 + fault.which % 2])
+            case "crash dispatcher":
+                self.dispatcher.crash(fault.tail, fault.seconds)
+            case "lose journal":
+                self.dispatcher.crash("lost", fault.seconds, wiped=True)
+            case "kill consumer":
+                trainer.restart_one(fault.which % trainer.shape.consumers, fault.back)
+            case "restart training":
+                trainer.restart_all(fault.how, fault.back)
+            case "resize training":
+                if not trainer.shape.sharing:
+                    trainer.restart_all("resume", fault.back, consumers=1 + fault.which % 3)
+            case "cut connection":
+                links = [link for client in trainer.clients for link in client.links.values()]
+                if links:
+                    links[fault.which % len(links)].cut(silently=bool(fault.back % 2))
+            case "add worker":
+                self._add_agent()
+            case "drain worker":
+                if len(self.agents) > 1 and agent.alive:
+                    self._add_agent()
+                    agent.ask(DrainWorker(worker=agent.workers[0]))
+
+    def _replace(self, agent: FakeAgent) -> None:
+        self.agents.remove(agent)
+        self._add_agent(agent.workers)
+
+
+def simulate(seed: int, bug: Bug = "") -> Simulation:
+    """Run the schedule of a seed; raise `SimulationFailed` if a promise is broken."""
+    simulation = Simulation(make_schedule(seed), bug)
+    simulation.run()
+    return simulation
+
+
+def fails(schedule: Schedule, bug: Bug = "") -> SimulationFailed | None:
+    try:
+        Simulation(schedule, bug).run()
+    except SimulationFailed as failed:
+        return failed
+    return None
+
+
+def shrink(failed: SimulationFailed, bug: Bug = "") -> SimulationFailed:
+    """Leave out faults, one at a time, as long as the schedule still fails."""
+    smaller = True
+    while smaller:
+        smaller = False
+        faults = failed.schedule.faults
+        for i in range(len(faults)):
+            again = fails(replace(failed.schedule, faults=faults[:i] + faults[i + 1 :]), bug)
+            if again is not None:
+                failed, smaller = again, True
+                break
+    return failed
