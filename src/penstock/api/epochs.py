@@ -244,7 +244,7 @@ class Direct:
         return _DirectEpoch(self, reader, seed)
 
     def place_of(self, saved: Sequence[SavedState], changed: bool) -> Checkpoint:
-        places = [one.place for one in saved]
+        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
         if any(parts_in(place) != [place] for place in places):
             raise StateMismatchError("the state was saved by a loader with operators after distribute(), or by none")
         checkpoint = read_states(places, consumer=self.options.consumer, consumers=self.options.consumers)
@@ -363,12 +363,10 @@ class Piped:
         return _PipedEpoch(self, run, made, epoch, seed, weights)
 
     def place_of(self, saved: Sequence[SavedState], changed: bool) -> Any:
-        places = [one.place for one in saved]
-        if any(not isinstance(place, list) or not parts_in(place) for place in places):
+        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
+        if not all(parts_in(place) for place in places):
             raise StateMismatchError("the state was saved by a loader without operators after distribute()")
-        if len(places) > 1:
-            return copy.deepcopy(merged(places))
-        return copy.deepcopy(with_parts(places[0], {"consumer": None}) if saved[0].consumer is None else places[0])
+        return copy.deepcopy(merged(places) if len(places) > 1 else places[0])
 
 
 class _PipedEpoch:

@@ -1,12 +1,13 @@
 """Which epoch a trainer reads in a job that several trainers share.
 
-Each trainer has a slot of its own: consumer 0, and a number made of its id. There is one epoch at a time, and whoever
-comes reads that one, in the middle too: an epoch of its own would be the work that sharing saves. Nobody reads an epoch
-twice. So a trainer that comes back, with or without its state, goes on in the epoch it was in, and one that has
-finished it starts the next.
+Each rank of a trainer has a slot of its own: its consumer, and a number made of the trainer's id. There is one epoch at
+a time, and whoever comes reads that one, in the middle too: an epoch of its own would be the work that sharing saves.
+Nobody reads an epoch twice. So a trainer that comes back, with or without its state, goes on in the epoch it was in,
+and one that has finished it starts the next.
 
 - With `trainers=n` the job has n of them, and each reads every epoch from its beginning: the oldest epoch it has not
   finished is its own, however far the others are.
+- Ranks of one trainer read one epoch: a rank goes where the others of its trainer are.
 - An epoch that nobody reads and no process serves is over: where it stood went with them.
 """
 
@@ -22,8 +23,9 @@ from penstock.wire.messages import OpenEpoch, Refused
 
 def surplus_trainer(job: Job, request: OpenEpoch) -> Refused | None:
     """Refuse one more than the job has, by any epoch that all of them have opened."""
-    slot, most = (request.consumer, request.replica), job.spec.trainers
-    full = any(most and slot not in i.opened and len(i.opened) >= most for i in job.iterations.values())
+    most = job.spec.trainers
+    come = [trainers_in(iteration) for iteration in job.iterations.values()]
+    full = any(most and request.replica not in known and len(known) >= most for known in come)
     if not full:
         return None
     return Refused(
@@ -42,6 +44,9 @@ def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | Non
         held = iteration.opened.get(slot)
         if held is not None and held.client == request.client:
             return iteration  # said twice
+    for iteration in job.iterations.values():
+        if _has_ranks_of(iteration, slot) and not _has_finished(iteration, slot):
+            return iteration
     if job.spec.trainers:
         return next((i for i in job.iterations.values() if not _has_finished(i, slot)), None)
     newest = next(reversed(job.iterations.values()), None)
@@ -49,6 +54,11 @@ def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | Non
         return None
     read = any(lease.attempt == newest.attempt for lease in draft.state.clients.get(job.name, {}).values())
     return newest if read or (not newest.finished and _may_be_served(draft, job)) else None
+
+
+def _has_ranks_of(iteration: Iteration, slot: Slot) -> bool:
+    """Say whether other ranks of the same trainer are reading an epoch."""
+    return any(other[1] == slot[1] and other != slot and not held.closed for other, held in iteration.opened.items())
 
 
 def _has_finished(iteration: Iteration, slot: Slot) -> bool:
@@ -77,9 +87,14 @@ def held_up_by_trainers(draft: Draft, job: Job, request: OpenEpoch, reading: lis
     draft.emit(e.RestartAsked(request.job, oldest.attempt, *slot, request.client, draft.now))
     if draft.now - draft.state.wishes[oldest.attempt][slot].since > job.spec.trainer_timeout_s:
         return ""
-    return f"{job.spec.trainers} trainers to open epoch {oldest.epoch}: {len(oldest.opened)} have"
+    return f"{job.spec.trainers} trainers to open epoch {oldest.epoch}: {len(trainers_in(oldest))} have"
 
 
 def lacks_trainers(job: Job, iteration: Iteration) -> bool:
     """Say whether somebody is still to read an epoch from its beginning."""
-    return len(iteration.opened) < job.spec.trainers
+    return len(trainers_in(iteration)) < job.spec.trainers
+
+
+def trainers_in(iteration: Iteration) -> set[int]:
+    """Return the trainers of which a rank has opened an epoch."""
+    return {trainer for _, trainer in iteration.opened}

@@ -100,7 +100,7 @@ class Consumer:
         """Elements taken that another trainer had caused to be made."""
         self.failure: RemoteFailure | Exception | None = None
         """Reading cannot go on."""
-        self._loaded: Mapping[int, Position] = {each.number: each for each in progress.streams}
+        self._loaded: Mapping[int, Standing] = {each.number: Standing.at(each) for each in progress.streams}
         """Where streams stood that the view has not shown yet."""
         self._done: Done = {(each.source, each.pass_): Intervals(each.ranges) for each in progress.done}
         self._weights = progress.weights
@@ -159,11 +159,12 @@ class Consumer:
             first = shown.marks[mine] if mine < len(shown.marks) else shown.first_round
             feed = shown.feed if shown.feed.kind == "tail" else None
             beginning = Position(shown.number, shown.first_round, shown.start, feed=feed)
-            standing = Standing.at(beginning, trails=trails).moved(first)
+            standing = Standing.at(beginning).moved(first)
+            standing = standing.trailing() if trails else standing
             if shown.ended and self._resumed:
                 standing = standing.at_end(leftover=True)  # the checkpoint was taken after its end
         else:
-            standing = Standing.at(held, trails=trails)
+            standing = held.trailing() if trails else held
             if standing.ended and self._resumed and not shown.ended:
                 standing = standing.going_on()
         if self._weights is not None and shown.number not in self._mixes:
@@ -412,10 +413,8 @@ class Consumer:
 
     def place(self) -> Place:
         """Return what the trainer has received; what it took of the frame being served is to be settled before."""
-        standings = {number: reader.standing for number, reader in self._by_number.items()}
-        return Place(
-            self.step, standings, self._loaded, self._done, self._order.next_stream, self._weights, self._mixes
-        )
+        standings = {**self._loaded, **{number: reader.standing for number, reader in self._by_number.items()}}
+        return Place(self.step, standings, self._done, self._order.next_stream, self._weights, self._mixes)
 
     def forget(self) -> None:
         """Reading is over: let go of what arrived and was not taken."""
@@ -427,11 +426,11 @@ class Consumer:
 
     def restart(self, view: JobView, now: float) -> None:
         """Another attempt goes on from here: what was not taken is forgotten, and all streams are opened anew."""
-        held = self.place().progress()
+        held = self.place().standings
         for reader in self.readers.values():
             for payload in reader.take_back():
                 self._drop(payload)
-        self._loaded = {each.number: each for each in held.streams}
+        self._loaded = held
         self.readers.clear()
         self._by_number.clear()
         self._order.forget()

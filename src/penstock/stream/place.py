@@ -15,7 +15,7 @@ from penstock.core.intervals import Intervals
 from penstock.stream.checkpoint import Mixes, Progress, Weights
 from penstock.stream.position import Standing
 from penstock.stream.reading import Arrived
-from penstock.wire.jobs import Named, Position, Ranges
+from penstock.wire.jobs import Named, Ranges
 
 Done: TypeAlias = Mapping[tuple[int, int], Intervals]
 """(source, pass) -> ordinals of splits"""
@@ -64,8 +64,7 @@ class Place:
 
     step: int
     standings: Mapping[int, Standing]
-    loaded: Mapping[int, Position]
-    """Of streams that the view has not shown yet."""
+    """By stream."""
     done: Done
     next: int | None
     weights: Weights | None
@@ -88,10 +87,9 @@ class Place:
         return replace(self, step=self.step + taken - before, standings=standings, done=done, next=following)
 
     def progress(self) -> Progress:
-        streams = [*self.loaded.values(), *(standing.position for standing in self.standings.values())]
         return Progress(
             step=self.step,
-            streams=tuple(sorted(streams, key=lambda position: position.number)),
+            streams=tuple(standing.position for _, standing in sorted(self.standings.items())),
             done=tuple(Ranges(*key, tuple(found.ranges())) for key, found in sorted(self.done.items()) if len(found)),
             next=self.next,
             weights=self.weights,

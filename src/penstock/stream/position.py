@@ -44,8 +44,8 @@ class Standing:
     trail_lost: bool = False
 
     @staticmethod
-    def at(position: Position, *, trails: bool = False) -> Standing:
-        trail = tuple(splits_of(position.trail)) if trails or position.trail else None
+    def at(position: Position) -> Standing:
+        trail = tuple(splits_of(position.trail)) if position.trail else None
         return Standing(
             position.number,
             position.round,
@@ -78,6 +78,10 @@ class Standing:
     def made_until(self) -> int:
         """The round up to which the engine's state at `cut` has made things."""
         return self.cut_round - self.cut.since
+
+    def trailing(self) -> Standing:
+        """Return the same, with the splits behind it remembered from here on."""
+        return self if self.trail is not None else replace(self, trail=())
 
     def taken(self, header: Rounds, at: int, rounds: int) -> Standing:
         """Return where one stands after `rounds` more rounds of a frame, of which `at` are taken then."""

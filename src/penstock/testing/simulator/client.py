@@ -115,9 +115,11 @@ class FakeClient(Peer):
                 else:
                     self.world.at(0.3, self, self._open, request)
             case NotKnown():
-                self.trainer.restart_all("resume", 0)
-            case Refused():
+                self.trainer.start_over()
+            case Refused(kind="superseded"):
                 self._lose_place()
+            case _:
+                raise Failed(f"opening was answered with {answer}")
 
     def _begin(self, opened: EpochOpened) -> None:
         self.attempt = opened.view.attempt
@@ -195,7 +197,7 @@ class FakeClient(Peer):
             case View():
                 self._follow(answer.view)
             case NotKnown() if not self._closed:
-                self.trainer.restart_all("resume", 0)
+                self.trainer.start_over()
             case Refused() if not self._closed:
                 self._lose_place()
 

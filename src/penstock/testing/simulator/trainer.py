@@ -126,6 +126,13 @@ class Trainer:
         self.world.note(f"{self.name} rank {rank} comes back at step {self.step(rank)} ({how})")
         self.clients[rank] = FakeClient(self, rank, how)
 
+    def start_over(self) -> None:
+        """The service does not know what this trainer reads: it goes on from its states, or joins the others anew."""
+        if self.shape.sharing:
+            self.read = Read(self.shape)
+            self.saved = [[{}] for _ in self.saved]
+        self.restart_all("resume", 0)
+
     def restart_all(self, how: How, back: int, consumers: int | None = None) -> None:
         """All die, and come back from the same step; `consumers`: as another number."""
         if self.over:
