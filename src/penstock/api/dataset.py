@@ -330,7 +330,7 @@ class Dataset:
         del arguments["self"], arguments["to"]
         nursery = None
         if isinstance(to, int) and not isinstance(to, bool) and to > 0:
-            from penstock.worker.processes import end_nursery, start_nursery
+            from penstock.processes.nursery_link import start_nursery
 
             nursery = start_nursery()  # first of all: it has as much to import as this process, and does so meanwhile
         try:
@@ -342,7 +342,7 @@ class Dataset:
             return make_loader(self, to, options, nursery)
         except BaseException:
             if nursery is not None:
-                end_nursery(*nursery)
+                nursery.end()
             raise
 
     def save(

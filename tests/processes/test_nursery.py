@@ -18,19 +18,8 @@ import nursery_children
 import pytest
 
 from penstock.core.errors import NurseryGoneError
-from penstock.worker.processes import (
-    Died,
-    End,
-    NurseryLink,
-    Prepare,
-    Ready,
-    Reported,
-    Spawn,
-    Spawned,
-    Stop,
-    Tell,
-    start_nursery,
-)
+from penstock.processes.nursery_link import NurseryLink, start_nursery
+from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Reported, Spawn, Spawned, Stop, Tell
 
 DEADLINE_S = 30.0
 
@@ -250,7 +239,8 @@ def test_everything_dies_with_a_killed_starter(tmp_path):
     code = f"""
 import os, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from penstock.worker.processes import *
+from penstock.processes.nursery_link import start_nursery
+from penstock.processes.nursery_messages import Prepare, Ready, Spawn
 process, link = start_nursery()
 link.send(Prepare(path=tuple(sys.path), scratch={str(tmp_path / "scratch")!r}))
 link.send(Spawn(id="a", entry="nursery_children:say_ready_and_wait", config=b"", restart=True))

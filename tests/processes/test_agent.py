@@ -16,6 +16,9 @@ import pytest
 from fake_dispatcher import FakeDispatcher
 
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
+from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWorkers
+from penstock.processes.nursery_link import NurseryLink, start_nursery
+from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Spawn, Stop, Tell
 from penstock.wire.credentials import Credentials
 from penstock.wire.messages import (
     AgentBeat,
@@ -31,8 +34,6 @@ from penstock.wire.messages import (
     StopRunner,
     WorkerPlace,
 )
-from penstock.worker.processes import Died, End, NurseryLink, Prepare, Ready, Spawn, Stop, Tell, start_nursery
-from penstock.worker.processes_agent import AgentConfig, JoinWorkers, LeaveWorkers
 
 DEADLINE_S = 30.0
 

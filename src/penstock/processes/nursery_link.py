@@ -1,30 +1,32 @@
-"""How processes are started: what is said to a nursery, and the two ends of saying it.
+"""How processes are started: a nursery of this process's own, and the link over which it is asked.
 
-A nursery (`worker.nursery`) is asked over a Unix socket that nobody else has; every message is one packet. Whoever
-spawned a child hears of it: `Spawned`, `Ready`, `Died`. A child that was given a link of its own may spawn others; they
-die with it.
-
-The nursery dies with its starter, and all children die with the nursery: nothing survives, whatever is killed.
+A nursery (`processes.nursery`) is asked over a Unix socket that no other process has. It dies with its starter, and all
+children die with the nursery: nothing survives, whatever is killed.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.core.errors import NurseryGoneError
+from penstock.processes.nursery_messages import (
+    MAX_PACKET_BYTES,
+    ChildLine,
+    Children,
+    FromNursery,
+    ListChildren,
+    ToNursery,
+)
 
-RECORD_BYTES = 64 << 10
-MAX_PACKET_BYTES = 1 << 20
 ENVIRONMENT = {
     # Memory that is freed stays with the process: fresh pages cost more than they are worth to a worker.
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -35,134 +37,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 """Read by libraries when they are loaded, so it is the environment the nursery starts in."""
-
-
-# Requests
-
-
-class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """`path` is the starter's `sys.path`; `scratch` is a folder to be removed when the nursery ends."""
-
-    path: tuple[str, ...] = ()
-    scratch: str = ""
-
-
-class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag="spawn"):
-    """Fork a child that calls `entry`, a `module:function`, and ends with it.
-
-    The function's first parameter is `config`, decoded to the type it is annotated with. It may also take `ready` (a
-    function of one text), `report` (the same, for what it has to say again and again), `record` (shared memory that
-    outlives the child, if asked for here) and `nursery` (a link of its own, if asked for here). Asked again while the
-    child is there, the new config is for its next start.
-    """
-
-    id: str
-    entry: str
-    config: bytes
-    restart: bool = False
-    """Fork it again when it ends."""
-    record: bool = False
-    nursery: bool = False
-    grace_s: float = 0.0
-    """At the end of everything: how long it may take after SIGTERM. 0: it is killed at once."""
-    environment: dict[str, str] = {}
-
-
-class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """SIGTERM, and SIGKILL after `grace_s`. It is not started again."""
-
-    id: str
-    grace_s: float
-
-
-class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
-    """Pass `body` to a child that has a link."""
-
-    id: str
-    body: bytes
-
-
-class ListChildren(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
-    number: int
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """End all children, then yourself."""
-
-
-ToNursery: TypeAlias = Prepare | Spawn | Stop | Tell | ListChildren | End
-
-
-# Events
-
-
-class Spawned(msgspec.Struct, frozen=True, kw_only=True, tag="spawned"):
-    id: str
-    pid: int
-
-
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The child called `ready(text)`."""
-
-    id: str
-    text: str
-
-
-class Died(msgspec.Struct, frozen=True, kw_only=True, tag="died"):
-    """`code` is negative for a signal. `record` is what the child left in its shared memory."""
-
-    id: str
-    pid: int
-    code: int
-    failure: str = ""
-    """The exception that ended it, for people."""
-    record: bytes = b""
-    again: bool = False
-    """It is going to be started again."""
-
-
-class Reported(msgspec.Struct, frozen=True, kw_only=True, tag="reported"):
-    """The child called `report(text)`. A reader that falls behind misses some: only the newest matters."""
-
-    id: str
-    text: str
-
-
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
-    body: bytes
-
-
-class ChildLine(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    entry: str
-    pid: int
-    ready: str | None
-    """None: not yet."""
-    starts: int
-
-
-class Children(msgspec.Struct, frozen=True, kw_only=True, tag="children"):
-    number: int
-    children: tuple[ChildLine, ...]
-
-
-FromNursery: TypeAlias = Spawned | Ready | Reported | Died | Told | Children
-
-
-def describe_exit(code: int, failure: str = "") -> str:
-    """
-    >>> describe_exit(-9)
-    'killed by SIGKILL'
-    >>> describe_exit(1, "ValueError: no")
-    'exited with code 1 (ValueError: no)'
-    """
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"killed by {name}"
-    return f"exited with code {code}" + (f" ({failure})" if failure else "")
 
 
 class NurseryLink:
@@ -234,7 +108,18 @@ class NurseryLink:
             return self._decoder.decode(packet)
 
 
-def start_nursery() -> tuple[subprocess.Popen[bytes], NurseryLink]:
+class StartedNursery(NamedTuple):
+    process: subprocess.Popen[bytes]
+    link: NurseryLink
+
+    def end(self) -> None:
+        """End one that was told nothing yet."""
+        self.link.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def start_nursery() -> StartedNursery:
     """Start a nursery of this process's own; return at once, while it still imports. What it is told waits for it.
 
     It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
@@ -243,7 +128,7 @@ def start_nursery() -> tuple[subprocess.Popen[bytes], NurseryLink]:
     try:
         process = subprocess.Popen(
             # -P: a file of the working directory named like a module of ours or of Python's must not be taken for it.
-            [sys.executable, "-P", "-m", "penstock.worker.nursery", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-m", "penstock.processes.nursery", str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             env=_environment(),
             pass_fds=[theirs.fileno()],
@@ -254,14 +139,7 @@ def start_nursery() -> tuple[subprocess.Popen[bytes], NurseryLink]:
         raise
     finally:
         theirs.close()
-    return process, NurseryLink(ours)
-
-
-def end_nursery(process: subprocess.Popen[bytes], link: NurseryLink) -> None:
-    """End one that was told nothing yet."""
-    link.close()
-    process.kill()
-    process.wait()
+    return StartedNursery(process, NurseryLink(ours))
 
 
 def _environment() -> dict[str, str]:
