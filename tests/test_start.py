@@ -24,7 +24,7 @@ def loaded_by(code: str) -> set[str]:
             "import penstock as ps; ps.range(10).map(len).batch(2)",
             {"zmq", "pyarrow", "fsspec", "asyncio", "rich", "penstock.runtime.iterator", "penstock.sources.registry"},
         ),
-        ("import penstock.processes.nursery_link", {"numpy", "zmq", "asyncio", "penstock.graph"}),
+        ("import penstock.processes.nursery_start", {"msgspec", "numpy", "zmq", "asyncio", "penstock.graph"}),
         ("import penstock.processes.nursery", {"numpy", "zmq", "asyncio", "penstock.graph"}),
         ("import penstock.dispatcher.main", {"numpy", "asyncio", "prometheus_client", "penstock.graph"}),
         ("import penstock.processes.agent", {"numpy", "asyncio", "penstock.graph.ops", "penstock.runtime"}),

@@ -17,8 +17,9 @@ from fake_dispatcher import FakeDispatcher
 
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWorkers
-from penstock.processes.nursery_link import NurseryLink, start_nursery
+from penstock.processes.nursery_link import NurseryLink
 from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Spawn, Stop, Tell
+from penstock.processes.nursery_start import start_nursery
 from penstock.wire.credentials import Credentials
 from penstock.wire.messages import (
     AgentBeat,
@@ -43,8 +44,8 @@ class Setup:
         self.credentials = Credentials.new_token()
         self.dispatcher = FakeDispatcher(self.credentials)
         self.process: subprocess.Popen[bytes]
-        self.link: NurseryLink
-        self.process, self.link = start_nursery()
+        self.process, end = start_nursery()
+        self.link = NurseryLink(end)
         self.link.send(Prepare(path=tuple(sys.path)))
 
     def config(self, **changes: object) -> AgentConfig:

@@ -14,8 +14,9 @@ from penstock.cli.foreground import StopSignals, refuse_open_bind, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
 from penstock.processes.agent_messages import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
-from penstock.processes.nursery_link import NurseryLink, start_nursery
+from penstock.processes.nursery_link import NurseryLink
 from penstock.processes.nursery_messages import Died, End, Ready, Spawn, Stop, describe_exit
+from penstock.processes.nursery_start import start_nursery
 from penstock.processes.service_processes import share_of_budget
 from penstock.runtime.budget import available_cores
 from penstock.wire.addresses import is_loopback, split_tcp
@@ -38,7 +39,8 @@ def run_worker(options: argparse.Namespace) -> int:
         if service is None:
             return 0
         config = _agent_config(options, service)
-        process, link = start_nursery()
+        nursery = start_nursery()
+        process, link = nursery.process, NurseryLink(nursery.end)
         try:
             link.send(
                 Spawn(id=AGENT, entry=AGENT_ENTRY, config=msgspec.msgpack.encode(config), restart=True, nursery=True)

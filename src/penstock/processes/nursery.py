@@ -1,4 +1,4 @@
-"""`python -m penstock.processes.nursery FD PARENT`: forks the processes of a service. See `nursery_link`.
+"""`python -m penstock.processes.nursery FD PARENT`: forks the processes of a service. See `nursery_start`.
 
 Rules. One thread and no ZeroMQ context, so that forking is safe. It never blocks except in its selector. It ends with
 its starter's process (seen by pidfd: a parent-death signal would follow the starter's *thread*), and its children die

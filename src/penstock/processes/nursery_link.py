@@ -1,19 +1,10 @@
-"""How processes are started: a nursery of this process's own, and the link over which it is asked.
-
-A nursery (`processes.nursery`) is asked over a Unix socket that no other process has. It dies with its starter, and all
-children die with the nursery: nothing survives, whatever is killed.
-"""
+"""The link over which a nursery (`processes.nursery`) is asked: a Unix socket that no other process has."""
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -26,17 +17,6 @@ from penstock.processes.nursery_messages import (
     ListChildren,
     ToNursery,
 )
-
-ENVIRONMENT = {
-    # Memory that is freed stays with the process: fresh pages cost more than they are worth to a worker.
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "1073741824",
-    "MALLOC_ARENA_MAX": "1",
-    # No threads in the nursery (it forks), and one pool of threads in a runner, its own.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
-"""Read by libraries when they are loaded, so it is the environment the nursery starts in."""
 
 
 class NurseryLink:
@@ -106,45 +86,3 @@ class NurseryLink:
             if not packet:
                 raise NurseryGoneError
             return self._decoder.decode(packet)
-
-
-class StartedNursery(NamedTuple):
-    process: subprocess.Popen[bytes]
-    link: NurseryLink
-
-    def end(self) -> None:
-        """End one that was told nothing yet."""
-        self.link.close()
-        self.process.kill()
-        self.process.wait()
-
-
-def start_nursery() -> StartedNursery:
-    """Start a nursery of this process's own; return at once, while it still imports. What it is told waits for it.
-
-    It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        process = subprocess.Popen(
-            # -P: a file of the working directory named like a module of ours or of Python's must not be taken for it.
-            [sys.executable, "-P", "-m", "penstock.processes.nursery", str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            env=_environment(),
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return StartedNursery(process, NurseryLink(ours))
-
-
-def _environment() -> dict[str, str]:
-    environment = {**os.environ, **ENVIRONMENT}
-    root = Path(__file__).parents[2]
-    if root.name not in ("site-packages", "dist-packages"):  # run from a checkout: the nursery must find it too
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))
-    return environment

@@ -43,8 +43,8 @@ from penstock.processes.agent_messages import (
     new_agent_id,
     new_places,
 )
-from penstock.processes.nursery_link import StartedNursery, start_nursery
 from penstock.processes.nursery_messages import ChildLine, Died, FromNursery, Prepare, Ready, Spawn, Tell, describe_exit
+from penstock.processes.nursery_start import StartedNursery, start_nursery
 from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
 from penstock.wire.addresses import ANY_HOSTS, advertised, is_loopback, join_tcp
@@ -101,6 +101,7 @@ class ServiceProcesses:
                 f"will not listen at {options.bind!r} without keys: others on the network could read everything. "
                 "Make keys with `penstock keys DIR` and give --keys DIR/server.json, or bind to 127.0.0.1"
             )
+        budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
         self.credentials = options.credentials
         self._lock = threading.Lock()
         self._ready: dict[str, str] = {}
@@ -116,7 +117,6 @@ class ServiceProcesses:
             self._nursery = WatchedNursery(nursery or start_nursery(), held, self.scratch)
             undo.pop_all()
         self._finalizer = weakref.finalize(self, self._nursery.end)
-        budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
         self._dispatcher = Spawn(
             id=DISPATCHER,
             entry=DISPATCHER_ENTRY,

@@ -27,8 +27,9 @@ from typing import Protocol
 from weakref import WeakMethod
 
 from penstock.core.errors import PenstockError
-from penstock.processes.nursery_link import StartedNursery, start_nursery
+from penstock.processes.nursery_link import NurseryLink
 from penstock.processes.nursery_messages import End, describe_exit
+from penstock.processes.nursery_start import StartedNursery, start_nursery
 
 END_S = 2.0
 FIRST_PAUSE_S = 0.05
@@ -49,7 +50,7 @@ class WatchedNursery:
     def __init__(self, nursery: StartedNursery, held: socket.socket, scratch: Path) -> None:
         self.scratch = scratch
         self._closables: list[Closable] = []
-        self._process, self.link = nursery
+        self._process, self.link = nursery.process, NurseryLink(nursery.end)
         self._held = held
         self._links = [self.link]
         self._owner_pid = os.getpid()
@@ -74,7 +75,8 @@ class WatchedNursery:
 
     def renew(self) -> None:
         """Start another nursery in the place of one that has ended."""
-        self._process, self.link = start_nursery()
+        nursery = start_nursery()
+        self._process, self.link = nursery.process, NurseryLink(nursery.end)
         self._links.append(self.link)
 
     def stop_watching(self) -> None:
