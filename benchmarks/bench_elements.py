@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
-from harness import HERE, Bench, BenchError, main, ours, peer, say
-from report import ROOT, paired_costs
+from harness import HERE, OUR_PYTHON, SOURCE, THEIR_PYTHON, Bench, BenchError, environment, main, ours, peer, say
+from report import paired_costs
 
 COUNTS = {"ours.service": 1_000_000, "peers.tf_service": 20_000}
+QUANTILES = ("p50", "p99", "p99.9")
 PATIENCE_S = 600
 
 
-def quantiles_us(module: str, elements: int) -> dict[str, float]:
-    python = ROOT / (".venv" if module.startswith("ours") else ".venv-peers") / "bin" / "python"
+def quantiles_us(module: str, elements: int, source: Path = SOURCE) -> dict[str, float]:
+    """Return quantiles of `next()`; with `ours`, of Penstock's from these sources."""
+    python, env = (OUR_PYTHON, environment(source)) if module.startswith("ours") else (THEIR_PYTHON, None)
     command = [str(python), "-m", module, "latencies", str(elements)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE, env=env, timeout=PATIENCE_S)
     if done.returncode:
         raise BenchError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["seconds"]
@@ -28,12 +31,21 @@ def run(bench: Bench) -> None:
         mine = ours("ours.service:elements", path=path)
         bench.compare(f"1 KB elements, {path}", mine, [tf_service], unit="elements/s", target=200.0)
     runs, part = (1, 10) if bench.options.quick else (5, 1)
+    if bench.options.against is not None:
+        count = COUNTS["ours.service"] // part
+
+        def measure(source: Path) -> dict[str, float]:
+            found = quantiles_us("ours.service", count, source)
+            return {f"{name} of next(), slabs": found[name] for name in QUANTILES}
+
+        bench.alternate("us", measure, bench.options.against)
+        return
     say(f"elements/next(), one by one: {runs} pairs")
     pairs = [[quantiles_us(module, count // part) for module, count in COUNTS.items()] for _ in range(runs)]
-    for name in ("p50", "p99", "p99.9"):
+    for name in QUANTILES:
         found = [(mine[name], theirs[name]) for mine, theirs in pairs]
         bench.add(paired_costs(bench.name, f"{name} of next(), slabs", "tf.data service", "us", found))
 
 
 if __name__ == "__main__":
-    main("elements", run)
+    main("elements", run, trees_by_case=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from harness import Bench, BenchError, main, say
-from processes import kill, wait_until
-from report import ROOT, figures, paired_costs
+from report import figures, paired_costs
 
 import penstock as ps
+from processes import kill, wait_until
 
 KILLS = 20
 LIMIT_S = 1.0
@@ -35,7 +36,7 @@ DOWN_S = 30.0
 UNSTEADY_S = 0.5  # a pause beyond it is one that a trainer notices
 SLOWER = 10
 LAG = 1.2
-PENSTOCK = str(ROOT / ".venv" / "bin" / "penstock")
+PENSTOCK = [sys.executable, "-m", "penstock"]
 
 
 class Work:
@@ -138,12 +139,12 @@ class Fleet:
     def __init__(self, folder: Path, workers: int) -> None:
         self.service_file = folder / "service.json"
         journal = ["--journal", str(folder / "journal"), "--service-file", str(self.service_file)]
-        self._dispatching = [PENSTOCK, "dispatcher", "--port", "0", *journal]
+        self._dispatching = [*PENSTOCK, "dispatcher", "--port", "0", *journal]
         self._log = (folder / "log").open("ab")
         self.dispatcher = self._run(self._dispatching)
         wait_until(self.service_file.exists, "the dispatcher's file")
         many = ["--processes", str(workers), "--threads", "1"]
-        self._workers = self._run([PENSTOCK, "worker", "--dispatcher", str(self.service_file), *many])
+        self._workers = self._run([*PENSTOCK, "worker", "--dispatcher", str(self.service_file), *many])
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
@@ -165,7 +166,7 @@ class Fleet:
         self._log.close()
 
 
-def dispatcher_down(bench: Bench, order: str, folder: Path) -> None:
+def dispatcher_down(bench: Bench, case: str, order: str, folder: Path) -> None:
     """In relaxed order there is work as long as a split lasts; in deterministic order all splits are dealt."""
     folder.mkdir()
     down_s = 5.0 if bench.options.quick else DOWN_S
@@ -191,10 +192,10 @@ def dispatcher_down(bench: Bench, order: str, folder: Path) -> None:
         after = reading.watch(10.0)
         reading.watch(1e9)
     details = {"down_s": down_s, "longest_before_s": figures(before), "longest_after_s": figures(after)}
-    bench.limit(f"dispatcher down, {order}: pause", [pause], UNSTEADY_S, unit="s", **details)
+    bench.limit(case, [pause], UNSTEADY_S, unit="s", **details)
 
 
-def slow_worker(bench: Bench, folder: Path) -> None:
+def slow_worker(bench: Bench, case: str, folder: Path) -> None:
     """Four workers of one thread, one of which takes ten times as long; against 3.1 of the others."""
     elements = 20_000 if bench.options.quick else 100_000
     work_s = 0.001
@@ -214,7 +215,6 @@ def slow_worker(bench: Bench, folder: Path) -> None:
         reading.watch(1e9)
         seconds = time.monotonic() - begin
     ideal_s = elements / (per_s * (3 + 1 / SLOWER))
-    case = "one of 4 workers ten times slower: the epoch"
     bench.add(paired_costs(bench.name, case, "3.1 workers", "s", [(seconds, ideal_s)], target=1 / LAG))
 
 
@@ -223,14 +223,20 @@ def run(bench: Bench) -> None:
     shuffled = ps.range(EPOCH).map(Work(WORK_S)).shuffle(10_000, seed=7).batch(BATCH)
     for name, dataset in {"map(2 ms)": simple, "map(2 ms).shuffle(10,000)": shuffled}.items():
         for order in ("relaxed", "deterministic"):
-            say(f"failover: workers killed, {name}, {order}")
-            kill_workers(bench, f"worker killed, {name}, {order}: pause", dataset, order, seed=7)
+            case = f"worker killed, {name}, {order}: pause"
+            if bench.wants(case):
+                say(f"failover: {case}")
+                kill_workers(bench, case, dataset, order, seed=7)
     with tempfile.TemporaryDirectory() as folder:
         for order in ("relaxed", "deterministic"):
-            say(f"failover: dispatcher down, {order}")
-            dispatcher_down(bench, order, Path(folder) / order)
-        say("failover: a slow worker")
-        slow_worker(bench, Path(folder))
+            case = f"dispatcher down, {order}: pause"
+            if bench.wants(case):
+                say(f"failover: {case}")
+                dispatcher_down(bench, case, order, Path(folder) / order)
+        case = "one of 4 workers ten times slower: the epoch"
+        if bench.wants(case):
+            say(f"failover: {case}")
+            slow_worker(bench, case, Path(folder))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from harness import HERE, Bench, BenchError, main, say
-from report import ROOT, figures, paired_costs
+from harness import HERE, OUR_PYTHON, SOURCE, THEIR_PYTHON, Bench, BenchError, environment, main, say
+from report import figures, paired_costs
 
 RUNS = 10
 LIMIT_S = 0.8
 SHARE_OF_PEER = 0.4
 PATIENCE_S = 120
-OURS = str(ROOT / ".venv" / "bin" / "python")
-THEIRS = str(ROOT / ".venv-peers" / "bin" / "python")
+OURS, THEIRS = str(OUR_PYTHON), str(THEIR_PYTHON)
+MINE = [OURS, "-m", "ours.service", "first"]
 
 
 def time_to_first(command: Sequence[str], environment: Mapping[str, str]) -> float:
@@ -35,12 +36,25 @@ def time_to_first(command: Sequence[str], environment: Mapping[str, str]) -> flo
     return at - begin
 
 
+def plain(source: Path) -> dict[str, str]:
+    """Return an environment in which byte code is written and found."""
+    return {name: value for name, value in environment(source).items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run(bench: Bench) -> None:
+    if bench.options.against is None:
+        run_with_peer(bench)
+        return
+    bench.alternate(
+        "s", lambda source: {"2 fresh local workers": time_to_first(MINE, plain(source))}, bench.options.against
+    )
+
+
+def run_with_peer(bench: Bench) -> None:
     if not os.path.exists(THEIRS):
         raise BenchError(f"no {THEIRS}; `make bench` makes it")
     runs = 3 if bench.options.quick else RUNS
-    plain = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    mine = [OURS, "-m", "ours.service", "first"]
+    usual = plain(SOURCE)
     servers = subprocess.Popen(
         [THEIRS, "-m", "peers.tf_service", "serve", "2"],
         stdin=subprocess.PIPE,
@@ -55,10 +69,10 @@ def run(bench: Bench) -> None:
         if not address:
             raise BenchError("tf.data service did not start")
         theirs = [THEIRS, "-m", "peers.tf_service", "first", address]
-        for command in (mine, theirs):
-            time_to_first(command, plain)
+        for command in (MINE, theirs):
+            time_to_first(command, usual)
         say(f"first: {runs} pairs")
-        pairs = [(time_to_first(mine, plain), time_to_first(theirs, plain)) for _ in range(runs)]
+        pairs = [(time_to_first(MINE, usual), time_to_first(theirs, usual)) for _ in range(runs)]
     finally:
         servers.kill()
         servers.wait()
@@ -68,10 +82,10 @@ def run(bench: Bench) -> None:
     bench.add(paired_costs(bench.name, "2 fresh local workers", peer, "s", pairs, target=1 / SHARE_OF_PEER))
     with tempfile.TemporaryDirectory() as nowhere:
         # A place for byte code that has none, and none is written: every module is compiled in this run.
-        without = plain | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": nowhere}
-        cold = [time_to_first(mine, without) for _ in range(runs)]
+        without = usual | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": nowhere}
+        cold = [time_to_first(MINE, without) for _ in range(runs)]
     bench.add(paired_costs(bench.name, "with byte code", "ours without", "s", list(zip(seconds, cold))))
 
 
 if __name__ == "__main__":
-    main("first", run)
+    main("first", run, trees_by_case=True)

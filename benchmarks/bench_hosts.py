@@ -7,6 +7,7 @@ and iproute2.
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from harness import Bench, BenchError, main, say
 from hosts import Network
-from report import ROOT, figures, machine, our_versions, paired
+from report import figures, machine, our_versions, paired
 from trainers import Trainer, exactly_once
 
 HOSTS = ["dispatcher", "worker1", "worker2", "trainer"]
@@ -24,7 +25,7 @@ ELEMENTS, QUICK_ELEMENTS = 40_000, 12_000
 WORK_S = 0.001
 CUT_S, QUICK_CUT_S = 12.0, 7.0
 STALL_S = 60.0
-PENSTOCK = str(ROOT / ".venv" / "bin" / "penstock")
+PENSTOCK = [sys.executable, "-m", "penstock"]
 
 
 class Fleet:
@@ -34,7 +35,7 @@ class Fleet:
         self._network, self._folder = network, folder
         self._running: list[subprocess.Popen[bytes]] = []
         self.keys = folder / "keys"
-        made = subprocess.run([PENSTOCK, "keys", str(self.keys)], capture_output=True, text=True, check=False)
+        made = subprocess.run([*PENSTOCK, "keys", str(self.keys)], capture_output=True, text=True, check=False)
         if made.returncode:
             raise BenchError(f"penstock keys failed: {made.stderr}")
         self.address = f"tcp://{network.addresses['dispatcher']}:{PORT}"
@@ -51,7 +52,7 @@ class Fleet:
 
     def _run(self, host: str, arguments: Sequence[str]) -> None:
         with (self._folder / f"{host}.log").open("ab") as log:
-            command = [*self._network.within(host), PENSTOCK, *arguments]
+            command = [*self._network.within(host), *PENSTOCK, *arguments]
             self._running.append(
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             )

@@ -36,4 +36,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("images", run)
+    main("images", run, trees_by_case=True)

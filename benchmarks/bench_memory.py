@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from typing import Any
 
 from harness import HERE, Bench, BenchError, main, say
+from report import machine, our_versions, paired
+
 from processes import is_dead, kill, marked, new_mark, wait_until
-from report import ROOT, machine, our_versions, paired
 
 MB = 1 << 20
 CASES = {  # name: (kind, elements, budget)
@@ -32,8 +34,7 @@ PATIENCE_S = 300
 
 
 def run_once(kind: str, budget_bytes: int, elements: int) -> dict[str, Any]:
-    python = ROOT / ".venv" / "bin" / "python"
-    command = [str(python), str(HERE / "ours" / "memory.py"), kind, str(budget_bytes), str(elements)]
+    command = [sys.executable, str(HERE / "ours" / "memory.py"), kind, str(budget_bytes), str(elements)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE)
     if done.returncode:
         raise BenchError(f"ours/memory.py {kind} failed:\n{done.stderr[-2000:]}")
@@ -42,8 +43,7 @@ def run_once(kind: str, budget_bytes: int, elements: int) -> dict[str, Any]:
 
 
 def run_slow_trainer(path: str, batches: int) -> dict[str, dict[str, int]]:
-    python = ROOT / ".venv" / "bin" / "python"
-    command = [str(python), "-m", "ours.service_memory", "slow", path, str(SERVICE_BUDGET), str(batches)]
+    command = [sys.executable, "-m", "ours.service_memory", "slow", path, str(SERVICE_BUDGET), str(batches)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE, timeout=PATIENCE_S)
     if done.returncode:
         raise BenchError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -58,9 +58,8 @@ def leave_nothing(number: int) -> tuple[str, dict[int, str], set[str]]:
     """
     mark = new_mark()
     shared_before = set(os.listdir("/dev/shm"))
-    python = ROOT / ".venv" / "bin" / "python"
     trainer = subprocess.Popen(
-        [str(python), "-m", "ours.service_memory", "hold"],
+        [sys.executable, "-m", "ours.service_memory", "hold"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

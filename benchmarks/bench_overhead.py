@@ -22,4 +22,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("overhead", run)
+    main("overhead", run, trees_by_case=True)

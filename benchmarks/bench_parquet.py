@@ -28,4 +28,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("parquet", run)
+    main("parquet", run, trees_by_case=True)

@@ -58,4 +58,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("s3", run)
+    main("s3", run, trees_by_case=True)

@@ -29,4 +29,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("tokens", run)
+    main("tokens", run, trees_by_case=True)

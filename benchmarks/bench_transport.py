@@ -24,4 +24,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("transport", run)
+    main("transport", run, trees_by_case=True)

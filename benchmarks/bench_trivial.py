@@ -23,4 +23,4 @@ def run(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    main("trivial", run)
+    main("trivial", run, trees_by_case=True)

@@ -31,14 +31,22 @@ class Result:
     ratio: float
     low: float
     target: float | None = None
+    low_target: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> bool:
+        too_small = self.target is not None and self.ratio < self.target
+        return too_small or (self.low_target is not None and self.low < self.low_target)
 
     @property
     def verdict(self) -> str:
         if self.target is None:
             return ""
-        if self.ratio < self.target:
+        if self.missed:
             return "missed"
+        if self.low_target is not None:
+            return "met"
         return "met" if self.low >= self.target else "met, low below"
 
     def line(self) -> dict[str, Any]:
@@ -49,11 +57,13 @@ class Result:
             "peer": self.peer,
             "theirs": figures(self.theirs),
             "unit": self.unit,
-            "ratio": round(self.ratio, 3),
-            "low": round(self.low, 3),
+            "ratio": figures(self.ratio),
+            "low": figures(self.low),
         }
         if self.target is not None:
-            line |= {"target": self.target, "met": self.ratio >= self.target}
+            line |= {"target": self.target, "met": not self.missed}
+        if self.low_target is not None:
+            line["low_target"] = self.low_target
         return line | self.details
 
 
@@ -176,6 +186,6 @@ def show_table(results: Sequence[Result]) -> None:
             cell.rjust(w) if 2 <= i <= 7 and i != 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))
         ]
         print("  ".join(cells).rstrip(), file=sys.stderr)
-    missed = [result for result in results if result.verdict == "missed"]
+    missed = [result for result in results if result.missed]
     aimed = [result for result in results if result.target is not None]
     print(f"{len(aimed) - len(missed)} of {len(aimed)} targets met", file=sys.stderr)

@@ -28,7 +28,10 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Workload:
     """What a side runs. `open(n)` starts a fresh pipeline over about n elements and yields counts as they arrive."""
 
-    open: Callable[[int], Iterator[int]]
+    open: Callable[[int], Iterator[int]] | None = None
+    measure: Callable[[int], dict[str, float]] | None = None
+    """Instead of `open`, where others than this process read: runs a round of about n elements and returns `elements`,
+    `seconds`, `rate`, and what else it tells."""
     first: int  # elements of the first round, from which the others' size follows
     packages: tuple[str, ...] = ()
     in_bursts: bool = False
@@ -61,8 +64,12 @@ def tree_cpu_s() -> float:
 
 def run_round(workload: Workload, elements: int) -> dict[str, float]:
     gc.collect()
+    if workload.measure is not None:
+        cpu_begin = tree_cpu_s()
+        return workload.measure(elements) | {"cpu_s": tree_cpu_s() - cpu_begin}
+    assert workload.open is not None
     if workload.in_bursts:
-        return _run_whole(workload, elements)
+        return _run_whole(workload.open, elements)
     stream = workload.open(elements)
     warm = elements * WARM_UP
     passed = 0
@@ -80,13 +87,13 @@ def run_round(workload: Workload, elements: int) -> dict[str, float]:
     return _answer(counted, end - begin, tree_cpu_s() - cpu_begin)
 
 
-def _run_whole(workload: Workload, elements: int) -> dict[str, float]:
+def _run_whole(open_pipeline: Callable[[int], Iterator[int]], elements: int) -> dict[str, float]:
     begin = time.perf_counter()
-    for _ in workload.open(1):
+    for _ in open_pipeline(1):
         pass
     start_up_s = time.perf_counter() - begin
     cpu_begin, begin = tree_cpu_s(), time.perf_counter()
-    counted = sum(workload.open(elements))
+    counted = sum(open_pipeline(elements))
     seconds = time.perf_counter() - begin
     # Bounded, so that a start-up that happened to be slow cannot make a rate out of nothing.
     net_s = max(seconds - start_up_s, 0.2 * seconds)
@@ -113,6 +120,7 @@ def main() -> None:
         "first": workload.first,
         "versions": {package: _version(package) for package in workload.packages},
         "notes": workload.notes,
+        "penstock": getattr(sys.modules.get("penstock"), "__file__", None),
     }
     print(json.dumps(hello), file=answers)
     for line in sys.stdin:

@@ -7,7 +7,7 @@ import time
 import urllib.request
 
 import penstock as ps
-from penstock.api.service_processes import ServiceOptions, ServiceProcesses
+from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import ListWorkers, Workers
 

@@ -17,6 +17,7 @@ from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
 from penstock.graph.codec import encode_graph
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
+from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.distributable import for_workers
 from penstock.sources.listing_codec import encode_listings, split_counts
 from penstock.sources.registry import open_source
@@ -44,7 +45,6 @@ from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slabs import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
-from penstock.worker.processes_runner import RunnerConfig
 from penstock.worker.runner import Runner
 
 DEADLINE_S = 60.0

@@ -18,9 +18,10 @@ from runner_harness import DEADLINE_S, RUNNER, Harness, Reader, harness
 
 import penstock as ps
 from penstock.core.ids import JobName, WorkerId
+from penstock.processes.flight_record import read_flight
+from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress, host_id
-from penstock.worker.flight import RECORD_BYTES, read_flight
-from penstock.worker.processes_runner import RunnerConfig
 
 CHILD = """
 import mmap, os, sys, msgspec

@@ -16,9 +16,9 @@ from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Pipeline, Run
 from penstock.runtime.streams import Left, StreamPart
 from penstock.sources.registry import open_source
+from penstock.stream.rounds import RoundMaker, outputs_received
 from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
 from penstock.worker.feeds import TailFeed, fixed_feed
-from penstock.stream.rounds import RoundMaker, outputs_received
 from penstock.worker.tails import StreamRun
 
 ROWS, STREAMS, BATCH = 60, 3, 2

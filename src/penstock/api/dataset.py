@@ -328,21 +328,29 @@ class Dataset:
         """
         arguments = dict(locals())  # all of the above, as `check_options` takes them: a test compares the two
         del arguments["self"], arguments["to"]
+        # Imported here: a loader is a dataset, and most datasets never leave the process.
+        from penstock.client.options import check_options
+
+        options = check_options(**arguments)
+        if options.feed is not None:
+            from penstock.client.fed import check_fed
+
+            check_fed(self._node)
         nursery = None
-        if isinstance(to, int) and not isinstance(to, bool) and to > 0:
-            from penstock.worker.processes import end_nursery, start_nursery
+        if isinstance(to, int) and not isinstance(to, bool):
+            from penstock.processes.nursery_start import start_nursery
 
-            nursery = start_nursery()  # first of all: it has as much to import as this process, and does so meanwhile
+            if to < 1:
+                raise InvalidArgumentError(f"to={to} must be at least 1 worker process; None reads with threads here")
+            # All that can be wrong is checked. It has as much to import as this process: both do so at once.
+            nursery = start_nursery()
         try:
-            # Imported here: a loader is a dataset, and most datasets never leave the process.
             from penstock.api.distribute import make_loader
-            from penstock.client.options import check_options
 
-            options = check_options(**arguments)
             return make_loader(self, to, options, nursery)
         except BaseException:
             if nursery is not None:
-                end_nursery(*nursery)
+                nursery.abandon()
             raise
 
     def save(

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from subprocess import Popen
 from typing import TypeAlias
 
 from penstock.api.dataset import Dataset
 from penstock.api.epochs import FromService
 from penstock.api.loader import Loader
-from penstock.api.service_processes import ServiceOptions, ServiceProcesses
 from penstock.api.services import LocalService
 from penstock.client.backend import ServiceBackend
-from penstock.client.fed import check_fed
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
+from penstock.processes.nursery_start import StartedNursery
+from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
-from penstock.worker.processes import NurseryLink
 
 Destination: TypeAlias = int | str | os.PathLike[str] | LocalService | None
-Nursery: TypeAlias = tuple[Popen[bytes], NurseryLink]
 
 
-def make_loader(dataset: Dataset, to: Destination, options: JobOptions, nursery: Nursery | None = None) -> Loader:
-    """Return the loader. Processes of its own start at once, in `nursery`; nothing is sent before it is read."""
+def make_loader(
+    dataset: Dataset, to: Destination, options: JobOptions, nursery: StartedNursery | None = None
+) -> Loader:
+    """Return the loader. Processes of its own are children of `nursery`; nothing is sent before it is read."""
     if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, LocalService, type(None))):
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
-    if options.feed is not None:
-        check_fed(dataset.node)
     if to is None and not os.environ.get(SERVICE_VARIABLE):
         return _here(dataset, options)
     if isinstance(to, int):
@@ -72,9 +69,7 @@ def _over(
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
 
 
-def _own_service(workers: int, nursery: Nursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
-    if workers < 1:
-        raise InvalidArgumentError(f"to={workers} must be at least 1 worker process; None reads with threads here")
+def _own_service(workers: int, nursery: StartedNursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
     processes = ServiceProcesses(ServiceOptions(workers=workers, credentials=Credentials.new_token()), nursery)
     service = ServiceFile(address=processes.address, credentials=processes.credentials.as_client())
     return lambda: service, processes.close

@@ -7,12 +7,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from penstock.api.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
 from penstock.core.errors import ServiceNotReadyError
+from penstock.processes.agent_messages import DRAIN_S
+from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import JobLine, Jobs, ListJobs, ListWorkers, WorkerLine, Workers
-from penstock.worker.processes_agent import DRAIN_S
+
+if TYPE_CHECKING:
+    from penstock.processes.inline_workers import MakeRunner
 
 
 class LocalService:
@@ -45,7 +49,8 @@ class LocalService:
                 threads=threads,
                 memory_bytes=memory_bytes,
                 tags=(tags,) if isinstance(tags, str) else tuple(tags),
-            )
+            ),
+            make_runner=_runner_class() if inline else None,
         )
 
     @property
@@ -122,3 +127,10 @@ class LocalService:
 
     def __repr__(self) -> str:
         return f"LocalService({'closed' if self._processes.closed else self.address})"
+
+
+def _runner_class() -> MakeRunner:
+    # Imported here: a trainer need not have what runs jobs, unless it does so itself.
+    from penstock.worker.runner import Runner
+
+    return Runner

@@ -7,12 +7,12 @@ import shlex
 import time
 from pathlib import Path
 
-from penstock.api.service_processes import ServiceOptions, ServiceProcesses
 from penstock.cli.foreground import StopSignals, refuse_open_bind, say, service_credentials
 from penstock.cli.service_arguments import chosen_port
+from penstock.processes.nursery_messages import Died, describe_exit
+from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.runtime.budget import available_cores
 from penstock.wire.credentials import ServiceFile
-from penstock.worker.processes import Died, describe_exit
 
 LOOK_AGAIN_S = 1.0
 PAUSE_S = 0.05

@@ -10,15 +10,17 @@ import subprocess
 
 import msgspec
 
-from penstock.api.service_processes import share_of_budget
 from penstock.cli.foreground import StopSignals, refuse_open_bind, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
+from penstock.processes.agent_messages import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import Died, End, Ready, Spawn, Stop, describe_exit
+from penstock.processes.nursery_start import start_nursery
+from penstock.processes.service_processes import share_of_budget
 from penstock.runtime.budget import available_cores
 from penstock.wire.addresses import is_loopback, split_tcp
 from penstock.wire.credentials import KEYS_VARIABLE, SERVICE_VARIABLE, Credentials, ServiceFile, find_service
-from penstock.worker.processes import Died, End, NurseryLink, Ready, Spawn, Stop, describe_exit, start_nursery
-from penstock.worker.processes_agent import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
 
 AGENT = "agent"
 AFTER_DRAIN_S = 8.0  # stopping runners that were not taken over, and saying goodbye
@@ -37,7 +39,8 @@ def run_worker(options: argparse.Namespace) -> int:
         if service is None:
             return 0
         config = _agent_config(options, service)
-        process, link = start_nursery()
+        nursery = start_nursery()
+        process, link = nursery.process, NurseryLink(nursery.end)
         try:
             link.send(
                 Spawn(id=AGENT, entry=AGENT_ENTRY, config=msgspec.msgpack.encode(config), restart=True, nursery=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -239,7 +238,8 @@ def job_name(
             f"consumers={options.consumers} need one job name on all ranks: give job=, or start under a launcher "
             f"that sets {' or '.join('$' + name for name in LAUNCHER_IDS)}"
         )
-    return JobName(f"{secrets.token_hex(4)}-{short}")
+    # As `secrets` would, without importing it: a loader's own processes are started only when this module is there.
+    return JobName(f"{os.urandom(4).hex()}-{short}")
 
 
 def _consumer(consumers: int, consumer: int | None) -> int:

@@ -1,1 +1,1 @@
-"""Runs streams and serves their output: nursery, agent, runner."""
+"""Runs one job's streams and serves their output: `runtime` behind a data socket."""

@@ -19,7 +19,7 @@ from penstock.wire.messages import RunnerFigures, StageFigures
 from penstock.worker.pump import Pump
 from penstock.worker.streams import Counts
 
-LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `worker.processes_child`
+LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `processes.forked_child`
 LABEL_CHARACTERS = 80
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.core.ids import JobName, StreamId, stream_number
+from penstock.processes.flight_record import FlightRecord
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import State
 from penstock.runtime.iterator import Pipeline, Run
@@ -20,7 +21,6 @@ from penstock.wire.slabs import Arena
 from penstock.worker.fed import FedFeed, FedUnits
 from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
 from penstock.worker.figures import Figures
-from penstock.worker.flight import FlightRecord
 from penstock.worker.job import Job, LoadedJob
 from penstock.worker.ledger import Ledger
 from penstock.worker.pump import OpenedRun, Pump

@@ -23,6 +23,9 @@ from typing import Any
 import zmq
 
 from penstock.core.ids import StreamId
+from penstock.processes.flight_record import FlightRecord, HangWatch, InFlight
+from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.budget import Budget
 from penstock.stream.serving import Dealt, Terms
 from penstock.wire.addresses import RunnerAddress
@@ -51,11 +54,9 @@ from penstock.wire.messages import RunnerFigures
 from penstock.wire.slabs import Arena
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, line_of
-from penstock.worker.flight import RECORD_BYTES, FlightRecord, HangWatch, InFlight
 from penstock.worker.job import Job, LoadedJob
 from penstock.worker.opening import RunOpener
 from penstock.worker.output import OutputCapture
-from penstock.worker.processes_runner import RunnerConfig
 from penstock.worker.pump import OpenedRun, Pump
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream

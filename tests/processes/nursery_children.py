@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.worker.processes import NurseryLink, Spawn, Told
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import Spawn, Told
 
 
 class Note(msgspec.Struct):

@@ -24,7 +24,6 @@ from penstock.core.ids import StreamId
 if TYPE_CHECKING:  # an agent reads records, and runs nothing
     from penstock.runtime.contract import Origin
 
-RECORD_BYTES = 64 << 10
 MAGIC = b"PSFL\x01\0\0\0"
 HEADER_BYTES = 16
 SLOT_BYTES = 128

@@ -1,4 +1,4 @@
-"""`python -m penstock.worker.nursery FD PARENT`: forks the processes of a service. See `worker.processes`.
+"""`python -m penstock.processes.nursery FD PARENT`: forks the processes of a service. See `nursery_start`.
 
 Rules. One thread and no ZeroMQ context, so that forking is safe. It never blocks except in its selector. It ends with
 its starter's process (seen by pidfd: a parent-death signal would follow the starter's *thread*), and its children die
@@ -21,25 +21,23 @@ import time
 
 import msgspec
 
-from penstock.worker.nursery_records import (
+from penstock.processes.forked_child import be_child
+from penstock.processes.nursery_children import (
     Child,
     Starter,
     do_nothing,
     drain,
     open_pidfd,
-    send_signal,
     wait_for,
 )
-from penstock.worker.processes import (
+from penstock.processes.nursery_messages import (
     MAX_PACKET_BYTES,
     RECORD_BYTES,
     Children,
-    Died,
     End,
     FromNursery,
     ListChildren,
     Prepare,
-    Ready,
     Reported,
     Spawn,
     Spawned,
@@ -48,11 +46,10 @@ from penstock.worker.processes import (
     Told,
     ToNursery,
 )
-from penstock.worker.processes_child import be_child
 
 PRELOADED = (
     "penstock.dispatcher.main",
-    "penstock.worker.agent",
+    "penstock.processes.agent",
     "numpy.random",
     "cloudpickle",
     "penstock.worker.runner",
@@ -60,8 +57,8 @@ PRELOADED = (
 """What children need, in the order they are needed: a child is forked as soon as its own module is there, and starts
 while the others are still imported. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children
 need them."""
+CANNOT_FORK = os.EX_OSERR  # as the exit code of a child that never was
 PARENT_POLL_S = 0.5  # only where the kernel has no pidfd
-FAILURE_CHARACTERS = 2000
 
 
 class Nursery:
@@ -175,10 +172,9 @@ class Nursery:
             case Spawn():
                 known = self._children.get(request.id)
                 if known is not None:
-                    known.spawn = request  # for the next time it is started
+                    known.start_next_as(request)
                 else:
-                    child = self._children[request.id] = Child(spawn=request, owner=starter)
-                    child.start_at_s = time.monotonic()
+                    self._children[request.id] = Child(request, starter, time.monotonic())
                     self._act_on_time()
             case Stop():
                 if (stopped := self._children.get(request.id)) is not None:
@@ -206,30 +202,23 @@ class Nursery:
                 self._stop(child, 0.0)
 
     def _listen(self, child: Child) -> None:
-        """Act on the lines a child wrote: `+` its ready text, `*` what it reports, `-` its failure."""
+        """Pass on what a child wrote."""
         if child.read():
             self._close_pipe(child)
-        for line in child.lines():
-            if line.startswith("+"):
-                child.ready = line[1:]
-                self._push(child.owner, Ready(id=child.spawn.id, text=line[1:]))
-            elif line.startswith("*"):
-                if not child.owner.outgoing:  # to a reader that is behind, only what matters
-                    self._push(child.owner, Reported(id=child.spawn.id, text=line[1:]))
-            elif line.startswith("-"):
-                child.failure = line[1:]
+        for event in child.events():
+            if not (isinstance(event, Reported) and child.owner.is_behind):  # to one that is behind, only what matters
+                self._push(child.owner, event)
 
     def _close_pipe(self, child: Child) -> None:
         self._selector.unregister(child.pipe)
-        os.close(child.pipe)
-        child.pipe = -1
+        child.close_pipe()
 
     # What is sent
 
     def _push(self, starter: Starter, event: FromNursery) -> None:
         if starter.socket.fileno() < 0:
             return
-        starter.outgoing.append(msgspec.msgpack.encode(event))
+        starter.tell(event)
         self._flush(starter)
 
     def _flush(self, starter: Starter) -> None:
@@ -256,8 +245,8 @@ class Nursery:
             for end in (ours, theirs):
                 if end is not None:
                     end.close()
-            child.failure = f"it could not be forked: {error}"
-            self._after_death(child, 0, 71)
+            child.fail(f"it could not be forked: {error}")
+            self._after_death(child, CANNOT_FORK)
             return
         if pid == 0:
             os.close(read_end)
@@ -265,12 +254,13 @@ class Nursery:
                 ours.close()
             be_child(spawn, self._pid, self._let_go, pipe=write_end, record=record, link=theirs)
         os.close(write_end)
-        child.pid, child.pipe, child.record = pid, read_end, record
-        self._selector.register(read_end, selectors.EVENT_READ, child)
+        link = None
         if ours is not None and theirs is not None:
             theirs.close()
-            child.link = Starter(ours)
-            self._selector.register(ours, selectors.EVENT_READ, child.link)
+            link = Starter(ours)
+            self._selector.register(ours, selectors.EVENT_READ, link)
+        child.run_as(pid, pipe=read_end, record=record, link=link)
+        self._selector.register(read_end, selectors.EVENT_READ, child)
         self._push(child.owner, Spawned(id=spawn.id, pid=pid))
 
     def _let_go(self) -> None:
@@ -282,25 +272,15 @@ class Nursery:
         if self._parent_pidfd is not None:
             os.close(self._parent_pidfd)
         for other in self._children.values():
-            if other.pipe >= 0:
-                os.close(other.pipe)
-            if other.link is not None:
-                other.link.socket.close()
-            if other.record is not None:
-                other.record.close()
+            other.let_go()
 
     def _stop(self, child: Child, grace_s: float) -> None:
-        child.stopping = True
+        now_s = time.monotonic()
+        child.stop(grace_s, now_s)
         if not child.pid:
             del self._children[child.spawn.id]
-            if not child.starts:  # nobody has heard of it, and its spawner waits for its end
-                self._push(child.owner, Died(id=child.spawn.id, pid=0, code=-signal.SIGTERM))
-            return
-        if grace_s <= 0:
-            send_signal(child.pid, signal.SIGKILL)
-        else:
-            send_signal(child.pid, signal.SIGTERM)
-            child.kill_at_s = time.monotonic() + grace_s
+            if not child.starts:  # it never ran, and its owner waits for its end
+                self._push(child.owner, child.end(-signal.SIGTERM, now_s))
 
     def _reap(self) -> None:
         while True:
@@ -312,29 +292,18 @@ class Nursery:
                 return
             for child in list(self._children.values()):
                 if child.pid == pid:
-                    self._after_death(child, pid, os.waitstatus_to_exitcode(status))
+                    self._after_death(child, os.waitstatus_to_exitcode(status))
 
-    def _after_death(self, child: Child, pid: int, code: int) -> None:
+    def _after_death(self, child: Child, code: int) -> None:
         if child.pipe >= 0:
             self._listen(child)  # what it wrote before it died
         if child.pipe >= 0:
             self._close_pipe(child)
-        record = b""
-        if child.record is not None:
-            record = bytes(child.record)
-            child.record.close()
-        again = child.spawn.restart and not child.stopping
-        link, child.link = child.link, None
-        child.pid, child.record = 0, None
-        if again:
-            child.put_off(time.monotonic())
-        else:
+        link = child.link
+        died = child.end(code, time.monotonic())
+        if not died.again:
             del self._children[child.spawn.id]
-        failure = child.failure[:FAILURE_CHARACTERS]
-        self._push(
-            child.owner,
-            Died(id=child.spawn.id, pid=pid, code=code, failure=failure, record=record, again=again),
-        )
+        self._push(child.owner, died)
         if link is not None:
             self._drop(link)
 
@@ -344,8 +313,7 @@ class Nursery:
             if child.start_at_s is not None and child.start_at_s <= now_s and self._has_code(child):
                 self._fork(child)
             elif child.kill_at_s is not None and child.kill_at_s <= now_s:
-                child.kill_at_s = None
-                send_signal(child.pid, signal.SIGKILL)
+                child.kill()
 
     def _has_code(self, child: Child) -> bool:
         return self._preloaded or child.spawn.entry.partition(":")[0] in sys.modules
@@ -374,7 +342,7 @@ class Nursery:
     def _kill_all(self) -> None:
         running = [each for each in self._children.values() if each.pid]
         for child in running:
-            send_signal(child.pid, signal.SIGKILL)
+            child.kill()
         for child in running:
             try:
                 os.waitpid(child.pid, 0)

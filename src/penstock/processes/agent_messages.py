@@ -11,7 +11,7 @@ from penstock.core.ids import AgentId, WorkerId
 from penstock.wire.credentials import Credentials
 from penstock.wire.messages import WorkerPlace
 
-AGENT_ENTRY = "penstock.worker.agent:run"
+AGENT_ENTRY = "penstock.processes.agent:run"
 DRAIN_S = 30.0
 
 

@@ -8,14 +8,14 @@ import signal
 import time
 from collections.abc import Callable
 
-from penstock.worker.processes import NurseryLink
-from penstock.worker.processes_agent import AgentConfig
-from penstock.worker.processes_runner import RunnerConfig
+from penstock.processes.agent_messages import AgentConfig
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.runner_config import RunnerConfig
 
 
 def agent_with_small_runners(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink) -> None:
     """The real agent, but its runners are `small_runner`."""
-    from penstock.worker import agent
+    from penstock.processes import agent
 
     agent.RUNNER_ENTRY = "agent_children:small_runner"
     agent.run(config, ready, nursery)
@@ -26,9 +26,9 @@ def small_runner(
 ) -> None:
     """Does what its job's name says."""
     from penstock.core.ids import StreamId
+    from penstock.processes.flight_record import FlightRecord
     from penstock.wire.messages import RunnerFigures, StageFigures
     from penstock.worker.figures import line_of
-    from penstock.worker.flight import FlightRecord
 
     if config.job == "fails":
         raise RuntimeError("no such graph")

@@ -12,28 +12,48 @@ import os
 import select
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.worker.agent import Agent
-from penstock.worker.processes import Died, FromNursery, Ready, Reported, Spawn, Spawned, Stop, ToNursery
-from penstock.worker.processes_agent import AgentConfig
-from penstock.worker.processes_runner import RunnerConfig
-from penstock.worker.runner import Runner
+from penstock.processes.agent import Agent
+from penstock.processes.agent_messages import AgentConfig
+from penstock.processes.nursery_messages import (
+    Died,
+    FromNursery,
+    Ready,
+    Reported,
+    Spawn,
+    Spawned,
+    Stop,
+    ToNursery,
+)
+from penstock.processes.runner_config import RunnerConfig
 
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
-class InlineWorkers:
-    """Serves until it is closed. `config.workers` are the places it has."""
+class ThreadRunner(Protocol):
+    """A runner that a thread runs; `worker.runner.Runner` is one."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def serve(self, stop: threading.Event, ready: Callable[[str], None], report: Callable[[str], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+MakeRunner: TypeAlias = Callable[[RunnerConfig], ThreadRunner]
+
+
+class InlineWorkers:
+    """Serves until it is closed. `config.workers` are the places it has, `make_runner` makes what runs in one."""
+
+    def __init__(self, config: AgentConfig, make_runner: MakeRunner) -> None:
         self.workers = config.workers
-        self._nursery = ThreadNursery()
+        self._nursery = ThreadNursery(make_runner)
         self._agent = Agent(config, self._nursery)
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="penstock-inline-agent", daemon=True)
@@ -57,19 +77,13 @@ class InlineWorkers:
             self._agent.close()
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
-    """A runner and the thread that looks after it."""
-
-    id: str
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
 class ThreadNursery:
     """What an agent starts runners with, where they are threads: it is asked and answers as a nursery does."""
 
-    def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
+    def __init__(self, make_runner: MakeRunner) -> None:
+        self._make_runner = make_runner
+        self._stops: dict[str, threading.Event] = {}
+        """Each has its runner's thread end, by the id the runner was spawned with."""
         self._threads: list[threading.Thread] = []
         self._events: deque[FromNursery] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -80,16 +94,16 @@ class ThreadNursery:
     def send(self, request: ToNursery) -> None:
         match request:
             case Spawn():
-                place = self._places[request.id] = _Place(request.id)
+                stop = self._stops[request.id] = threading.Event()
                 config = msgspec.msgpack.decode(request.config, type=RunnerConfig)
                 thread = threading.Thread(
-                    target=self._look_after, args=(place, config), name=f"penstock-{request.id}", daemon=True
+                    target=self._look_after, args=(request.id, config, stop), name=f"penstock-{request.id}", daemon=True
                 )
                 self._threads = [each for each in self._threads if each.is_alive()] + [thread]
                 thread.start()
             case Stop():
-                if (stopped := self._places.pop(request.id, None)) is not None:
-                    stopped.stop.set()
+                if (stopped := self._stops.pop(request.id, None)) is not None:
+                    stopped.set()
             case _:
                 raise TypeError(f"threads are not asked for {type(request).__name__}")
 
@@ -103,8 +117,8 @@ class ThreadNursery:
 
     def close(self) -> None:
         """Stop all runners. One inside a user's function is left behind."""
-        for place in self._places.values():
-            place.stop.set()
+        for stop in self._stops.values():
+            stop.set()
         for thread in self._threads:
             thread.join(CLOSE_S)
         if not any(thread.is_alive() for thread in self._threads):
@@ -114,20 +128,20 @@ class ThreadNursery:
         self._events.append(event)
         os.eventfd_write(self._bell, 1)
 
-    def _look_after(self, place: _Place, config: RunnerConfig) -> None:
-        self._tell(Spawned(id=place.id, pid=os.getpid()))
+    def _look_after(self, id: str, config: RunnerConfig, stop: threading.Event) -> None:
+        self._tell(Spawned(id=id, pid=os.getpid()))
         failure = ""
         try:
-            runner = Runner(config)
+            runner = self._make_runner(config)
             try:
                 runner.serve(
-                    place.stop,
-                    ready=lambda address: self._tell(Ready(id=place.id, text=address)),
-                    report=lambda figures: self._tell(Reported(id=place.id, text=figures)),
+                    stop,
+                    ready=lambda address: self._tell(Ready(id=id, text=address)),
+                    report=lambda figures: self._tell(Reported(id=id, text=figures)),
                 )
             finally:
                 runner.close()
         except Exception as error:
             _log.exception("a runner in this process failed")
             failure = f"{type(error).__name__}: {error}"
-        self._tell(Died(id=place.id, pid=os.getpid(), code=int(not place.stop.is_set()), failure=failure))
+        self._tell(Died(id=id, pid=os.getpid(), code=int(not stop.is_set()), failure=failure))

@@ -1,4 +1,4 @@
-"""What an agent knows of its workers and their runners, and how it sees what a runner uses."""
+"""The workers an agent looks after and their runners, each as far as the agent knows it, and what a runner uses."""
 
 from __future__ import annotations
 
@@ -8,23 +8,35 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.processes.agent_messages import runner_child
 from penstock.wire.messages import RunnerFigures, RunnerPlace, WorkerPlace
-from penstock.worker.processes_agent import runner_child
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
-class Worker:
+class SupervisedWorker:
     place: WorkerPlace
     leave_by_s: float | None = None
-    told: bool = False
+    """None: it stays."""
+    is_leave_known: bool = False
     """The dispatcher knows that it leaves."""
+
+    def leave(self, by_s: float) -> bool:
+        """Begin to leave; False if it had begun before: the first deadline stands."""
+        if self.leave_by_s is not None:
+            return False
+        self.leave_by_s = by_s
+        return True
+
+    def leave_was_heard(self) -> None:
+        """The dispatcher has answered that it knows."""
+        self.is_leave_known = True
 
 
 @dataclass(slots=True)
-class Runner:
+class SupervisedRunner:
     runner: RunnerId
     worker: WorkerId
     job: JobName
@@ -32,7 +44,7 @@ class Runner:
     pid: int = 0
     address: str = ""
     """Empty: it is not ready."""
-    reason: str = ""
+    stop_reason: str = ""
     """Why it was stopped; empty: it was not."""
     figures: RunnerFigures = field(default_factory=RunnerFigures)
     """The newest it reported, with what the agent has seen of it itself."""
@@ -46,6 +58,30 @@ class Runner:
     @property
     def place(self) -> RunnerPlace:
         return RunnerPlace(self.runner, self.worker, self.job, self.address)
+
+    @property
+    def serves(self) -> bool:
+        return bool(self.address) and not self.stop_reason
+
+    def was_spawned(self, pid: int) -> None:
+        self.pid = pid
+
+    def became_ready(self, address: str) -> bool:
+        """It listens; False if that is too late, since it was stopped."""
+        if self.stop_reason:
+            return False
+        self.address = address
+        return True
+
+    def reported(self, figures: RunnerFigures) -> None:
+        self.figures = figures
+
+    def stop(self, reason: str) -> bool:
+        """Say why it is stopped; False if it was before: the first reason stands."""
+        if self.stop_reason:
+            return False
+        self.stop_reason = reason or "it was stopped"
+        return True
 
     def beat(self, now_s: float) -> RunnerFigures | None:
         """Return what a beat says of it, with rates since the one before; None: it does not live."""

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.api.service_processes import ServiceOptions, ServiceProcesses, hold_port
 from penstock.core.errors import CannotListenError, InvalidArgumentError, ServiceClosedError
+from penstock.processes.service_processes import ServiceOptions, ServiceProcesses, hold_port
 from penstock.wire.credentials import Credentials, find_service
 
 DEADLINE_S = 30.0

@@ -1,12 +1,12 @@
 """The processes of a service as their starter holds them: a nursery that is watched, a port, a folder.
 
 A nursery that is killed takes all processes of its service with it. What the dispatcher had said is in its journal, and
-what trainers have received they know themselves: so everything is simply started again, after a pause that grows if
-that does not help.
+what trainers have received they know themselves: so everything is started again, after a pause that grows if that does
+not help.
 
-Rules. A nest does not hold the service it is for, which is collected like anything else and ends the nest. Only the
-watching thread starts another nursery. Links of dead nurseries are closed at the end only: somebody may be waiting for
-their descriptors.
+Rules. It does not hold the service it is for, which is collected like anything else and ends it. Only the watching
+thread starts another nursery. Links of dead nurseries are closed at the end only: a thread may be waiting for their
+descriptors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from typing import Protocol
 from weakref import WeakMethod
 
 from penstock.core.errors import PenstockError
-from penstock.worker.processes import End, NurseryLink, describe_exit, start_nursery
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import End, describe_exit
+from penstock.processes.nursery_start import StartedNursery, start_nursery
 
 END_S = 2.0
 FIRST_PAUSE_S = 0.05
@@ -42,16 +44,13 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Nest:
-    """See the module. `link` is the present nursery's; whoever uses it sees to it that only one thread does."""
+class WatchedNursery:
+    """See the module. `link` is the present nursery's; its user sees to it that only one thread uses it."""
 
-    def __init__(
-        self, nursery: tuple[subprocess.Popen[bytes], NurseryLink], held: socket.socket, scratch: Path
-    ) -> None:
+    def __init__(self, nursery: StartedNursery, held: socket.socket, scratch: Path) -> None:
         self.scratch = scratch
-        self.closables: list[Closable] = []
-        """What is to be closed before the processes end."""
-        self._process, self.link = nursery
+        self._closables: list[Closable] = []
+        self._process, self.link = nursery.process, NurseryLink(nursery.end)
         self._held = held
         self._links = [self.link]
         self._owner_pid = os.getpid()
@@ -70,9 +69,14 @@ class Nest:
         )
         self._watching.start()
 
+    def close_first(self, closable: Closable) -> None:
+        """Have something closed before the processes end."""
+        self._closables.append(closable)
+
     def renew(self) -> None:
         """Start another nursery in the place of one that has ended."""
-        self._process, self.link = start_nursery()
+        nursery = start_nursery()
+        self._process, self.link = nursery.process, NurseryLink(nursery.end)
         self._links.append(self.link)
 
     def stop_watching(self) -> None:
@@ -90,7 +94,7 @@ class Nest:
         self._ended = True
         self.stop_watching()
         if os.getpid() == self._owner_pid:
-            for closable in self.closables:
+            for closable in self._closables:
                 closable.close()
             try:
                 self.link.send(End(), timeout_s=0.1)
@@ -132,7 +136,7 @@ class Nest:
                 begin(how)
             except (PenstockError, OSError) as error:
                 _log.warning("the service's processes could not be started again: %s", error)
-            del begin  # nobody else may want the service by now: then it ends here
+            del begin  # the service may have no other holder by now: then it ends here
             if self._ended:
                 return
 

@@ -1,10 +1,10 @@
 """Services of this process's own: a dispatcher and workers as processes beside it.
 
-They are started before they are needed, and nobody waits for them here: a client waits for the dispatcher
-anyway. Its port is known beforehand, because this process holds it (bound, never listening) for as long as the service
-lives: nobody else takes it between two lives of the dispatcher.
+They are started before they are needed, and are not waited for here: a client waits for the dispatcher anyway. Its port
+is known beforehand, because this process holds it (bound, never listening) for as long as the service lives: no other
+process takes it between two lives of the dispatcher.
 
-Whatever of it dies is started again: by the nursery, or, if that is what died, from here (`api.nest`). Nothing is left
+What dies is started again: by the nursery, or, if that is what died, from here (`watched_nursery`). Nothing is left
 when the service is closed, collected, or when this process ends in whatever way.
 """
 
@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,10 +22,10 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.api.nest import Nest
 from penstock.core.errors import (
     CannotListenError,
     InvalidArgumentError,
@@ -35,23 +34,7 @@ from penstock.core.errors import (
     ServiceNotReadyError,
 )
 from penstock.core.ids import WorkerId
-from penstock.runtime.budget import Budget, default_budget
-from penstock.wire.addresses import ANY_HOSTS, advertised, is_loopback, join_tcp
-from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
-from penstock.worker.processes import (
-    ChildLine,
-    Died,
-    FromNursery,
-    NurseryLink,
-    Prepare,
-    Ready,
-    Spawn,
-    Tell,
-    describe_exit,
-    start_nursery,
-)
-from penstock.worker.processes_agent import (
+from penstock.processes.agent_messages import (
     AGENT_ENTRY,
     AgentConfig,
     AgentOrder,
@@ -60,6 +43,16 @@ from penstock.worker.processes_agent import (
     new_agent_id,
     new_places,
 )
+from penstock.processes.nursery_messages import ChildLine, Died, FromNursery, Prepare, Ready, Spawn, Tell, describe_exit
+from penstock.processes.nursery_start import StartedNursery, start_nursery
+from penstock.processes.watched_nursery import WatchedNursery
+from penstock.runtime.budget import Budget, default_budget
+from penstock.wire.addresses import ANY_HOSTS, advertised, is_loopback, join_tcp
+from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
+
+if TYPE_CHECKING:  # a trainer need not have what looks after workers, unless some are its own threads
+    from penstock.processes.inline_workers import MakeRunner
 
 DISPATCHER_ENTRY = "penstock.dispatcher.main:run"
 DISPATCHER, AGENT = "dispatcher", "agent"
@@ -94,9 +87,12 @@ class ServiceProcesses:
     """A dispatcher and an agent, in a nursery of their own. Safe to use from several threads."""
 
     def __init__(
-        self, options: ServiceOptions, nursery: tuple[subprocess.Popen[bytes], NurseryLink] | None = None
+        self, options: ServiceOptions, nursery: StartedNursery | None = None, make_runner: MakeRunner | None = None
     ) -> None:
-        """`nursery` is one that was started before; it is this service's once the service is there."""
+        """`nursery` is one that was started before; it is this service's once the service is there.
+
+        `make_runner` makes what runs in the place of an inline worker.
+        """
         for name, count in (("workers", options.workers), ("inline", options.inline)):
             if count < 0:
                 raise InvalidArgumentError(f"{name}={count} must be at least 0")
@@ -105,6 +101,7 @@ class ServiceProcesses:
                 f"will not listen at {options.bind!r} without keys: others on the network could read everything. "
                 "Make keys with `penstock keys DIR` and give --keys DIR/server.json, or bind to 127.0.0.1"
             )
+        budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
         self.credentials = options.credentials
         self._lock = threading.Lock()
         self._ready: dict[str, str] = {}
@@ -117,10 +114,9 @@ class ServiceProcesses:
             self.address = advertised(options.bind, port, options.advertise)
             self.scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
             undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-            self._nest = Nest(nursery or start_nursery(), held, self.scratch)
+            self._nursery = WatchedNursery(nursery or start_nursery(), held, self.scratch)
             undo.pop_all()
-        self._finalizer = weakref.finalize(self, self._nest.end)
-        budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
+        self._finalizer = weakref.finalize(self, self._nursery.end)
         self._dispatcher = Spawn(
             id=DISPATCHER,
             entry=DISPATCHER_ENTRY,
@@ -141,28 +137,28 @@ class ServiceProcesses:
         )
         try:
             self._furnish()
-            self._nest.watch(weakref.WeakMethod(self._begin_again))
+            self._nursery.watch(weakref.WeakMethod(self._begin_again))
             if options.inline:
-                self._work_here(options)
+                assert make_runner is not None
+                self._work_here(options, make_runner)
         except BaseException:
             self.close()
             raise
 
     def _furnish(self) -> None:
         """Tell a new nursery all there is to start."""
-        link = self._nest.link
+        link = self._nursery.link
         link.send(Prepare(path=tuple(os.path.abspath(each) for each in sys.path), scratch=str(self.scratch)))
         link.send(self._dispatcher)
         link.send(self._agent_spawn())
 
-    def _work_here(self, options: ServiceOptions) -> None:
-        # Imported here: a trainer need not have what runs jobs, unless it does so itself.
-        from penstock.worker.inline import InlineWorkers
+    def _work_here(self, options: ServiceOptions, make_runner: MakeRunner) -> None:
+        from penstock.processes.inline_workers import InlineWorkers
 
         config = msgspec.structs.replace(
             self._agent, agent=new_agent_id(), workers=new_places(options.inline, options.tags), drain_s=0.0
         )
-        self._nest.closables.append(InlineWorkers(config))
+        self._nursery.close_first(InlineWorkers(config, make_runner))
 
     def _begin_again(self, how: str) -> None:
         """The nursery was killed, and all others with it. They have the same ids, journal and port as before."""
@@ -173,7 +169,7 @@ class ServiceProcesses:
             if not self.serves:
                 self._failure = f"the process that starts the others was {how}"
             self._ready.clear()
-            self._nest.renew()
+            self._nursery.renew()
             self._furnish()
         _log.warning("the processes of the service at %s were lost (%s); they are started again", self.address, how)
 
@@ -183,7 +179,7 @@ class ServiceProcesses:
 
     @property
     def nursery_pid(self) -> int:
-        return self._nest.nursery_pid
+        return self._nursery.nursery_pid
 
     @property
     def serves(self) -> bool:
@@ -212,7 +208,7 @@ class ServiceProcesses:
         with self._lock:
             self._check_open()
             try:
-                children = self._nest.link.children()
+                children = self._nursery.link.children()
             except NurseryGoneError:
                 return ()  # all of them died with it; others are started
             self._take_in()
@@ -241,8 +237,8 @@ class ServiceProcesses:
     def _tell_agent(self, order: AgentOrder) -> None:
         """Tell it now, and have it started so from now on."""
         with contextlib.suppress(NurseryGoneError):  # another one starts it with all there is to know
-            self._nest.link.send(self._agent_spawn())
-            self._nest.link.send(Tell(id=AGENT, body=msgspec.msgpack.encode(order)))
+            self._nursery.link.send(self._agent_spawn())
+            self._nursery.link.send(Tell(id=AGENT, body=msgspec.msgpack.encode(order)))
 
     def control(self) -> ControlClient:
         """Return a connection to the dispatcher, made when it is first needed."""
@@ -250,11 +246,11 @@ class ServiceProcesses:
             self._check_open()
             if self._control is None:
                 self._control = ControlClient(self.address, self.credentials.as_client(), name="service")
-                self._nest.closables.append(self._control)
+                self._nursery.close_first(self._control)
             return self._control
 
     def fileno(self) -> int:
-        return self._nest.link.fileno()
+        return self._nursery.link.fileno()
 
     def take_events(self) -> list[FromNursery]:
         """Return what has happened to the dispatcher and the agent since the last time."""
@@ -264,7 +260,7 @@ class ServiceProcesses:
 
     def close(self) -> None:
         """End all processes and remove what they left. Takes two seconds at most."""
-        self._nest.stop_watching()  # before the lock: the thread may be waiting for it
+        self._nursery.stop_watching()  # before the lock: the thread may be waiting for it
         with self._lock:
             self._finalizer()
 
@@ -275,7 +271,7 @@ class ServiceProcesses:
     def _take_in(self) -> list[FromNursery]:
         events: list[FromNursery] = []
         with contextlib.suppress(NurseryGoneError):
-            while (event := self._nest.link.receive(0.0)) is not None:
+            while (event := self._nursery.link.receive(0.0)) is not None:
                 self._note(event)
                 events.append(event)
         return events

@@ -24,6 +24,24 @@ import msgspec
 from penstock.core.errors import DispatcherUnavailableError
 from penstock.core.ids import RunnerId, WorkerId
 from penstock.graph.installed import installed_versions
+from penstock.processes.agent_messages import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers
+from penstock.processes.flight_record import read_flight
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import (
+    Children,
+    Died,
+    FromNursery,
+    Ready,
+    Reported,
+    Spawn,
+    Spawned,
+    Stop,
+    Told,
+    ToNursery,
+    describe_exit,
+)
+from penstock.processes.runner_config import RUNNER_ENTRY, RunnerConfig
+from penstock.processes.supervised_runners import SupervisedRunner, SupervisedWorker
 from penstock.wire.addresses import host_id
 from penstock.wire.control import ControlClient
 from penstock.wire.envelopes import refusal
@@ -42,24 +60,6 @@ from penstock.wire.messages import (
     StopRunner,
     ViewChanged,
 )
-from penstock.worker.agent_records import Runner, Worker
-from penstock.worker.flight import read_flight
-from penstock.worker.processes import (
-    Children,
-    Died,
-    FromNursery,
-    NurseryLink,
-    Ready,
-    Reported,
-    Spawn,
-    Spawned,
-    Stop,
-    Told,
-    ToNursery,
-    describe_exit,
-)
-from penstock.worker.processes_agent import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers
-from penstock.worker.processes_runner import RUNNER_ENTRY, RunnerConfig
 
 BEAT_S = 1.0
 STOP_GRACE_S = 3.0
@@ -87,13 +87,13 @@ def run(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink)
 
 
 class Agent:
-    """In a process of its own, or (`worker.inline`) in a thread of the trainer's."""
+    """In a process of its own, or (`inline_workers`) in a thread of the trainer's."""
 
     def __init__(self, config: AgentConfig, nursery: Nursery) -> None:
         self._config = config
         self._nursery = nursery
-        self._workers = {each.worker: Worker(each) for each in config.workers}
-        self._runners: dict[str, Runner] = {}
+        self._workers = {each.worker: SupervisedWorker(each) for each in config.workers}
+        self._runners: dict[str, SupervisedRunner] = {}
         """By the id their process has in the nursery."""
         self._inbox: deque[Callable[[], None]] = deque()
         # Where the agent is a process, closed with it: the control client's thread may write to it until then.
@@ -169,7 +169,7 @@ class Agent:
             agent=self._config.agent,
             host=host_id(),
             workers=tuple(each.place for each in self._workers.values()),
-            runners=tuple(each.place for each in self._runners.values() if each.address and not each.reason),
+            runners=tuple(each.place for each in self._runners.values() if each.serves),
             versions=(("python", f"{sys.version_info.major}.{sys.version_info.minor}"), *installed_versions().items()),
             pid=os.getpid(),
         )
@@ -221,10 +221,10 @@ class Agent:
                 pass  # for clients
 
     def _start(self, push: StartRunner) -> None:
-        runner = Runner(runner=push.runner, worker=push.worker, job=push.job, started_s=time.monotonic())
+        runner = SupervisedRunner(runner=push.runner, worker=push.worker, job=push.job, started_s=time.monotonic())
         known = self._runners.get(runner.child)
         if known is not None:
-            if known.address and not known.reason:
+            if known.serves:
                 self._control.post(RunnerReady(agent=self._config.agent, place=known.place))
             return
         worker = self._workers.get(push.worker)
@@ -249,9 +249,8 @@ class Agent:
             Spawn(id=runner.child, entry=RUNNER_ENTRY, config=msgspec.msgpack.encode(config), record=True)
         )
 
-    def _stop(self, runner: Runner, reason: str) -> None:
-        if not runner.reason:
-            runner.reason = reason or "it was stopped"
+    def _stop(self, runner: SupervisedRunner, reason: str) -> None:
+        if runner.stop(reason):
             self._nursery.send(Stop(id=runner.child, grace_s=STOP_GRACE_S))
 
     # What the nursery says
@@ -260,28 +259,27 @@ class Agent:
         match event:
             case Spawned():
                 if (spawned := self._runners.get(event.id)) is not None:
-                    spawned.pid = event.pid
+                    spawned.was_spawned(event.pid)
             case Ready():
                 runner = self._runners.get(event.id)
-                if runner is not None and not runner.reason:
-                    runner.address = event.text
+                if runner is not None and runner.became_ready(event.text):
                     self._control.post(RunnerReady(agent=self._config.agent, place=runner.place))
             case Reported():
                 if (reporting := self._runners.get(event.id)) is not None:
-                    reporting.figures = msgspec.json.decode(event.text, type=RunnerFigures)
+                    reporting.reported(msgspec.json.decode(event.text, type=RunnerFigures))
             case Died():
                 gone = self._runners.pop(event.id, None)
                 if gone is not None:
                     how = describe_exit(event.code, event.failure)
-                    self._report_gone(gone, f"{how}: {gone.reason}" if gone.reason else how, event.record)
+                    self._report_gone(gone, f"{how}: {gone.stop_reason}" if gone.stop_reason else how, event.record)
             case Told():
                 self._take_order(self._orders.decode(event.body))
             case Children():
                 pass  # never asked for
 
-    def _report_gone(self, runner: Runner, reason: str, record: bytes = b"") -> None:
+    def _report_gone(self, runner: SupervisedRunner, reason: str, record: bytes = b"") -> None:
         # Of a runner that was told to stop, what was under way is nobody's fault.
-        in_flight = () if runner.reason else tuple(each.plain() for each in read_flight(record))
+        in_flight = () if runner.stop_reason else tuple(each.plain() for each in read_flight(record))
         self._control.post(
             RunnerGone(
                 agent=self._config.agent,
@@ -297,7 +295,7 @@ class Agent:
         match order:
             case JoinWorkers():
                 for place in order.workers:
-                    self._workers.setdefault(place.worker, Worker(place))
+                    self._workers.setdefault(place.worker, SupervisedWorker(place))
                 self._register()
             case LeaveWorkers():
                 self._leave(order.workers, order.drain_s)
@@ -306,11 +304,10 @@ class Agent:
 
     def _leave(self, workers: tuple[WorkerId, ...], drain_s: float) -> None:
         """Begin to leave; asked twice, the first deadline stands."""
-        fresh = [each for each in workers if each in self._workers and self._workers[each].leave_by_s is None]
+        by_s = time.monotonic() + drain_s
+        fresh = [each for each in workers if each in self._workers and self._workers[each].leave(by_s)]
         if not fresh:
             return
-        for each in fresh:
-            self._workers[each].leave_by_s = time.monotonic() + drain_s
         self._control.post(
             AgentLeaving(agent=self._config.agent, workers=tuple(fresh)),
             lambda answer: self._put(lambda: self._on_leaving_known(fresh)),
@@ -319,7 +316,7 @@ class Agent:
     def _on_leaving_known(self, workers: list[WorkerId]) -> None:
         for each in workers:
             if each in self._workers:
-                self._workers[each].told = True
+                self._workers[each].leave_was_heard()
 
     def _finish_leaving(self, now_s: float) -> None:
         for key, worker in list(self._workers.items()):
@@ -331,7 +328,7 @@ class Agent:
                 for runner in runners:
                     self._stop(runner, "its worker left before its streams were taken over")
             # Nobody is told while there is no dispatcher; one that comes back hears it by the agent's absence.
-            if not runners and (worker.told or late or not self._control.connected):
+            if not runners and (worker.is_leave_known or late or not self._control.connected):
                 del self._workers[key]
                 self._control.post(AgentLeaving(agent=self._config.agent, workers=(key,), gone=True))
 

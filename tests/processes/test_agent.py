@@ -16,6 +16,10 @@ import pytest
 from fake_dispatcher import FakeDispatcher
 
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
+from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWorkers
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Spawn, Stop, Tell
+from penstock.processes.nursery_start import start_nursery
 from penstock.wire.credentials import Credentials
 from penstock.wire.messages import (
     AgentBeat,
@@ -31,8 +35,6 @@ from penstock.wire.messages import (
     StopRunner,
     WorkerPlace,
 )
-from penstock.worker.processes import Died, End, NurseryLink, Prepare, Ready, Spawn, Stop, Tell, start_nursery
-from penstock.worker.processes_agent import AgentConfig, JoinWorkers, LeaveWorkers
 
 DEADLINE_S = 30.0
 
@@ -42,8 +44,8 @@ class Setup:
         self.credentials = Credentials.new_token()
         self.dispatcher = FakeDispatcher(self.credentials)
         self.process: subprocess.Popen[bytes]
-        self.link: NurseryLink
-        self.process, self.link = start_nursery()
+        self.process, end = start_nursery()
+        self.link = NurseryLink(end)
         self.link.send(Prepare(path=tuple(sys.path)))
 
     def config(self, **changes: object) -> AgentConfig:

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock.worker.processes import NurseryLink, Spawn
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import Spawn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15

@@ -18,19 +18,9 @@ import nursery_children
 import pytest
 
 from penstock.core.errors import NurseryGoneError
-from penstock.worker.processes import (
-    Died,
-    End,
-    NurseryLink,
-    Prepare,
-    Ready,
-    Reported,
-    Spawn,
-    Spawned,
-    Stop,
-    Tell,
-    start_nursery,
-)
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Reported, Spawn, Spawned, Stop, Tell
+from penstock.processes.nursery_start import start_nursery
 
 DEADLINE_S = 30.0
 
@@ -65,7 +55,8 @@ def wait_gone(*pids: int) -> None:
 
 @contextlib.contextmanager
 def running_nursery() -> Iterator[tuple[subprocess.Popen, NurseryLink]]:
-    process, link = start_nursery()
+    process, end = start_nursery()
+    link = NurseryLink(end)
     try:
         link.send(Prepare(path=tuple(sys.path)))
         yield process, link
@@ -250,8 +241,11 @@ def test_everything_dies_with_a_killed_starter(tmp_path):
     code = f"""
 import os, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from penstock.worker.processes import *
-process, link = start_nursery()
+from penstock.processes.nursery_link import NurseryLink
+from penstock.processes.nursery_messages import Prepare, Ready, Spawn
+from penstock.processes.nursery_start import start_nursery
+process, end = start_nursery()
+link = NurseryLink(end)
 link.send(Prepare(path=tuple(sys.path), scratch={str(tmp_path / "scratch")!r}))
 link.send(Spawn(id="a", entry="nursery_children:say_ready_and_wait", config=b"", restart=True))
 while not isinstance(event := link.receive(30), Ready):
@@ -282,7 +276,8 @@ def test_a_nursery_outlives_the_thread_that_started_it():
     thread = threading.Thread(target=lambda: started.append(start_nursery()))
     thread.start()
     thread.join()
-    process, link = started[0]
+    process, end = started[0]
+    link = NurseryLink(end)
     try:
         link.send(Prepare(path=tuple(sys.path)))
         spawn_ready(link)

@@ -1,0 +1,68 @@
+"""How a nursery of this process's own is started. It imports next to nothing: a trainer waits for it before all else.
+
+A nursery (`processes.nursery`) dies with its starter, and all children die with the nursery: nothing survives, whatever
+is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ENVIRONMENT = {
+    # Memory that is freed stays with the process: fresh pages cost more than they are worth to a worker.
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+    "MALLOC_ARENA_MAX": "1",
+    # No threads in the nursery (it forks), and one pool of threads in a runner, its own.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""Read by libraries when they are loaded, so it is the environment the nursery starts in."""
+
+
+class StartedNursery(NamedTuple):
+    process: subprocess.Popen[bytes]
+    end: socket.socket
+    """Ours of its link: see `nursery_link`."""
+
+    def abandon(self) -> None:
+        """End one that was told nothing yet."""
+        self.end.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def start_nursery() -> StartedNursery:
+    """Start a nursery of this process's own; return at once, while it still imports. What it is told waits for it.
+
+    It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        process = subprocess.Popen(
+            # -P: a file of the working directory named like a module of ours or of Python's must not be taken for it.
+            [sys.executable, "-P", "-m", "penstock.processes.nursery", str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return StartedNursery(process, ours)
+
+
+def _environment() -> dict[str, str]:
+    environment = {**os.environ, **ENVIRONMENT}
+    root = Path(__file__).parents[2]
+    if root.name not in ("site-packages", "dist-packages"):  # run from a checkout: the nursery must find it too
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))
+    return environment
