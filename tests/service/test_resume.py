@@ -56,6 +56,32 @@ def test_a_state_taken_after_the_end_begins_the_next_epoch(one_worker: ps.LocalS
         assert [batch.tolist() for batch in loader] == second != first
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_state_of_a_later_epoch_comes_to_its_end(one_worker: ps.LocalService, repeats: int) -> None:
+    numbers = ps.range(100).repeat(repeats).batch(10)
+    with numbers.distribute(one_worker, timeout=30) as loader:
+        assert len(list(loader)) == 10 * repeats
+        before, state = read_some(loader, 3)
+    with numbers.distribute(one_worker, timeout=30) as loader:
+        loader.load_state_dict(json.loads(state))
+        read = np.concatenate([*before, *loader])
+    assert np.sort(read).tolist() == sorted([*range(100)] * repeats)
+
+
+@pytest.mark.parametrize("steps", [2, 12])
+def test_a_mix_that_stops_with_its_first_input_comes_to_its_end_after_loading(
+    one_worker: ps.LocalService, steps: int
+) -> None:
+    mixed = ps.mix([ps.range(100), ps.range(1000, 9000)], weights=[0.5, 0.5], stop="first").batch(10)
+    with mixed.distribute(one_worker, timeout=30) as loader:
+        whole = [batch.tolist() for batch in loader]
+    with mixed.distribute(one_worker, timeout=30) as loader:
+        before, state = read_some(loader, steps)
+    with mixed.distribute(one_worker, timeout=30) as loader:
+        loader.load_state_dict(json.loads(state))
+        assert [*(batch.tolist() for batch in before), *(batch.tolist() for batch in loader)] == whole
+
+
 def read_ranks(
     service: ps.LocalService,
     job: str,

@@ -2,6 +2,21 @@
 
 A stream has ended when its readers say so, not when its worker does. What ended streams could not give as whole rounds
 becomes one more stream, so that an epoch has one short batch, not one a stream.
+
+Where splits are granted, an ended stream vouches for more than itself: it was told that there is no further split, for
+every pass of every source that its pipeline reads. Only the pipeline knows which passes an epoch has (`repeat` makes
+several) and of which sources it reads everything (a mix may stop with the first that ends), so that a stream's end is
+asked, and never the ledger. For which ends can be trusted, an attempt is looked at from where it began:
+
+- At the epoch's beginning. Any stream's end vouches for all: what others were granted is theirs, and they have ended.
+- At a checkpoint. A state holds every stream that its consumer had opened when it was saved, and only streams that
+  somebody has opened are granted anything. So when a stream in it had passed something by, as it was told that there
+  was no more, whoever had got that is in the state as well, and reads on from before it. Two cases are different.
+  Where streams have owners, nobody's state but the owner's tells of a stream. Consumer 1 saves before it has seen its
+  stream. The stream opens and is granted all that is left, consumer 0 sees its own end, and then saves, at the same
+  step. In the merged state everything has ended, and what the one stream was granted is nowhere. The other case is a
+  stream that is given up after it was loaded: what it had been granted before, and had not named, went back.
+  In both, one that begins at the beginning is made, and asks for what is left in every pass.
 """
 
 from __future__ import annotations
@@ -9,6 +24,7 @@ from __future__ import annotations
 from penstock.control import events as e
 from penstock.control.draft import Draft
 from penstock.control.fitting import fitting_workers, fixed_streams
+from penstock.control.placing import granted_streams
 from penstock.control.records import Iteration, Job
 from penstock.control.resuming import owner_of
 from penstock.core.ids import AttemptId, JobName
@@ -16,11 +32,14 @@ from penstock.wire.jobs import Feed, Leftover
 
 
 def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
-    """Make the tail if all streams have ended, or finish the epoch; return whether either happened."""
+    """Make what an epoch still lacks when all its streams have ended, or finish it; return whether either happened."""
     job = draft.job(name)
     iteration = job.iterations[attempt]
     if iteration.finished or not _all_ended(draft, job, iteration):
         return False
+    if not _all_asked_for(job, iteration):
+        draft.emit(e.StreamsCreated(name, attempt, granted_streams(draft, job, iteration)))
+        return True
     leftovers = tuple(
         Leftover(stream.number, stream.leftover, stream.feed)
         for stream in sorted(iteration.streams.values(), key=lambda stream: stream.number)
@@ -41,16 +60,20 @@ def _all_ended(draft: Draft, job: Job, iteration: Iteration) -> bool:
         return False
     if iteration.tail is not None:
         return True
-    if job.spec.sharding == "off" and _yet_to_run(draft, job, iteration):
-        return False
-    if fixed_streams(job.spec) is None:
-        # Lost streams alone end nothing: what they were not granted is still to be read. Nor do streams that a
-        # checkpoint brought as ended, while there are splits that none of them was granted.
-        if all(stream.lost for stream in streams):
-            return False
-        if job.spec.sharding != "off" and iteration.digest is not None:
-            return all(iteration.ledger.cursor(source, 0).left == 0 for source in range(len(iteration.ledger.counts)))
+    if job.spec.sharding == "off":
+        return any(stream.ended for stream in streams) and not _yet_to_run(draft, job, iteration)
     return True
+
+
+def _all_asked_for(job: Job, iteration: Iteration) -> bool:
+    """Say whether a stream has ended that vouches for there being no split that no stream was granted."""
+    if job.spec.sharding == "off" or fixed_streams(job.spec) is not None or iteration.tail is not None:
+        return True
+    ended = [stream for stream in iteration.streams.values() if stream.ended and not stream.lost]
+    in_doubt = job.spec.uneven == "allow" or len(ended) < len(iteration.streams)
+    if iteration.digest is None or not in_doubt:
+        return bool(ended)
+    return any(stream.number >= iteration.first_number for stream in ended)
 
 
 def _yet_to_run(draft: Draft, job: Job, iteration: Iteration) -> bool:

@@ -174,17 +174,21 @@ def _newcomers(
 ) -> list[tuple[e.NewStream, Runner]]:
     """Relaxed order: a process that has no stream gets one, or one for each consumer if streams have owners."""
     idle = _idle(iteration, ready)
-    if not idle:
-        return []
+    made = granted_streams(draft, job, iteration, processes=len(idle))
+    return list(zip(made, (runner for runner in idle for _ in range(streams_a_process(job)))))
+
+
+def granted_streams(draft: Draft, job: Job, iteration: Iteration, *, processes: int = 1) -> tuple[e.NewStream, ...]:
+    """Return new streams for so many processes, to be granted splits from the epoch's beginning on."""
+    if not processes:
+        return ()
     spec = job.spec
     share = spec.shuffle_parts or expected_streams(draft, job)
-    number = iteration.next_number
-    made: list[tuple[e.NewStream, Runner]] = []
-    for runner in idle:
-        for _ in range(streams_a_process(job)):
-            made.append((e.NewStream(number, GRANTED, share, owner_of(spec, number, GRANTED)), runner))
-            number += 1
-    return made
+    first = iteration.next_number
+    return tuple(
+        e.NewStream(number, GRANTED, share, owner_of(spec, number, GRANTED))
+        for number in range(first, first + processes * streams_a_process(job))
+    )
 
 
 def expected_streams(draft: Draft, job: Job) -> int:
