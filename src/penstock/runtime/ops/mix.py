@@ -135,8 +135,6 @@ class Mixing(Stage):
                 amount = 1.0 if self._unit is None else float(self._unit(element))
             except Exception as error:
                 self._error = blame(error, self._label, source.chunk.marks.origin(source.next))
-                if not out:
-                    raise self._error from None
                 break
             if source.chunk.idents is not None:
                 idents.append(source.chunk.idents[source.next : source.next + 1])
@@ -144,6 +142,8 @@ class Mixing(Stage):
             picks.append((number, amount))
             source.units += amount
             source.next += 1
+        if self._error is not None and not out:
+            raise self._error
         if before is None:
             return Chunk((), _MixMarks(self._stand(), (), self._given_weights))
         marks = _MixMarks(before, picks, self._given_weights)
