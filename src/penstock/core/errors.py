@@ -23,6 +23,10 @@ class InvalidPipelineError(PenstockError, ValueError):
     """Operators that do not fit together."""
 
 
+class EmptyInputError(PenstockError, ValueError):
+    """An input that should be repeated for ever gives nothing."""
+
+
 class DataError(PenstockError):
     """A source could not be read: the message names the file and the offset."""
 
