@@ -45,7 +45,22 @@ class CorruptRecordError(DataError):
 
 
 class TruncatedFileError(CorruptRecordError):
-    """A file ended in the middle of a record."""
+    """A file ended too early: in the middle of a record, or before the size it was listed with."""
+
+
+class FileChangedError(TruncatedFileError):
+    """A file is not the one that was listed."""
+
+    def __init__(self, path: str, *, listed: int, found: int | None = None, offset: int | None = None) -> None:
+        """`listed` and `found` are its sizes then and now; without `found` it has another content of any size."""
+        self.listed, self.found = listed, found
+        now = "another content" if found is None else f"{found:,} bytes"
+        super().__init__(
+            path,
+            f"the file has {now} now and had {listed:,} bytes when it was listed",
+            offset=offset,
+            remedy="make the dataset anew, which lists its files, and move files into place only when they are whole",
+        )
 
 
 class StorageUnavailableError(PenstockError, OSError):
