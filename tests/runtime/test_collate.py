@@ -27,3 +27,13 @@ def test_rows_with_other_keys_are_refused_even_where_their_number_adds_up(others
 def test_numbers_of_one_kind_keep_it_and_others_are_not_bent_to_it(rows: list[object], dtype: object) -> None:
     batch = collate(rows)
     assert batch.dtype == dtype and batch.tolist() == rows and batch.flags.writeable
+
+
+class NoArray:
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        raise TypeError("this leaf is no array")
+
+
+def test_a_leafs_own_error_is_not_taken_for_one_of_structure() -> None:
+    with pytest.raises(TypeError, match="this leaf is no array"):
+        collate([{"a": {"b": NoArray()}}, {"a": {"b": NoArray()}}])

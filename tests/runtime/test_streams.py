@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.element import Ragged, batch_rows
-from penstock.core.errors import CacheIgnoredWarning, InvalidPipelineError
+from penstock.core.errors import CacheIgnoredWarning, EmptyInputError, InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.regrouping import last_regrouping
 from penstock.graph.traverse import walk
@@ -463,3 +463,30 @@ def test_a_tail_shares_elements_out_as_the_streams_did():
     found = [batch for read in reads for batch in read.elements] + tail.elements
     assert sorted(int(x) for batch in found for x in batch) == list(range(50))
     assert sum(len(batch) < 7 for batch in found) == 1
+
+
+def test_a_repeat_ends_where_a_filter_leaves_nothing_of_all_that_the_stream_gets():
+    job = Job(ps.range(8).filter(lambda x: x > 100).repeat().batch(3))
+    read = job.run(StreamPart(feed=FakeFeed(lambda source, pass_: [0])))
+    assert read.elements == [] and not read.has_rest
+
+
+def test_a_repeat_waits_for_passes_of_which_others_got_everything():
+    job = Job(ps.range(8).repeat())
+    read = job.run(StreamPart(feed=FakeFeed(lambda source, pass_: [0, 1] if pass_ == 5_000 else [])), most=8)
+    assert read.elements == list(range(8))
+
+
+def test_the_rest_of_a_repeat_that_has_ended_is_given_by_the_tail():
+    job = Job(ps.range(8).filter(lambda x: x < 3).repeat().batch(10))
+    assert job.counts[0] > 1
+    stream = job.run(StreamPart(feed=FakeFeed(lambda source, pass_: [1] if pass_ else [0, 1]), rest="keep"))
+    assert stream.has_rest and stream.elements == []
+    tail = job.tail([Left(stream.states[-1])], [lambda source, pass_: [] if pass_ else [0, 1]])
+    assert [batch.tolist() for batch in tail.elements] == [[0, 1, 2]]
+
+
+def test_a_mix_that_never_stops_says_so_when_an_input_gives_the_stream_nothing():
+    job = Job(ps.mix([ps.range(8), ps.range(8).filter(lambda x: x > 100)], stop="never"))
+    with pytest.raises(EmptyInputError, match=r"mix.*input 1 gave a stream nothing in 1000 passes.*fewer streams"):
+        job.run(StreamPart(feed=FakeFeed(lambda source, pass_: [0])))

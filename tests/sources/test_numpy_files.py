@@ -159,7 +159,7 @@ def test_a_file_that_shrank_or_went_after_listing_is_an_error(tmp_path: Path) ->
     source = source_of(path)
     assert len(source) == 100_000
     path.write_bytes(path.read_bytes()[:4_000])
-    with pytest.raises(TruncatedFileError, match="shorter than when it was listed"):
+    with pytest.raises(TruncatedFileError, match="4,000 bytes now and had 800,128 bytes when it was listed"):
         source.fetch([0])
     path.unlink()
     with pytest.raises(NoFilesError, match="gone since it was listed"):

@@ -483,7 +483,7 @@ def test_closing_a_reader_that_waits_for_storage_returns_at_once(
         release.wait(60)
         return b""
 
-    monkeypatch.setattr("penstock.sources.ranged._fetch", stuck)
+    monkeypatch.setattr("penstock.sources.ranged.RangedFile._fetch", stuck)
     reader = made.open(split, Position())
     assert asked.wait(30)
     reader.close()

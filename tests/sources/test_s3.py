@@ -18,13 +18,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from penstock.core.errors import (
+    FileChangedError,
     InvalidArgumentError,
     MissingExtraError,
     NoFilesError,
     StorageUnavailableError,
     TruncatedFileError,
 )
-from penstock.graph.readers import ReadFiles, ReadImages, ReadWebdataset
+from penstock.graph.readers import ReadFiles, ReadImages, ReadText, ReadWebdataset
 from penstock.sources import object_store
 from penstock.sources.base import Position
 from penstock.sources.listing import list_files
@@ -419,3 +420,18 @@ def test_an_object_shorter_than_listed_is_named(server: str) -> None:
     for start in (0, 100):
         with pytest.raises(TruncatedFileError, match=r"s3://data/text/a\.txt"):
             open_file("s3://data/text/a.txt", 200, options(server), start=start).read()
+
+
+@pytest.mark.parametrize("content", [b"b" * 1000, b"a" * 900, b"a" * 1100], ids=["rewritten", "shorter", "longer"])
+@pytest.mark.parametrize("reader", [ReadText, ReadFiles])
+def test_an_object_written_anew_since_it_was_listed_is_told(server: str, reader: type[Any], content: bytes) -> None:
+    client = boto3.client(
+        "s3", endpoint_url=server, aws_access_key_id="k", aws_secret_access_key="s", region_name="us-east-1"
+    )
+    client.put_object(Bucket="data", Key="changing/x.txt", Body=b"a" * 1000)
+    source = open_source(reader(paths=("s3://data/changing/x.txt",), storage_options=tuple(options(server).items())))
+    (split,) = source.splits()
+    assert source.open(split, Position()).read(1).elements
+    client.put_object(Bucket="data", Key="changing/x.txt", Body=content)
+    with pytest.raises(FileChangedError, match=r"s3://data/changing/x\.txt.*1,000 bytes when it was listed"):
+        source.open(split, Position()).read(1)

@@ -132,6 +132,7 @@ class _Registered(Dataset):
         counts = self.spec.split_counts
         sources = [node for node in walk(self.node) if isinstance(node, SourceNode)]
         return Prepared(
+            root=self.node,
             graph=self._graph,
             sources=tuple(NamedSplits(short_label(node), ()) for node in sources),
             listings=self._listings,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from penstock.client.options import ShardingFunction
 from penstock.core.errors import InvalidArgumentError
+from penstock.graph.node import Node
+from penstock.runtime.stream_limits import stream_limit
 from penstock.sources.base import Split
 from penstock.wire.jobs import Feed, Sharding
 
@@ -24,6 +26,8 @@ class NamedSplits:
     splits: Sequence[Split]
     element_files: int = 0
     """How many files, where each is one element and splits are ranges of them; 0: it is otherwise."""
+    elements: int | None = None
+    """How many, where that is known without reading."""
 
 
 def feeds_for(
@@ -42,6 +46,37 @@ def feeds_for(
         for source in sources:
             _check_count(source, source.element_files, workers)
     return tuple(Feed(kind="dealt", number=0, of=1, keep=(w, workers)) for w in range(workers))
+
+
+def dealt_feeds(streams: int, owners: int) -> tuple[Feed, ...]:
+    """Return the feeds of streams that splits are dealt to in turn; each of `owners` consumers reads its own."""
+    if streams < owners:
+        raise InvalidArgumentError(
+            f"uneven='allow' gives each of {owners} consumers streams of its own, and this pipeline can be cut into "
+            f"{streams}, because a mix needs something of all its inputs in every stream; use uneven='drop' or 'pad', "
+            "or write the inputs into more files"
+        )
+    return tuple(Feed(kind="dealt", number=number, of=streams) for number in range(streams))
+
+
+def check_needs(root: Node, sources: Sequence[NamedSplits], feeds: Sequence[Feed]) -> None:
+    """Refuse feeds of which one lacks an input that the pipeline cannot do without."""
+    for worker, feed in enumerate(feeds):
+        limit = stream_limit(root, [_of_source(feed, number, source) for number, source in enumerate(sources)])
+        if limit is not None and not limit.most:
+            raise InvalidArgumentError(
+                f"worker {worker} of {len(feeds)} would get nothing of {limit.source}, which {limit.operator} needs in "
+                "every stream; give each worker some of it, use fewer workers, or sharding='dynamic'"
+            )
+
+
+def _of_source(feed: Feed, number: int, source: NamedSplits) -> int | None:
+    """Return how many splits, or elements, of a source a feed has; None: nobody has any, or it is not known."""
+    if feed.kind == "listed":
+        return len(feed.listed[number]) if source.splits else None
+    if feed.keep is None or not source.elements:
+        return None
+    return len(range(feed.keep[0], source.elements, feed.keep[1]))
 
 
 def one_file_a_split(splits: Sequence[Split]) -> list[Split]:

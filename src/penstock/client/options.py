@@ -71,6 +71,11 @@ class JobOptions:
         return self.order == "deterministic" or self.coordinated
 
     @property
+    def dealt_streams(self) -> int:
+        """How many streams there are where splits are dealt to them, as in deterministic order."""
+        return self.streams or (COORDINATED_STREAMS if self.coordinated else STREAMS_PER_CONSUMER * self.consumers)
+
+    @property
     def static(self) -> bool:
         """Splits are assigned up front."""
         return self.sharding in STATIC_SHARDINGS

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from penstock.core.errors import InvalidArgumentError, StateMismatchError
+from penstock.core.errors import InvalidArgumentError, StateMismatchError, never_the_end
 
 Unit: TypeAlias = tuple[int, ...]
 Holder: TypeAlias = Literal["sampler", "iterator"]
@@ -124,6 +124,12 @@ class Drawing:
         self._lists: bool | None = None if at is None else at.lists
         self._ended = False
         self._error: BaseException | None = None
+        try:
+            self._begin(feed, epoch, at)
+        except StopIteration as error:
+            raise never_the_end(error, "the sampler") from error
+
+    def _begin(self, feed: Feed, epoch: int, at: Place | None) -> None:
         sampler = feed.sampler if hasattr(feed.sampler, "__iter__") else feed.sampler(epoch)
         _set_epoch(sampler, epoch)
         if at is not None and at.held_by == "sampler":
@@ -173,6 +179,9 @@ class Drawing:
             return None
         try:
             unit = self._next_unit()
+        except StopIteration as error:  # not of the iterator, whose end `next` has met
+            self._error = never_the_end(error, "the sampler")
+            raise self._error from error
         except BaseException as error:
             self._error = error
             raise

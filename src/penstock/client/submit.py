@@ -16,7 +16,13 @@ import msgspec
 import numpy as np
 
 from penstock.client.fed import check_fed, fed_streams, how_many_streams, not_indexable, with_batches
-from penstock.client.feeds import NamedSplits, feeds_for, one_file_a_split
+from penstock.client.feeds import (
+    NamedSplits,
+    check_needs,
+    dealt_feeds,
+    feeds_for,
+    one_file_a_split,
+)
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import BlobHash, Fingerprint
@@ -31,6 +37,7 @@ from penstock.graph.readers import FileSource, ReadFiles, ReadImages, SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize
 from penstock.runtime.distributable import check_coordinated, for_workers
+from penstock.runtime.stream_limits import ends_with_an_input, stream_limit
 from penstock.sources import registry
 from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts
@@ -71,7 +78,10 @@ class Submission:
 class Prepared:
     """A pipeline that can be shipped; how its splits are dealt may still depend on the number of workers."""
 
+    root: Node
+    """The graph that workers run."""
     graph: bytes
+    """The same, encoded."""
     sources: tuple[NamedSplits, ...]
     listings: bytes
     counts: tuple[int, ...]
@@ -94,17 +104,15 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
         graph = with_batches(graph)
     if options.coordinated:
         check_coordinated(graph)
-    if options.sharding == "hint" and not any(isinstance(node, ops.Shard) for node in walk(graph)):
-        raise InvalidArgumentError(
-            "sharding='hint' takes each worker's part where shard() stands, and this pipeline has none; "
-            "put .shard() where it should be, or use sharding='data'"
-        )
+    if options.sharding == "hint":
+        _check_marks(graph)
     encoded = encode_graph(graph)
     nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
     by_file = options.sharding in ("file", "file_or_data")
     sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
     counts = split_counts(sources)
     return Prepared(
+        root=graph,
         graph=encoded,
         sources=tuple(map(_named, nodes, sources)),
         listings=encode_listings(sources),
@@ -114,6 +122,21 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
         splits_digest=hashlib.blake2b(f"{counts} {by_file}".encode(), digest_size=6).hexdigest(),
         storage=_storage(nodes),
     )
+
+
+def _check_marks(graph: Node) -> None:
+    marks = [node for node in walk(graph) if isinstance(node, ops.Shard)]
+    if not marks:
+        raise InvalidArgumentError(
+            "sharding='hint' takes each worker's part where shard() stands, and this pipeline has none; "
+            "put .shard() where it should be, or use sharding='data'"
+        )
+    for mark in marks:
+        if any(isinstance(above, ops.Shard) for above in walk(mark.upstream)):
+            raise InvalidArgumentError(
+                "sharding='hint' takes each worker's part where shard() stands, and here one shard() follows another: "
+                "a worker would get its part of a part, and the rest nobody; leave one of them out"
+            )
 
 
 def _storage(nodes: list[SourceNode]) -> StorageOptions:
@@ -158,9 +181,13 @@ def submission(
     feeds: tuple[Feed, ...] = ()
     if options.static:
         feeds = feeds_for(options.sharding, prepared.sources, streams or workers(), options.shard)
+        if options.sharding != "hint":  # how many elements there are at a mark is not known
+            check_needs(prepared.root, prepared.sources, feeds)
     elif options.feed is not None:
         most = min(workers(), options.max_workers or sys.maxsize)
         feeds = fed_streams(how_many_streams(options.streams, most, options.feed.ahead))
+    elif options.order == "relaxed" and options.sharding == "dynamic" and ends_with_an_input(prepared.root):
+        feeds = dealt_feeds(streams or _at_most(options.dealt_streams, prepared), _owners(options))
     graph, splits = blob_hash(prepared.graph), blob_hash(prepared.listings)
     spec = JobSpec(
         fingerprint=prepared.fingerprint,
@@ -174,7 +201,7 @@ def submission(
         consumers=options.consumers,
         uneven=options.uneven,
         coordinated=options.coordinated,
-        streams=streams if streams and options.in_turn and not feeds else 0 if options.feed else options.streams,
+        streams=0 if feeds else (streams if options.in_turn else 0) or _at_most(options.streams, prepared),
         feeds=feeds,
         compression=options.compression,
         requires=options.requires,
@@ -190,6 +217,20 @@ def submission(
     )
     blobs = {graph: prepared.graph, splits: prepared.listings}
     return Submission(spec=spec, blobs=blobs, splits_digest=prepared.splits_digest, storage=prepared.storage)
+
+
+def _at_most(streams: int, prepared: Prepared) -> int:
+    """Return so many streams, or fewer, so that each has something of every input that the pipeline needs.
+
+    It depends on nothing but the pipeline and its data: what a job gives stays a function of those and its options.
+    """
+    limit = stream_limit(prepared.root, [count or None for count in prepared.counts])
+    return streams if limit is None else min(streams, limit.most)
+
+
+def _owners(options: JobOptions) -> int:
+    """Return how many consumers need a stream of their own."""
+    return options.consumers if options.uneven == "allow" else 1
 
 
 def _sharing(options: JobOptions) -> dict[str, Any]:
@@ -208,7 +249,8 @@ def _named(node: SourceNode, source: Source) -> NamedSplits:
     files = 0
     if isinstance(node, (ReadFiles, ReadImages)) and isinstance(source, IndexableSource):
         files = len(source)
-    return NamedSplits(short_label(node), source.splits(), files)
+    elements = len(source) if isinstance(source, IndexableSource) else None
+    return NamedSplits(short_label(node), source.splits(), files, elements)
 
 
 def _one_file_source(node: SourceNode, pipeline: Pipeline) -> Source:

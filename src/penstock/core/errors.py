@@ -2,7 +2,8 @@
 
 `InvalidPipelineError`, `InvalidArgumentError`: the caller's code must change. `DataError`: the data must be mended or
 skipped. `StateMismatchError`: the checkpoint and the pipeline do not belong together. A user function's own exception
-is never wrapped: it keeps its type and gains a note (see `runtime.blame`).
+is never wrapped: it keeps its type and gains a note (see `runtime.blame`); `StopIteration` alone is not let through
+(see `never_the_end`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ class InvalidArgumentError(PenstockError, ValueError):
 
 class InvalidPipelineError(PenstockError, ValueError):
     """Operators that do not fit together."""
+
+
+class EmptyInputError(PenstockError, ValueError):
+    """An input that should be repeated for ever gives nothing."""
 
 
 class DataError(PenstockError):
@@ -40,7 +45,22 @@ class CorruptRecordError(DataError):
 
 
 class TruncatedFileError(CorruptRecordError):
-    """A file ended in the middle of a record."""
+    """A file ended too early: in the middle of a record, or before the size it was listed with."""
+
+
+class FileChangedError(TruncatedFileError):
+    """A file is not the one that was listed."""
+
+    def __init__(self, path: str, *, listed: int, found: int | None = None, offset: int | None = None) -> None:
+        """`listed` and `found` are its sizes then and now; without `found` it has another content of any size."""
+        self.listed, self.found = listed, found
+        now = "another content" if found is None else f"{found:,} bytes"
+        super().__init__(
+            path,
+            f"the file has {now} now and had {listed:,} bytes when it was listed",
+            offset=offset,
+            remedy="make the dataset anew, which lists its files, and move files into place only when they are whole",
+        )
 
 
 class StorageUnavailableError(PenstockError, OSError):
@@ -260,6 +280,24 @@ class JobCancelledError(PenstockError):
 
 class DeadlyElementError(PenstockError):
     """An element that a sampler asked for has killed the processes that worked on it."""
+
+
+def never_the_end(error: Exception, who: str) -> Exception:
+    """Return what to raise for an error out of a user's code.
+
+    A `StopIteration` becomes a `RuntimeError`, as PEP 479 has it: the loops it passes on its way up would take it for
+    the end of what they read, and all that follows would be missing without a word.
+
+    >>> never_the_end(StopIteration(), "map(f)")
+    RuntimeError('map(f) raised StopIteration, which is no end of the data; give next() a default, or catch it')
+    >>> never_the_end(KeyError("a"), "map(f)")
+    KeyError('a')
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"{who} raised StopIteration, which is no end of the data; give next() a default, or catch it")
+    told.__cause__ = error
+    return told
 
 
 def choice(argument: str, value: object, allowed: Iterable[object]) -> InvalidArgumentError:

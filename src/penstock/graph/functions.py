@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.core.errors import FunctionShippingError, InvalidArgumentError
+from penstock.core.errors import FunctionShippingError, InvalidArgumentError, never_the_end
 from penstock.graph.installed import look_up, reference_of
 from penstock.graph.once import once
 from penstock.graph.parts import Walk
@@ -136,7 +136,10 @@ class UserFunction:
         fn = self.fn
         if _made_by(fn) is None:
             return fn
-        instance: Callable[..., Any] = once(self._instance, fn)
+        try:
+            instance: Callable[..., Any] = once(self._instance, fn)
+        except StopIteration as error:
+            raise never_the_end(error, self.name) from error
         return instance
 
     def parts(self) -> dict[str, str]:

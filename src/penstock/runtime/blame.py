@@ -1,23 +1,34 @@
-"""A user function's failure keeps its type and traceback; it gains a note and loses our frames."""
+"""A user function's failure keeps its type and traceback; it gains a note and loses our frames.
+
+`StopIteration` alone changes its type: see `never_the_end`. What no operator blames passes `Stage.pull`, which does the
+same.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import NoReturn
 
+from penstock.core.errors import never_the_end
 from penstock.runtime.contract import Origin
 
 _RUNTIME = str(Path(__file__).resolve().parent)
 NOTE_PREFIX = "penstock: in "
-Raised = TypeVar("Raised", bound=BaseException)
 
 
-def blame(error: Raised, operator: str, origin: Origin | None) -> Raised:
+def blame(error: Exception, operator: str, origin: Origin | None) -> Exception:
     """Return `error` with a note that names operator, split and element, and a traceback that begins in user code."""
+    traceback = error.__traceback__
+    error = never_the_end(error, operator)
     if not any(note.startswith(NOTE_PREFIX) for note in getattr(error, "__notes__", ())):
         error.add_note(f"{NOTE_PREFIX}{operator}" + (f", {origin}" if origin else ""))
-    return error.with_traceback(users_part(error.__traceback__))
+    return error.with_traceback(users_part(traceback))
+
+
+def raise_blamed(error: Exception, operator: str, origin: Origin | None) -> NoReturn:
+    """Raise what `blame` returns; whatever caused it stays its cause."""
+    raise blame(error, operator, origin)
 
 
 def users_part(traceback: TracebackType | None) -> TracebackType | None:

@@ -38,6 +38,8 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
                 raise different_structure(rows, path)
             return {key: collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first}
         except (KeyError, TypeError, IndexError):
+            if all(isinstance(row, dict) and row.keys() == first.keys() for row in rows):
+                raise  # a leaf's own error: the rows are alike
             raise different_structure(rows, path) from None
     if isinstance(first, (tuple, list)):
         width = len(first)

@@ -8,7 +8,7 @@
 4. Opening at `marks.at(k)` yields exactly what followed element k: `testing.conformance` checks it for every operator
    at every position.
 5. A stage calls its input again only while it has nothing to return: when the input raises, nothing made before is
-   lost.
+   lost. An error is never the end: a user's `StopIteration` leaves a pull as a `RuntimeError`.
 6. `stop()` may come at any time, from any thread: whoever waits in a pull is woken and sees the end. `close()` follows
    it and gives files and buffers back; neither waits for user code, and both may be called twice.
 """
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from penstock.core.element import Element
+from penstock.core.errors import never_the_end
 from penstock.runtime.stats import StageMeter
 
 State: TypeAlias = Any
@@ -174,6 +175,8 @@ class Stage:
         try:
             chunk = self._pull(want)
             return chunk
+        except StopIteration as error:  # out of a user's code: a stage's own end is an empty chunk
+            raise never_the_end(error, self.meter.label) from error
         finally:
             self.meter.end(span, 0 if chunk is None else len(chunk.elements))
 

@@ -39,7 +39,7 @@ from penstock.runtime.ops.interleave import Interleaving
 from penstock.runtime.ops.mix import Mixing
 from penstock.runtime.ops.pack import Packing
 from penstock.runtime.ops.rebatch import Rebatching
-from penstock.runtime.ops.repeat import Epochs, Repeating
+from penstock.runtime.ops.repeat import EmptyPasses, Epochs, Repeating
 from penstock.runtime.ops.rounds import Dealing
 from penstock.runtime.ops.shuffle import BlockShuffle
 from penstock.runtime.ops.slicing import Enumerating, LengthDeclared, Skipping, Taking
@@ -135,7 +135,7 @@ class Lowering:
                     given_weights=self._placement.mix_weights,
                     unit=unit,
                     stop=node.stop,
-                    empty_ends=self._empty_ends(node),
+                    empty=[self._empty_passes(upstream) for upstream in node.inputs],
                 )
         raise InvalidPipelineError(f"{node.name}: there is no way to run it")
 
@@ -192,7 +192,7 @@ class Lowering:
             case ops.Batch() | ops.PaddedBatch() | ops.RaggedBatch() | ops.Rebatch() | ops.FusedBatch():
                 return self._regroup(node, meter, upstream)
             case ops.Repeat():
-                return Repeating(meter, upstream, node.count, empty_ends=self._empty_ends(node))
+                return Repeating(meter, upstream, node.count, empty=self._empty_passes(node))
             case ops.Take():
                 return Taking(meter, upstream, node.count)
             case ops.Skip():
@@ -220,7 +220,7 @@ class Lowering:
             case ops.WithLength():
                 return LengthDeclared(meter, upstream, node.count)
             case ops.WithEpoch():
-                return Epochs(meter, upstream, node.count, node.slot, empty_ends=self._empty_ends(node))
+                return Epochs(meter, upstream, node.count, node.slot, empty=self._empty_passes(node))
             case ops.Shard():
                 self.meters.remove(meter)
                 return self._sharded(node, upstream)
@@ -359,10 +359,11 @@ class Lowering:
         self.meters.append(StageMeter("shard"))
         return self._placement.sharding(self.meters[-1], upstream)
 
-    def _empty_ends(self, node: Node) -> bool:
-        """Say whether a pass that gives nothing here means that no pass will."""
+    def _empty_passes(self, node: Node) -> EmptyPasses:
         below = [source for source in walk(node) if isinstance(source, SourceNode) and source not in self.stages]
-        return self._placement.alone or not any(self.source_of(source).splits() for source in below)
+        if self._placement.alone or not any(self.source_of(source).splits() for source in below):
+            return EmptyPasses()
+        return EmptyPasses(self._placement.splits_read([self._source_numbers[source] for source in below]))
 
     def _shuffle(self, node: ops.Shuffle, meter: StageMeter, upstream: Stage) -> Stage:
         source = source_reached(node)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,7 @@ class Placement:
             check_coordinated(root)
         self.mix_weights = None if part is None or part.weights is None else mix_weights(root, part.weights)
         """What to mix by instead of the operator's own weights."""
+        self._splits_read: Counter[int] = Counter()
         self._marked = {below for node in walk(root) if isinstance(node, ops.Shard) for below in walk(node)}
 
     @property
@@ -53,14 +56,25 @@ class Placement:
 
     # Sources
 
-    def ordinals(self, number: int, count: int) -> Callable[[int], Ordinals]:
-        """Return the splits of a source that are read in a pass, of `count` there are."""
+    def ordinals(self, number: int, splits: int) -> Callable[[int], Ordinals]:
+        """Return the splits of a source that are read in a pass, of `splits` there are."""
         part = self.part
         if part is None:
-            every = AllSplits(number, count)
+            every = AllSplits(number, splits)
             return lambda pass_: every
-        feed = part.feed
-        return lambda pass_: FedSplits(feed, number, pass_)
+        feed, read = part.feed, self._splits_read
+        return lambda pass_: FedSplits(feed, number, pass_, read)
+
+    def splits_read(self, sources: Sequence[int]) -> Callable[[], int]:
+        """Return a function that counts the splits of some sources that this stream has begun.
+
+        In a tail, a pass without any counts as one: its feed names no others later.
+        """
+        assert self.part is not None
+        if self.part.leftovers:
+            return count().__next__
+        read = self._splits_read
+        return lambda: sum(read[source] for source in sources)
 
     @property
     def units(self) -> UnitFeed | None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, PenstockError
+from penstock.core.errors import CorruptRecordError, DataError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadArrow
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
 from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
@@ -34,7 +34,7 @@ from penstock.sources.ipc_messages import (
 from penstock.sources.listing import FileInfo, FileSplits, list_files
 from penstock.sources.projection import Projection, check_same_columns, group_ranges, project, side_by_side
 from penstock.sources.ranged import RangedFile
-from penstock.sources.storage import is_remote
+from penstock.sources.storage import check_unchanged, gone, is_remote
 
 EXTENSIONS = (".arrow", ".arrows", ".feather", ".ipc")
 ENDS_BYTES = 64 << 10  # of a remote file, to know what it is: magic, schema and footer lie there
@@ -88,19 +88,19 @@ def _chunks(node: ReadArrow, split: Split, begin: int, aborted: Future[None]) ->
     """Yield what there is from the row `begin` of the split on."""
     row = 0
     for piece in split.files:
-        with _ArrowFile(node, piece, aborted) as file:
-            try:
+        try:
+            with _ArrowFile(node, piece, aborted) as file:
                 projection = project(node, piece.path, file.layout.schema, {})
-            except CorruptRecordError as error:
-                yield BadChunk(error, max(row, begin))
-                continue
-            for part in file.parts(projection.read, skip=max(0, begin - row)):
-                if isinstance(part, CorruptRecordError):
-                    yield BadChunk(part, max(row, begin))
-                    continue
-                if part.batch is not None:
-                    yield from _cut(node, projection, piece.path, part, row, begin)
-                row += part.rows
+                for part in file.parts(projection.read, skip=max(0, begin - row)):
+                    if isinstance(part, CorruptRecordError):
+                        yield BadChunk(part, max(row, begin))
+                        continue
+                    if part.batch is not None:
+                        yield from _cut(node, projection, piece.path, part, row, begin)
+                    row += part.rows
+                file.check_unchanged()
+        except CorruptRecordError as error:
+            yield BadChunk(error, max(row, begin))
 
 
 def _cut(node: ReadArrow, projection: Projection, path: str, part: _Part, row: int, begin: int) -> Iterator[Chunk]:
@@ -139,11 +139,11 @@ class _ArrowFile:
         self._ranged: RangedFile | None = None
         self._layout: _Layout | None = None
         if is_remote(piece.path):
-            self._ranged = RangedFile(piece.path, piece.size, node.storage_options, aborted)
+            self._ranged = RangedFile(piece.path, piece.size, node.storage_options, aborted, etag=piece.etag)
             self._ranged.ask([(0, min(piece.size, ENDS_BYTES)), (max(0, piece.size - ENDS_BYTES), piece.size)])
             self._file = pa.PythonFile(self._ranged, mode="r")
         else:
-            self._file = _memory_map(piece)
+            self._file = _open_local(piece)
 
     @property
     def layout(self) -> _Layout:
@@ -182,6 +182,7 @@ class _ArrowFile:
             except PenstockError:
                 raise
             except (pa.ArrowException, OSError, MalformedMessageError) as error:
+                self.check_unchanged(blocks[number].offset)
                 yield self._bad(number, error, blocks[number].offset)
                 yield _Part(number, rows, None)
 
@@ -201,7 +202,12 @@ class _ArrowFile:
         except PenstockError:
             raise
         except (pa.ArrowException, OSError) as error:
+            self.check_unchanged()
             yield self._bad(number, error, None)
+
+    def check_unchanged(self, offset: int | None = None) -> None:
+        if self._ranged is None:
+            check_unchanged(self._piece.path, self._piece.path, self._piece.size, offset=offset)
 
     def _bad(self, number: int, error: Exception, offset: int | None) -> CorruptRecordError:
         bad = CorruptRecordError(self._piece.path, f"record batch {number} cannot be read: {error}", offset=offset)
@@ -253,17 +259,16 @@ class _ArrowFile:
         return found
 
 
-def _memory_map(piece: FileRange) -> Any:
-    """Map a local file: what a projection leaves out is never read."""
+def _open_local(piece: FileRange) -> Any:
+    """Open a local file. Not as a memory map, which is no faster: where a file is cut short it kills the process."""
     try:
-        file = pa.memory_map(piece.path, "r") if piece.size else pa.BufferReader(b"")
+        file = pa.OSFile(piece.path, "rb")
     except FileNotFoundError as error:
-        raise NoFilesError(piece.path, "the file is gone since it was listed") from error
+        raise gone(piece.path) from error
     except (pa.ArrowException, OSError) as error:
         raise DataError(piece.path, str(error)) from error
     size = file.size()
     if size != piece.size:
         file.close()
-        what = f"it has {size} bytes now and had {piece.size} when it was listed"
-        raise DataError(piece.path, what, remedy="list the splits anew")
+        raise FileChangedError(piece.path, listed=piece.size, found=size)
     return file

@@ -82,8 +82,10 @@ class FileListing:
         return self.paths[index][self.root_lengths[index] :]
 
     def info(self, index: int) -> FileInfo:
-        etag = self.etags[index] if self.etags is not None else ""
-        return FileInfo(self.paths[index], int(self.sizes[index]), etag, self.relative(index))
+        return FileInfo(self.paths[index], int(self.sizes[index]), self.etag(index), self.relative(index))
+
+    def etag(self, index: int) -> str:
+        return self.etags[index] if self.etags is not None else ""
 
 
 class FileSplits:

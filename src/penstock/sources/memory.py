@@ -108,7 +108,7 @@ class ItemsSource:
             return list(items[np.asarray(indices, np.intp)])
         if isinstance(items, list) and isinstance(indices, range) and indices.step == 1:
             return items[indices.start : indices.stop]
-        return list(map(items.__getitem__, as_ints(indices)))
+        return [items[i] for i in as_ints(indices)]  # list(map(...)) would end at a StopIteration of theirs
 
 
 def _unordered(items: object) -> bool:
@@ -214,7 +214,7 @@ class TorchSource:
                     f"{type(dataset).__name__}.__getitems__ gave {len(elements)} elements for {len(indices)} indices"
                 )
         else:
-            elements = list(map(dataset.__getitem__, as_ints(indices)))
+            elements = [dataset[i] for i in as_ints(indices)]
         return tensors_to_numpy(elements)
 
 

@@ -18,14 +18,20 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.core.element import Element
-from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, TruncatedFileError
+from penstock.core.errors import (
+    CorruptRecordError,
+    DataError,
+    FileChangedError,
+    InvalidArgumentError,
+    TruncatedFileError,
+)
 from penstock.graph.readers import ReadNumpy
 from penstock.sources import io_threads
 from penstock.sources.base import Position, Reader, Records, Split
 from penstock.sources.listing import ArrayHeader, FileInfo, FileListing, list_files
 from penstock.sources.memory import IndexReader, index_splits
 from penstock.sources.readahead import WAIT_S
-from penstock.sources.storage import Options, is_remote, open_file, open_random
+from penstock.sources.storage import Options, check_unchanged, gone, is_remote, open_file, open_random
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -42,6 +48,7 @@ class Table:
 
     path: str
     size: int
+    etag: str
     dtype: np.dtype[Any]
     offset: int
     array_shape: tuple[int, ...]
@@ -155,6 +162,8 @@ class NumpySource:
         table, places = self._tables[number], indices - self._starts[number]
         if self.remote:
             return _native(_fetch_ranges(table, places, self._options))
+        # Before it is read: what was cut off a file since it was mapped would kill the process.
+        check_unchanged(table.path, table.path, table.size)
         mapped = self._map(table)
         if (np.diff(places) == 1).all():
             return _native(mapped[places[0] : places[-1] + 1], copy=True)
@@ -169,7 +178,7 @@ class NumpySource:
                 what = f"{file.size} bytes are no whole number of {self._raw_dtype} values"
                 raise TruncatedFileError(file.path, what, offset=file.size - rest)
             return ArrayHeader(self._raw_dtype, 0, (count,), False)
-        with open_random(file.path, file.size, self._options) as opened:
+        with open_random(file.path, file.size, self._options, etag=file.etag) as opened:
             head = opened.read(min(HEADER_BYTES, file.size))
         header = _parse_header(file.path, head)
         dtype, shape = header.dtype, header.shape
@@ -189,12 +198,12 @@ class NumpySource:
         if fortran_order and len(shape) > 1 and self.remote:
             raise DataError(file.path, "stored column by column", remedy="save it again in C order to read it remotely")
         if window is None:
-            return Table(file.path, file.size, dtype, offset, shape, fortran_order, shape[1:], shape[0], 1)
+            return Table(file.path, file.size, file.etag, dtype, offset, shape, fortran_order, shape[1:], shape[0], 1)
         if len(shape) > 1:
             raise DataError(file.path, f"an array of shape {shape}; window= is for flat files of values")
         stride = self._node.stride or window
         count = max(0, (shape[0] - window) // stride + 1)
-        return Table(file.path, file.size, dtype, offset, shape, fortran_order, (window,), count, stride)
+        return Table(file.path, file.size, file.etag, dtype, offset, shape, fortran_order, (window,), count, stride)
 
 
 def _native(elements: Array, *, copy: bool = False) -> Array:
@@ -230,9 +239,9 @@ def _map_elements(table: Table) -> Array:
     try:
         mapped = np.memmap(table.path, table.dtype, "r", table.offset, table.array_shape, order)
     except FileNotFoundError as error:
-        raise NoFilesError(table.path, "the file is gone since it was listed") from error
-    except ValueError as error:
-        raise TruncatedFileError(table.path, f"shorter than when it was listed: {error}") from error
+        raise gone(table.path) from error
+    except ValueError as error:  # it is shorter than its array
+        raise FileChangedError(table.path, listed=table.size) from error
     return table.cut(np.asarray(mapped))
 
 
@@ -263,7 +272,7 @@ def _within_limit(starts: Array, near: Array) -> list[Array]:
 
 
 def _read_range(table: Table, options: Options, start: int, stop: int) -> bytes:
-    with open_random(table.path, table.size, options) as file:
+    with open_random(table.path, table.size, options, etag=table.etag) as file:
         file.seek(start)
         return file.read(stop - start)
 
@@ -289,7 +298,8 @@ class _ForwardReader:
         place = self._next - int(self._starts[number])
         count = min(self._stop, int(self._starts[number + 1])) - int(self._starts[number])
         end = table.offset + (count - 1) * table.step_bytes + table.element_bytes
-        self._file = open_file(table.path, end, self._options, start=table.offset + place * table.step_bytes)
+        begin = table.offset + place * table.step_bytes
+        self._file = open_file(table.path, table.size, self._options, etag=table.etag, start=begin, stop=end)
 
     def read(self, want: int) -> Records:
         if self._next >= self._stop:
@@ -310,7 +320,8 @@ class _ForwardReader:
         assert self._file is not None
         content = self._file.read(size)
         if len(content) < size:
-            raise TruncatedFileError(table.path, "shorter than when it was listed", offset=self._file.tell())
+            found = self._file.tell()
+            raise FileChangedError(table.path, listed=table.size, found=found, offset=found)
         return content
 
     def _skip(self, size: int) -> None:

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from penstock.core.errors import (
     DataError,
+    FileChangedError,
     InvalidArgumentError,
     MissingExtraError,
     NoFilesError,
     StorageUnavailableError,
-    TruncatedFileError,
 )
 from penstock.sources import io_threads
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
@@ -30,6 +30,7 @@ RETRY_TIMEOUT = timedelta(seconds=90)  # obstore begins no retry after this; wit
 RETRIES = 6
 TRIES = 3  # by us: obstore's older releases leave an answer that breaks off in the middle to their caller
 TRY_AGAIN_WITHIN_S = 20.0  # what took longer went through obstore's own retries; with one more call below WAIT_S
+WEAK = "W/"  # begins the etag of a content that may differ in its bytes
 ASK_EACH = 64  # above this many named files in one folder, listing the folder is cheaper than asking for each
 
 # What s3fs and boto3 call it -> what obstore calls it.
@@ -46,6 +47,10 @@ _CONFIG_NAMES = {
     "requester_pays": "request_payer",
 }
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+class _OtherContentError(Exception):
+    """The object has another etag, or ends before the range that was asked for."""
 
 
 class S3Storage:
@@ -123,16 +128,26 @@ class S3Storage:
             if entry.path.startswith(inside) and "/." not in entry.path[len(inside) :]:
                 yield entry
 
-    def fetch(self, path: str, start: int, stop: int) -> Any:
+    def fetch(self, file: Entry, start: int, stop: int) -> Any:
         what = f"bytes {start} to {stop} could not be read"
-        get = partial(self._obstore.get_range, self._store, self._key(path), start=start, end=stop)
-        return self._call(path, what, get)
+        try:
+            return self._call(file.path, what, partial(self._get, file, start, stop))
+        except _OtherContentError as error:
+            raise FileChangedError(file.path, listed=file.size, offset=start) from error
 
-    def open(self, path: str, size: int, start: int) -> BinaryIO:
-        return cast(BinaryIO, ReadAheadFile(partial(self.fetch, path), path, size, start))
+    def _get(self, file: Entry, start: int, stop: int) -> Any:
+        key = self._key(file.path)
+        if not file.etag or file.etag.startswith(WEAK):
+            return self._obstore.get_range(self._store, key, start=start, end=stop)
+        # The same request with a condition: an object that was written anew is refused.
+        options: Any = {"range": (start, stop), "if_match": f'"{file.etag}"'}
+        return self._obstore.get(self._store, key, options=options).bytes()
 
-    def open_random(self, path: str, size: int) -> BinaryIO:
-        return cast(BinaryIO, RandomAccessFile(partial(self.fetch, path), path, size))
+    def open(self, file: Entry, start: int, stop: int) -> BinaryIO:
+        return cast(BinaryIO, ReadAheadFile(partial(self.fetch, file), file.path, file.size, start, stop))
+
+    def open_random(self, file: Entry) -> BinaryIO:
+        return cast(BinaryIO, RandomAccessFile(partial(self.fetch, file), file.path, file.size))
 
     def _call(self, path: str, what: str, call: Callable[[], T]) -> T:
         """Call obstore, with its errors told as ours. `call` begins anew each time: it may be called again."""
@@ -152,8 +167,8 @@ class S3Storage:
                     raise NoFilesError(path, "no such bucket") from error
                 if status in (401, 403):  # so listing says it
                     raise AccessDeniedError(path, f"{what}: {told}") from error
-                if status == 416:
-                    raise TruncatedFileError(path, f"{what}: the object is shorter than it was when listed") from error
+                if status in (412, 416) or isinstance(error, errors.PreconditionError):
+                    raise _OtherContentError from error
                 if 400 <= status < 500 and status not in (408, 429):  # those two mean: later
                     raise DataError(path, f"{what}: {told}") from error
                 if attempt == TRIES or time.monotonic() - began > TRY_AGAIN_WITHIN_S:

@@ -7,7 +7,6 @@ must not change by it. Files and row groups that the predicate cannot be true fo
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, PenstockError
+from penstock.core.errors import CorruptRecordError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadParquet
 from penstock.sources.background import made_ahead
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
@@ -36,7 +35,7 @@ from penstock.sources.parquet_groups import (
 from penstock.sources.predicates import Bounds, may_be_true
 from penstock.sources.projection import Projection, check_same_columns, group_ranges, project, side_by_side
 from penstock.sources.ranged import AHEAD_BYTES, RangedFile
-from penstock.sources.storage import is_remote
+from penstock.sources.storage import check_unchanged, is_remote
 
 EXTENSIONS = (".parquet", ".parq", ".pq")
 FOOTER_BYTES = 64 << 10  # what pyarrow asks for first
@@ -179,6 +178,10 @@ class _SplitWork:
                             yield kept
             except CorruptRecordError as error:
                 yield BadChunk(error, base + max(row, start) - piece.start)
+        try:
+            file.check_unchanged()
+        except FileChangedError as error:
+            yield BadChunk(error, base + piece.stop - piece.start)
 
 
 def _constant_bounds(constants: dict[str, Any] | Any, rows: int) -> dict[str, Bounds]:
@@ -200,7 +203,7 @@ class _ParquetFile:
         self._source: Any = piece.path
         self._ranged: RangedFile | None = None
         if self._remote:
-            self._ranged = RangedFile(piece.path, piece.size, node.storage_options, aborted)
+            self._ranged = RangedFile(piece.path, piece.size, node.storage_options, aborted, etag=piece.etag)
             self._source = pa.PythonFile(self._ranged, mode="r")
             if piece.size <= WHOLE_FILE_BYTES:
                 self._ranged.ask([(0, piece.size)])
@@ -261,6 +264,7 @@ class _ParquetFile:
         except PenstockError:
             raise
         except (pa.ArrowException, OSError) as error:
+            self.check_unchanged()
             which = f"row group {numbers[0]}" if len(unit) == 1 else f"row groups {numbers[0]} to {numbers[-1]}"
             last = unit[-1].first_row + unit[-1].rows - 1
             what = f"{which} (rows {unit[0].first_row} to {last}) cannot be read: {error}"
@@ -281,8 +285,7 @@ class _ParquetFile:
     def _open(self) -> None:
         if self._file is not None:
             return
-        if not self._remote:
-            self._check_size()
+        self.check_unchanged()
         self._file = self._new_file()
         self._metadata = self._file.metadata
         self._footers.keep(self._piece, self._metadata)
@@ -299,16 +302,9 @@ class _ParquetFile:
             what = f"not a whole Parquet file: {error}"
             raise CorruptRecordError(self._piece.path, what, offset=self._piece.size) from error
 
-    def _check_size(self) -> None:
-        try:
-            size = os.stat(self._piece.path).st_size
-        except FileNotFoundError as error:
-            raise NoFilesError(self._piece.path, "the file is gone since it was listed") from error
-        except OSError as error:
-            raise DataError(self._piece.path, error.strerror or str(error)) from error
-        if size != self._piece.size:
-            what = f"it has {size} bytes now and had {self._piece.size} when it was listed"
-            raise DataError(self._piece.path, what, remedy="list the splits anew")
+    def check_unchanged(self) -> None:
+        if not self._remote:
+            check_unchanged(self._piece.path, self._piece.path, self._piece.size)
 
 
 def _kept_error(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | PenstockError]:

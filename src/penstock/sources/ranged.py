@@ -28,8 +28,8 @@ class ReadAbortedError(Exception):
 
 
 class RangedFile(io.RawIOBase):
-    def __init__(self, path: str, size: int, options: Options, aborted: Future[None]) -> None:
-        self._path, self._size, self._options, self._aborted = path, size, options, aborted
+    def __init__(self, path: str, size: int, options: Options, aborted: Future[None], *, etag: str = "") -> None:
+        self._path, self._size, self._options, self._aborted, self._etag = path, size, options, aborted, etag
         self._at = 0
         self._starts: list[int] = []
         self._asked: dict[int, tuple[int, Future[bytes]]] = {}
@@ -113,7 +113,12 @@ class RangedFile(io.RawIOBase):
         return start if start is not None and position < self._asked[start][0] else None
 
     def _submit(self, start: int, stop: int) -> Future[bytes]:
-        return io_threads.submit(partial(_fetch, self._path, self._size, self._options, start, stop))
+        return io_threads.submit(partial(self._fetch, start, stop))
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        with open_random(self._path, self._size, self._options, etag=self._etag) as file:
+            file.seek(start)
+            return file.read(stop - start)
 
     def _wait_for(self, future: Future[bytes]) -> bytes:
         pair: tuple[Future[Any], ...] = (future, self._aborted)
@@ -123,12 +128,6 @@ class RangedFile(io.RawIOBase):
         if not done:
             raise StorageUnavailableError(self._path, f"a range of bytes did not come within {WAIT_S:.0f} s")
         return future.result()
-
-
-def _fetch(path: str, size: int, options: Options, start: int, stop: int) -> bytes:
-    with open_random(path, size, options) as file:
-        file.seek(start)
-        return file.read(stop - start)
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

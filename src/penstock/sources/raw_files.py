@@ -15,13 +15,13 @@ from functools import cached_property, partial
 from typing import ClassVar, Self
 
 from penstock.core.element import Element
-from penstock.core.errors import DataError, NoFilesError, StorageUnavailableError
+from penstock.core.errors import DataError, FileChangedError, StorageUnavailableError
 from penstock.graph.readers import FileSource, ReadFiles
 from penstock.sources import io_threads
 from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, Position, Records, Split
 from penstock.sources.listing import FileInfo, FileListing, list_files
 from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
-from penstock.sources.storage import Options, is_remote, open_random
+from penstock.sources.storage import Options, gone, is_remote, open_random
 
 OnBad = Callable[[DataError, int], None]
 FILES_IN_FLIGHT = 32
@@ -47,7 +47,7 @@ class FileTable:
         path, size = self.paths[index], int(self.sizes[index])
         if self._all_local or not is_remote(path):
             return read_local(path, size)
-        with open_random(path, size, self._options) as file:
+        with open_random(path, size, self._options, etag=self.listing.etag(index)) as file:
             return b"".join(iter(partial(file.read, WINDOW_BYTES), b""))
 
 
@@ -59,15 +59,14 @@ def read_local(path: str, size: int) -> bytes:
             content = os.read(descriptor, size + 1)  # one more, to see a file that has grown
             while len(content) < size and (more := os.read(descriptor, size - len(content))):
                 content += more  # Linux reads at most 2 GB a call
+            if len(content) != size:
+                raise FileChangedError(path, listed=size, found=os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
     except FileNotFoundError as error:
-        raise NoFilesError(path, "the file is gone since it was listed") from error
+        raise gone(path) from error
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from error
-    if len(content) != size:
-        found = f"{len(content)} bytes" if len(content) < size else "more bytes"
-        raise DataError(path, f"has {found} where the listing had {size}: it was changed meanwhile")
     return content
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeAlias
 
-from penstock.core.errors import StorageUnavailableError, TruncatedFileError
+from penstock.core.errors import FileChangedError, StorageUnavailableError
 from penstock.sources import io_threads
 
 Fetch: TypeAlias = Callable[[int, int], Any]
@@ -55,17 +55,16 @@ class _RemoteFile(io.BufferedIOBase):
 
     def _check_length(self, block: memoryview, start: int, stop: int) -> memoryview:
         if len(block) != stop - start:
-            raise TruncatedFileError(
-                self._path,
-                f"{len(block)} bytes came for the range {start} to {stop}, the listing said the file has {self._size}",
-                offset=start + len(block),
-            )
+            found = start + len(block)
+            raise FileChangedError(self._path, listed=self._size, found=found, offset=found)
         return block
 
 
 class ReadAheadFile(_RemoteFile):
-    def __init__(self, fetch: Fetch, path: str, size: int, start: int = 0) -> None:
+    def __init__(self, fetch: Fetch, path: str, size: int, start: int = 0, stop: int | None = None) -> None:
+        """`stop` is where reading ends, `size` where the file does."""
         super().__init__(fetch, path, size, start)
+        self._stop = size if stop is None else stop
         self._lock = threading.Lock()  # of the next three, against a close from another thread
         self._asked: deque[tuple[int, int, Future[Any]]] = deque()
         self._awaited: Future[Any] | None = None
@@ -76,8 +75,8 @@ class ReadAheadFile(_RemoteFile):
             self._ask()
 
     def _ask(self) -> None:
-        while self._next < self._size and self._next < self._at + WINDOW_BYTES:
-            stop = min(self._next + BLOCK_BYTES, self._size)
+        while self._next < self._stop and self._next < self._at + WINDOW_BYTES:
+            stop = min(self._next + BLOCK_BYTES, self._stop)
             self._asked.append((self._next, stop, io_threads.submit(partial(self._fetch, self._next, stop))))
             self._next = stop
 
@@ -91,7 +90,7 @@ class ReadAheadFile(_RemoteFile):
         skip = self._at - self._block_start
         if 0 <= skip < len(self._block):
             return self._block[skip:]
-        if self._at >= self._size:
+        if self._at >= self._stop:
             return memoryview(b"")
         start, stop, future = self._take()
         self._block = memoryview(b"")  # free the block before the next one is held
@@ -143,7 +142,7 @@ class ReadAheadFile(_RemoteFile):
         return done
 
     def read(self, size: int | None = -1) -> bytes:
-        wanted = max(0, self._size - self._at) if size is None or size < 0 else size
+        wanted = max(0, self._stop - self._at) if size is None or size < 0 else size
         parts: list[memoryview] = []
         while wanted and (part := self._here()[:wanted]):
             parts.append(part)

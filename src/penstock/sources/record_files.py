@@ -11,19 +11,20 @@ a time, positions, and what becomes of bad records. Rules:
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from penstock.core.element import Element
-from penstock.core.errors import CorruptRecordError, DataError
+from penstock.core.errors import CorruptRecordError, DataError, FileChangedError
 from penstock.graph.readers import RecordFile
 from penstock.sources.base import FileRange, Position, Records, Split
 from penstock.sources.compression import compression_of, open_decompressed
-from penstock.sources.storage import is_remote, open_file
+from penstock.sources.storage import check_unchanged, is_remote, open_file
 
 Offsets: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 OnBad: TypeAlias = Callable[[DataError, int], None]
@@ -193,12 +194,19 @@ class BlockFile:
         self.packed = compression_of(piece.path, node.compression) != "none"
         self._until = piece.size if until is None or not is_remote(piece.path) else min(until, piece.size)
         self._skip = start if self.packed else 0
-        self._file = self._open(0 if self.packed else start)
         self._failure: CorruptRecordError | None = None
+        self._file = self._raw = cast(BinaryIO, io.BytesIO())
+        try:
+            self._open(0 if self.packed else start)
+        except FileChangedError as error:
+            self._failure = error  # told when it is read, as all that is wrong with a file
 
-    def _open(self, start: int) -> BinaryIO:
-        raw = open_file(self.path, self._until, self._node.storage_options, start=start)
-        return open_decompressed(raw, self.path, self._node.compression)
+    def _open(self, start: int) -> None:
+        piece = self._piece
+        self._raw = open_file(
+            piece.path, piece.size, self._node.storage_options, etag=piece.etag, start=start, stop=self._until
+        )
+        self._file = open_decompressed(self._raw, self.path, self._node.compression)
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes: fewer at `until`, before corrupt data and at the end, none behind the end."""
@@ -213,20 +221,38 @@ class BlockFile:
                 parts.append(part)
                 size -= len(part)
         except CorruptRecordError as error:
+            self._failure = self._cause_of(error)
             if not parts:
-                raise
-            self._failure = error
+                raise self._failure from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_once(self, size: int, *, go_on: bool) -> bytes:
         read1: Callable[[int], bytes] = self._file.read1  # type: ignore[attr-defined]
-        part = read1(size)
+        room = (
+            size if self.packed else min(size, self._until - self._raw.tell())
+        )  # what a file has grown by is not read
+        part = read1(room) if room > 0 else b""
+        if not part and self._until >= self._piece.size:
+            self.check_unchanged()
         if part or not go_on or self._until >= self._piece.size:
             return part
         self._file.close()
         start, self._until = self._until, min(self._until + MORE_BYTES, self._piece.size)
-        self._file = self._open(start)
+        self._open(start)
         return self._read_once(size, go_on=True)
+
+    def _cause_of(self, error: CorruptRecordError) -> CorruptRecordError:
+        """Return what is wrong with the file itself, if its packed bytes make no sense because it was changed."""
+        try:
+            self.check_unchanged()
+        except FileChangedError as changed:
+            return changed
+        return error
+
+    def check_unchanged(self) -> None:
+        """Raise `FileChangedError` if the file is not the one that was listed; at its end that is looked at anyway."""
+        if self._failure is None:
+            check_unchanged(self._raw, self.path, self._piece.size, offset=self._raw.tell())
 
     def close(self) -> None:
         self._file.close()

@@ -6,13 +6,20 @@ local ones absolute), so that an error can name them and a split can carry them 
 
 from __future__ import annotations
 
+import io
 import os
 import stat as stat_module
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias, cast
 
-from penstock.core.errors import DataError, InvalidArgumentError, NoFilesError, StorageUnavailableError
+from penstock.core.errors import (
+    DataError,
+    FileChangedError,
+    InvalidArgumentError,
+    NoFilesError,
+    StorageUnavailableError,
+)
 from penstock.sources import io_threads
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
 
@@ -53,9 +60,9 @@ class Storage(Protocol):
         """Yield the files below a folder."""
         ...
 
-    def open(self, path: str, size: int, start: int) -> BinaryIO: ...
+    def open(self, file: Entry, start: int, stop: int) -> BinaryIO: ...
 
-    def open_random(self, path: str, size: int) -> BinaryIO: ...
+    def open_random(self, file: Entry) -> BinaryIO: ...
 
 
 def split_scheme(path: str) -> tuple[str, str]:
@@ -105,19 +112,46 @@ def storage_for(path: str, options: Options = ()) -> Storage:
     return FsspecStorage(scheme, dict(options))
 
 
-def open_file(path: str, size: int, options: Options = (), *, start: int = 0) -> BinaryIO:
-    """Open a file to be read forward from `start`.
+def open_file(
+    path: str, size: int, options: Options = (), *, etag: str = "", start: int = 0, stop: int | None = None
+) -> BinaryIO:
+    """Open a file to be read forward from `start`; of a remote one, nothing from `stop` on is read.
 
-    A remote file has its first requests under way when this returns, and nothing was waited for: `size` comes from
-    the listing. `read` and `readinto` come back short only at the end of the file. Seeking works; a far seek in a
-    remote file throws away what was read ahead.
+    A remote file has its first requests under way when this returns, and nothing was waited for: `size` and `etag`
+    come from the listing. `read` and `readinto` come back short only at the end of the file. Seeking works; a far seek
+    in a remote file throws away what was read ahead. A file that is not the one that was listed is a
+    `FileChangedError`: a local one here and by `check_unchanged`, a remote one where an answer shows it.
     """
-    return storage_for(path, options).open(path, size, start)
+    return storage_for(path, options).open(Entry(path, size, etag), start, size if stop is None else stop)
 
 
-def open_random(path: str, size: int, options: Options = ()) -> BinaryIO:
+def open_random(path: str, size: int, options: Options = (), *, etag: str = "") -> BinaryIO:
     """Open a file to be read here and there: every remote `read` is one request, nothing is read ahead."""
-    return storage_for(path, options).open_random(path, size)
+    return storage_for(path, options).open_random(Entry(path, size, etag))
+
+
+def check_unchanged(file: BinaryIO | str, path: str, listed: int, *, offset: int | None = None) -> None:
+    """Raise `FileChangedError` if a local file, open or named, has another size than when it was listed.
+
+    A remote one that is open has been compared with every answer.
+    """
+    try:
+        if isinstance(file, str):
+            found = os.stat(file).st_size
+        elif isinstance(file, io.BufferedReader):
+            found = os.fstat(file.fileno()).st_size
+        else:
+            return
+    except FileNotFoundError as error:
+        raise gone(path) from error
+    except OSError as error:
+        raise DataError(path, error.strerror or str(error)) from error
+    if found != listed:
+        raise FileChangedError(path, listed=listed, found=found, offset=offset)
+
+
+def gone(path: str) -> NoFilesError:
+    return NoFilesError(path, "the file is gone since it was listed")
 
 
 class LocalStorage:
@@ -162,19 +196,24 @@ class LocalStorage:
             if not is_hidden(inner):
                 yield from self._walk(inner, above | {real})
 
-    def open(self, path: str, size: int, start: int) -> BinaryIO:
+    def open(self, file: Entry, start: int, stop: int) -> BinaryIO:
         try:
-            file = open(normal_path(path), "rb", buffering=LOCAL_BUFFER_BYTES)  # noqa: SIM115 (the caller closes it)
+            opened = open(normal_path(file.path), "rb", buffering=LOCAL_BUFFER_BYTES)  # noqa: SIM115 (the caller closes it)
         except FileNotFoundError as error:
-            raise NoFilesError(path, "the file is gone since it was listed") from error
+            raise gone(file.path) from error
         except OSError as error:
-            raise DataError(path, error.strerror or str(error)) from error
+            raise DataError(file.path, error.strerror or str(error)) from error
+        try:
+            check_unchanged(opened, file.path, file.size)
+        except DataError:
+            opened.close()
+            raise
         if start:
-            file.seek(start)
-        return file
+            opened.seek(start)
+        return opened
 
-    def open_random(self, path: str, size: int) -> BinaryIO:
-        return self.open(path, size, 0)
+    def open_random(self, file: Entry) -> BinaryIO:
+        return self.open(file, 0, file.size)
 
 
 class FsspecStorage:
@@ -234,21 +273,27 @@ class FsspecStorage:
             if not is_hidden(inner):
                 yield from self.walk(inner)
 
-    def fetch(self, path: str, start: int, stop: int) -> bytes:
+    def fetch(self, file: Entry, start: int, stop: int) -> bytes:
+        path = file.path
+        to_the_end = stop == file.size
         try:
-            return cast(bytes, self._fs.cat_file(self._inner(path), start=start, end=stop))
+            # At the end one byte more, to see a file that has grown without asking for its size.
+            content = cast(bytes, self._fs.cat_file(self._inner(path), start=start, end=stop + to_the_end))
         except FileNotFoundError as error:
-            raise NoFilesError(path, "the file is gone since it was listed") from error
+            raise gone(path) from error
         except PermissionError as error:
             raise AccessDeniedError(path, str(error)) from error
         except OSError as error:
             raise StorageUnavailableError(path, f"bytes {start} to {stop} could not be read: {error}") from error
+        if to_the_end and start + len(content) > file.size:
+            raise FileChangedError(path, listed=file.size, offset=file.size)
+        return content
 
-    def open(self, path: str, size: int, start: int) -> BinaryIO:
-        return cast(BinaryIO, ReadAheadFile(partial(self.fetch, path), path, size, start))
+    def open(self, file: Entry, start: int, stop: int) -> BinaryIO:
+        return cast(BinaryIO, ReadAheadFile(partial(self.fetch, file), file.path, file.size, start, stop))
 
-    def open_random(self, path: str, size: int) -> BinaryIO:
-        return cast(BinaryIO, RandomAccessFile(partial(self.fetch, path), path, size))
+    def open_random(self, file: Entry) -> BinaryIO:
+        return cast(BinaryIO, RandomAccessFile(partial(self.fetch, file), file.path, file.size))
 
 
 def is_hidden(path: str) -> bool:

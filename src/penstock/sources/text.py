@@ -98,6 +98,7 @@ class LineScanner:
 
     def next_block(self) -> Block | None:
         if self._ended or (self._seek_line and not self._skip_line()):
+            self._file.check_unchanged()  # a range ends before the file does
             return None
         chunk = self._whole_lines()
         if not chunk:

@@ -13,12 +13,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, BinaryIO
 
-from penstock.core.errors import CorruptRecordError, DataError
+from penstock.core.errors import CorruptRecordError, DataError, FileChangedError
 from penstock.graph.readers import ReadWebdataset
 from penstock.sources.base import FileRange, Position, Records, Split
 from penstock.sources.compression import compression_of, open_decompressed
 from penstock.sources.listing import FileSplits, list_files
-from penstock.sources.storage import is_remote, open_file
+from penstock.sources.storage import check_unchanged, is_remote, open_file
 from penstock.sources.tar import TarStream
 
 OnBad = Callable[[DataError, int], None]
@@ -49,7 +49,7 @@ class WebdatasetSource(FileSplits):
 
 class WebdatasetReader:
     def __init__(self, node: ReadWebdataset, shard: FileRange, at: Position, on_bad: OnBad | None) -> None:
-        self._path, self._on_bad = shard.path, on_bad
+        self._path, self._size, self._on_bad = shard.path, shard.size, on_bad
         self._begin = at.offset or 0
         # Without an offset the samples before the position are passed over one by one.
         self._first = at.index
@@ -59,8 +59,9 @@ class WebdatasetReader:
         self._file: BinaryIO | None = None
         try:
             packed = compression_of(shard.path, node.compression) != "none"
-            raw = open_file(shard.path, shard.size, node.storage_options, start=0 if packed else self._begin)
-            self._file = open_decompressed(raw, shard.path, node.compression)
+            begin = 0 if packed else self._begin
+            self._raw = open_file(shard.path, shard.size, node.storage_options, etag=shard.etag, start=begin)
+            self._file = open_decompressed(self._raw, shard.path, node.compression)
         except DataError as error:
             self._failure = error  # told when it is read: a reader may be opened ahead and never used
         self._samples = self._read_samples()
@@ -95,7 +96,16 @@ class WebdatasetReader:
                 self._file.seek(self._begin)
             yield from self._grouped(TarStream(self._file, self._path, self._begin))
         except DataError as error:
-            self._leave_out(error)
+            self._leave_out(self._cause_of(error))
+
+    def _cause_of(self, error: DataError) -> DataError:
+        """Return that the shard was changed, if so: then it is no wonder that it cannot be read."""
+        try:
+            if self._file is not None:
+                check_unchanged(self._raw, self._path, self._size, offset=error.offset)
+        except FileChangedError as changed:
+            return changed
+        return error
 
     def _grouped(self, tar: TarStream) -> Generator[tuple[int, dict[str, Any], int], None, None]:
         key: str | None = None
@@ -116,6 +126,7 @@ class WebdatasetReader:
                 bad = CorruptRecordError(self._path, what, offset=member.offset)
             elif self._index >= self._first:
                 sample[extension] = tar.read_data()
+        check_unchanged(self._raw, self._path, self._size, offset=tar.offset)  # before a sample that may lack members
         if key is not None:
             yield from self._finished(sample, bad, tar.offset)
 

@@ -109,8 +109,8 @@ class FlatMapping(Stage):
                 self._work(want, out, runs, idents)
             except Exception as error:
                 self._error = blame(error, self._label, self._parents.marks.origin(self._next_parent))
-                if not out:
-                    raise self._error from None
+            if self._error is not None and not out:
+                raise self._error
         return Chunk(out, _RunMarks(runs, len(out)), np.concatenate(idents) if idents else None)
 
     def _take_parents(self, want: int) -> Chunk:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.runtime.blame import blame
+from penstock.runtime.blame import raise_blamed
 from penstock.runtime.contract import Chunk, Fixed, Idents, Stage, State
 from penstock.runtime.ops.children import MakeChildren
 from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
@@ -80,7 +80,7 @@ class Interleaving(Stage):
             children = iter(self._children(parent.element, ident))
             return _Slot(parent, children, sum(1 for _ in islice(children, given)))
         except Exception as error:
-            raise blame(error, self._label, parent.origin) from None
+            raise_blamed(error, self._label, parent.origin)
 
     def _pull(self, want: int) -> Chunk:
         if self._error is not None:
@@ -96,7 +96,7 @@ class Interleaving(Stage):
                     self._leave(slot)
                     continue
                 except Exception as error:
-                    raise blame(error, self._label, slot.parent.origin) from None
+                    raise_blamed(error, self._label, slot.parent.origin)
                 out.append(child)
                 origins.append(slot.parent.origin)
                 if self._with_idents:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.core.element import Element
+from penstock.core.errors import EmptyInputError
 from penstock.graph.ops import MixStop
 from penstock.runtime.blame import blame
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
-from penstock.runtime.ops.repeat import PASSES_FOR_EVER
+from penstock.runtime.ops.repeat import MOST_EMPTY, PASSES_FOR_EVER, EmptyPasses
 from penstock.runtime.stats import StageMeter
 
 
@@ -26,6 +27,7 @@ from penstock.runtime.stats import StageMeter
 class _Input:
     stage: Stage
     weight: float
+    empty: EmptyPasses
     pass_: int = 0
     units: float = 0.0
     ended: bool = False
@@ -82,7 +84,7 @@ class Mixing(Stage):
         weights: Sequence[float],
         unit: Callable[[Element], float] | None,
         stop: MixStop,
-        empty_ends: bool = True,
+        empty: Sequence[EmptyPasses],
         given_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__(meter, *upstreams)
@@ -91,12 +93,13 @@ class Mixing(Stage):
         self._given_weights = given_weights
         self._unit = unit
         self._stop = stop
-        self._empty_ends = empty_ends
+        self._empty = empty
+        self._stopped = False
 
     def open(self, pass_: int, state: State) -> None:
         self._outer_pass = pass_
         weights = self._given_weights or self._weights
-        self._sources = [_Input(stage, weight) for stage, weight in zip(self.inputs, weights)]
+        self._sources = [_Input(*each) for each in zip(self.inputs, weights, self._empty)]
         saved_inputs = state or [[0, None, 0.0, 0]] * len(self._sources)
         saved_weights = saved_inputs[len(self._sources)] if len(saved_inputs) > len(self._sources) else self._weights
         for source, saved in zip(self._sources, saved_inputs):
@@ -118,7 +121,7 @@ class Mixing(Stage):
         picks: list[tuple[int, float]] = []
         idents: list[Idents] = []
         before: list[_InputAt] | None = None
-        while len(out) < want and not self._over:
+        while len(out) < want and not self._over and not self._stopped:
             number = self._furthest_behind()
             if number is None:
                 break
@@ -135,8 +138,6 @@ class Mixing(Stage):
                 amount = 1.0 if self._unit is None else float(self._unit(element))
             except Exception as error:
                 self._error = blame(error, self._label, source.chunk.marks.origin(source.next))
-                if not out:
-                    raise self._error from None
                 break
             if source.chunk.idents is not None:
                 idents.append(source.chunk.idents[source.next : source.next + 1])
@@ -144,6 +145,8 @@ class Mixing(Stage):
             picks.append((number, amount))
             source.units += amount
             source.next += 1
+        if self._error is not None and not out:
+            raise self._error
         if before is None:
             return Chunk((), _MixMarks(self._stand(), (), self._given_weights))
         marks = _MixMarks(before, picks, self._given_weights)
@@ -173,13 +176,30 @@ class Mixing(Stage):
         source.chunk, source.next = chunk, 0
 
     def _next_pass(self, source: _Input, want: int) -> Chunk:
-        """Return the first chunk of the next pass, or of one after it: see `repeat` on passes without elements."""
+        """Return the first chunk of the next pass, or of one after it: see `EmptyPasses`."""
+        source.empty.gave()
         while True:
             source.pass_ += 1
+            source.empty.begin_pass()
             source.stage.open(self._inner_pass(source), None)
             source.chunk, source.next = Chunk((), Fixed(None)), 0
             chunk = source.stage.pull(want)
-            if not chunk.elements and not self._empty_ends:
-                continue
-            source.ended = not chunk.elements
-            return chunk
+            if chunk.elements or self._stopped:
+                return chunk
+            if source.empty.were_enough():
+                if not source.empty.alone:
+                    raise self._nothing_of(source)
+                source.ended = True
+                return chunk
+
+    def _nothing_of(self, source: _Input) -> EmptyInputError:
+        number = next(number for number, one in enumerate(self._sources) if one is source)
+        return EmptyInputError(
+            f"{self._label}: input {number} gave a stream nothing in {MOST_EMPTY} passes, so that "
+            "it would be left out of what this stream gives; give that input more data or a filter that keeps some of "
+            "every file, use fewer streams, or leave the input out"
+        )
+
+    def stop(self) -> None:
+        self._stopped = True
+        super().stop()

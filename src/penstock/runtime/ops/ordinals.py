@@ -8,6 +8,7 @@ the reader's own hint to get there. In a stream a feed names the ordinals: see `
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -79,10 +80,12 @@ class FedSplits:
 
     end = PASS_ENDED
 
-    def __init__(self, feed: SplitFeed, source: int, pass_: int) -> None:
+    def __init__(self, feed: SplitFeed, source: int, pass_: int, read: Counter[int]) -> None:
+        """`read` counts, by source, the splits that were named."""
         self.source = source
         self._feed = feed
         self._pass = pass_
+        self._read = read
 
     def first(self) -> int:
         return self._next(None)
@@ -92,7 +95,10 @@ class FedSplits:
 
     def _next(self, after: int | None) -> int:
         ordinal = self._feed.next_split(self.source, self._pass, after)
-        return PASS_ENDED if ordinal is None else ordinal
+        if ordinal is None:
+            return PASS_ENDED
+        self._read[self.source] += 1
+        return ordinal
 
     def ahead(self, ordinal: int) -> Iterable[int]:
         known = self._feed.known_split(self.source, self._pass, ordinal)

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.ops import PackLong
-from penstock.runtime.blame import blame
+from penstock.runtime.blame import raise_blamed
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
@@ -120,7 +120,7 @@ class Packing(Stage):
             if tokens.ndim != 1:
                 raise InvalidPipelineError(f"{self._label} takes one-dimensional sequences, not {list(tokens.shape)}")
         except Exception as error:
-            raise blame(error, self._label, marks.origin(k)) from None
+            raise_blamed(error, self._label, marks.origin(k))
         if len(tokens) <= self._length:
             return [tokens] if len(tokens) else []
         if self._long == "drop":

@@ -89,9 +89,9 @@ class Rebatching(Stage):
                     self._add(batch, chunk.marks, k, ident, out, points, idents)
                 except Exception as error:
                     self._error = blame(error, self.meter.label, chunk.marks.origin(k))
-                    if not out:
-                        raise self._error from None
                     break
+            if self._error is not None and not out:
+                raise self._error
         self._point = points[-1]
         return Chunk(out, _RowMarks(points), np.concatenate(idents) if idents else None)
 

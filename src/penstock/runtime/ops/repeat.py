@@ -1,12 +1,13 @@
 """repeat and with_epoch: passes over an input. The state is `[passes done, state inside the pass]`.
 
-A pass without elements ends it, or an empty input would be asked for ever. Not so in a stream whose source has splits:
-there others may have got all of a pass, and the next one may have something for it.
+A pass without elements ends it, or an empty input would be asked for ever. `EmptyPasses` says what that means in a
+stream, which gets a part of every pass.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.graph.ops import NEVER_ENDS, MemorySlot
@@ -14,6 +15,40 @@ from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Origin, Stag
 from penstock.runtime.stats import StageMeter
 
 PASSES_FOR_EVER = 1 << 32  # so that two epochs of an endless repeat do not share pass numbers
+
+
+MOST_EMPTY = 1000  # passes in a row of which a stream read some splits, and all for nothing
+
+
+class EmptyPasses:
+    """Tells when passes without elements mean that no pass will have any.
+
+    Alone, one of them says so. A stream reads a part of each pass: a filter may leave nothing of it, and something of
+    the next one's, which comes in another order. There it takes many; those of which others got all the splits say
+    nothing, and do not count.
+    """
+
+    def __init__(self, splits_read: Callable[[], int] | None = None) -> None:
+        """`splits_read`, in a stream, is how many splits the input has begun so far."""
+        self.alone = splits_read is None
+        self._splits_read = splits_read
+        self.gave()
+
+    def gave(self) -> None:
+        """The present pass has an element."""
+        self._count = 0
+
+    def begin_pass(self) -> None:
+        if self._splits_read is not None:
+            self._before = self._splits_read()
+
+    def were_enough(self) -> bool:
+        """Count a pass without elements that has ended; say whether to give up."""
+        if self._splits_read is None:
+            return True
+        if self._splits_read() != self._before:
+            self._count += 1
+        return self._count >= MOST_EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +66,26 @@ class _PassMarks:
 class Repeating(Stage):
     _passes: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, count: int, *, empty_ends: bool = True) -> None:
+    def __init__(self, meter: StageMeter, upstream: Stage, count: int, *, empty: EmptyPasses | None = None) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._count = count
-        self._empty_ends = empty_ends
+        self._empty = empty or EmptyPasses()
+        self._stopped = False
 
     def open(self, pass_: int, state: State) -> None:
         self._outer_pass = pass_
         self._passes, upstream_state = state or (0, None)
         self._given_in_pass = upstream_state is not None
         self._end: Marks = Fixed(upstream_state)
+        self._over = False
+        self._empty.gave()
         if self._more():
+            self._empty.begin_pass()
             self.upstream.open(self._inner_pass(), upstream_state)
 
     def _more(self) -> bool:
-        return self._count == NEVER_ENDS or self._passes < self._count
+        return not self._over and (self._count == NEVER_ENDS or self._passes < self._count)
 
     def _inner_pass(self) -> int:
         return self._outer_pass * (PASSES_FOR_EVER if self._count == NEVER_ENDS else self._count) + self._passes
@@ -55,31 +94,42 @@ class Repeating(Stage):
         self._passes += 1
         self._given_in_pass = False
         if self._more():
+            self._empty.begin_pass()
             self.upstream.open(self._inner_pass(), None)
 
+    def _gave(self) -> None:
+        self._given_in_pass = True
+        self._empty.gave()
+
+    def _pass_ended(self, end: Marks) -> None:
+        self._end = end
+        if not self._given_in_pass and self._empty.were_enough():
+            self._over = True  # an empty input stays empty for ever
+        else:
+            self._next_pass()
+
     def _pull(self, want: int) -> Chunk:
-        while self._more():
+        while self._more() and not self._stopped:
             chunk = self.upstream.pull(want)
             if chunk.elements:
-                self._given_in_pass = True
+                self._gave()
                 return Chunk(chunk.elements, _PassMarks(self._passes, chunk.marks), chunk.idents)
-            if self._empty_ends and not self._given_in_pass:
-                return Chunk((), _PassMarks(self._passes, chunk.marks))  # an empty input stays empty for ever
-            self._end = chunk.marks
-            self._next_pass()
+            self._pass_ended(chunk.marks)
         return Chunk((), _PassMarks(self._passes, self._end))
+
+    def stop(self) -> None:
+        self._stopped = True  # passes without elements would follow each other, and nothing in between see it
+        super().stop()
 
     def skip(self, count: int) -> int:
         passed = 0
-        while passed < count and self._more():
+        while passed < count and self._more() and not self._stopped:
             step = self.upstream.skip(count - passed)
             passed += step
-            self._given_in_pass = self._given_in_pass or step > 0
+            if step:
+                self._gave()
             if passed < count:
-                if self._empty_ends and not self._given_in_pass:
-                    break
-                self._end = self.upstream.pull(1).marks
-                self._next_pass()
+                self._pass_ended(self.upstream.pull(1).marks)
         return passed
 
 
@@ -91,9 +141,9 @@ class Epochs(Stage):
     """Cuts an endless repetition of the input into epochs of equal length; epoch e begins where e - 1 ended."""
 
     def __init__(
-        self, meter: StageMeter, upstream: Stage, count: int, slot: MemorySlot, *, empty_ends: bool = True
+        self, meter: StageMeter, upstream: Stage, count: int, slot: MemorySlot, *, empty: EmptyPasses | None = None
     ) -> None:
-        self._repeated = Repeating(StageMeter("repeat"), upstream, NEVER_ENDS, empty_ends=empty_ends)
+        self._repeated = Repeating(StageMeter("repeat"), upstream, NEVER_ENDS, empty=empty)
         super().__init__(meter, self._repeated)
         self._count = count
         self._slot = slot

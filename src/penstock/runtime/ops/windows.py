@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
-from penstock.runtime.blame import blame
+from penstock.runtime.blame import raise_blamed
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Stage, State
 from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
 from penstock.runtime.stats import StageMeter
@@ -234,7 +234,7 @@ class Windows(Stage):
         try:
             element = self._rules.finish(due.key, [waiting.element for waiting in due.window])
         except Exception as error:
-            raise blame(error, self._rules.label, origin) from None
+            raise_blamed(error, self._rules.label, origin)
         self._remove(due)
         for waiting in due.window:
             self._input.give(waiting)
@@ -260,4 +260,4 @@ class Windows(Stage):
         try:
             return self._rules.key(waiting.element)
         except Exception as error:
-            raise blame(error, self._rules.label, waiting.origin) from None
+            raise_blamed(error, self._rules.label, waiting.origin)
