@@ -7,10 +7,10 @@ import random
 import msgspec
 
 from .happenings import Leg, draw_legs
-from .modes import Modes, draw_modes, refusals
+from .modes import Modes, draw_modes, draw_way, refusals
 from .pipelines import Pipeline, Step, draw_pipeline, valid
 
-ILLEGAL_SHARE = 0.08
+ILLEGAL_SHARE = 0.05
 SLOW = Step("slow", {"seconds": 0.002})
 
 
@@ -62,15 +62,13 @@ def leg_text(leg: Leg, *, first: bool) -> str:
 def draw(seed: int) -> Case:
     """Return the case of a seed."""
     rng = random.Random(seed)
-    pipeline = draw_pipeline(rng)
-    modes = draw_modes(rng, pipeline)
     illegal = rng.random() < ILLEGAL_SHARE
-    for _ in range(200):
-        if illegal or not refusals(pipeline, modes):
+    while True:
+        way = draw_way(rng)
+        pipeline = draw_pipeline(rng, draw_way(rng) if illegal else way)
+        modes = draw_modes(rng, pipeline, way)
+        if illegal == bool(refusals(pipeline, modes)):
             break
-        if rng.random() < 0.3:
-            pipeline = draw_pipeline(rng)
-        modes = draw_modes(rng, pipeline)
     if pipeline.endless and modes.uneven == "allow" and not illegal:
         modes = msgspec.structs.replace(modes, uneven="drop")  # a rank that owns no stream would wait for ever, rightly
     if modes.sharding == "hint" and rng.random() < 0.8:

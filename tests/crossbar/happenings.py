@@ -15,7 +15,7 @@ from .pipelines import Pipeline
 
 ON_SERVICE = ("kill_runner", "pause_runner", "kill_dispatcher", "kill_both", "kill_all", "add_worker", "remove_worker")
 """Done by the first reader; they need a service that no other case uses."""
-ON_READER = ("rejoin", "reload", "second")
+ON_READER = ("rejoin", "reload", "second", "misuse")
 """Done by one reader to itself."""
 ON_ALL = ("break", "weights")
 """Done by all readers at the same step."""
@@ -69,10 +69,10 @@ def draw_workers(rng: random.Random) -> tuple[int, int]:
 
 
 def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg) -> list[Event]:
-    choices: dict[str, float] = {"break": 2.0, "rejoin": 2.0, "reload": 1.0, "second": 1.5}
+    choices: dict[str, float] = {"break": 2.0, "rejoin": 2.0, "reload": 1.0, "second": 1.5, "misuse": 0.7}
     if not modes.own_processes and leg.workers:
-        choices |= {"kill_runner": 0.7, "kill_dispatcher": 0.4, "kill_both": 0.15, "pause_runner": 0.15}
-        choices |= {"add_worker": 0.3, "kill_all": 0.1} | ({"remove_worker": 0.4} if leg.workers > 1 else {})
+        choices |= {"kill_runner": 0.5, "kill_dispatcher": 0.25, "kill_both": 0.1, "pause_runner": 0.1}
+        choices |= {"add_worker": 0.2, "kill_all": 0.06} | ({"remove_worker": 0.25} if leg.workers > 1 else {})
     mixed = pipeline.join is not None and pipeline.join.name == "mix"
     if mixed and not modes.after and modes.sharing is None and (modes.ranks == 1 or modes.in_turn):
         choices["weights"] = 3.0

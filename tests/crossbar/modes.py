@@ -237,9 +237,15 @@ def _sometimes(rng: random.Random, probability: float, values: list[Any], usual:
     return rng.choice(values) if rng.random() < probability else usual
 
 
-def draw_modes(rng: random.Random, pipeline: Pipeline) -> Modes:
-    """Half of the draws have one special way of reading each, so that its products with the others are covered."""
-    way = rng.choices(["plain", "ranks", "coordinated", "sharing", "feed", "replicas", "off"], [5, 5, 3, 3, 2, 1, 1])[0]
+WAYS = {"plain": 5.0, "ranks": 5.0, "coordinated": 3.0, "sharing": 3.0, "feed": 1.5, "replicas": 1.0, "off": 1.0}
+
+
+def draw_way(rng: random.Random) -> str:
+    return rng.choices(list(WAYS), list(WAYS.values()))[0]
+
+
+def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
+    """A case has one special way of reading, at most, and anything else with it: so their products are covered."""
     ranks = 1
     if way in ("ranks", "coordinated"):
         ranks = rng.choice([2, 2, 3])

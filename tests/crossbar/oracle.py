@@ -22,7 +22,7 @@ from .happenings import LOSES_A_STREAM
 from .modes import BATCH_OPERATORS, Refusal, refusals
 from .outputs import Output, Row, output_of, without
 from .pipelines import COLUMN_BATCH, REGROUPING, Pipeline, Step, build
-from .reader import Portion, Superseding
+from .reader import Misused, Portion, Superseding
 from .verdict import Failure
 
 REMEDIES = (
@@ -152,6 +152,8 @@ def check(
     for error in errors:
         if isinstance(error, Superseding):
             raise Failure("not superseded", str(error))
+        if isinstance(error, Misused):
+            raise Failure("misuse", str(error))
     if case.pipeline.has("failing"):
         _check_failing(case, outcomes, plain)
         return False

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 import penstock as ps
 
@@ -102,6 +103,8 @@ BATCHES: tuple[Kind, ...] = ("batch",)
 REGROUPING = frozenset({"batch", "padded_batch", "ragged_batch", "rebatch", "bucket", "group"})
 COUNTED = frozenset({"take", "skip", "enumerate", "zip"})
 WITH_RNG = frozenset({"noise", "filter_rng", "flat_map_rng"})
+ONCE = frozenset({"repeat", "blob", "slow", "none", "cache"})
+"""A second one would cost time or memory, and say nothing new."""
 ENDS_IDENTITY = REGROUPING | {"unbatch", "pack", "lists"}
 """After these an element is not the same one on every number of streams: nothing below draws from `rng`."""
 
@@ -395,31 +398,53 @@ def draw_step(rng: random.Random, pipeline: Pipeline, kind: str, *, identity: bo
     return Step(name, STEPS[name].draw(rng, pipeline))
 
 
-def draw_pipeline(rng: random.Random) -> Pipeline:
+def draw_pipeline(rng: random.Random, way: str = "plain") -> Pipeline:
+    """`way` is how it will be read: by a sampler and in coordinated steps only some pipelines can be."""
+    if way == "feed":
+        return _draw_fed(rng)
     several = rng.random() < 0.25
     count = rng.choice([2, 2, 3]) if several else 1
     sources = tuple(draw_source(rng, 1000 * number) for number in range(count))
     if several:  # columns of one source beside rows of another would be two kinds of elements
-        sources = tuple(
-            msgspec.structs.replace(s, kind="parquet") if s.kind == "parquet_batches" else s for s in sources
-        )
+        sources = tuple(replace(s, kind="parquet") if s.kind == "parquet_batches" else s for s in sources)
     pipeline = Pipeline(sources=sources, join=draw_join(rng, count) if several else None)
     kind, identity = source_kind(pipeline), source_kind(pipeline) == "row"
     steps: list[Step] = []
     if kind == "row" and rng.random() < 0.08:
         steps.append(Step("failing", _failing(rng, pipeline)))
-    for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4])):
-        so_far = msgspec.structs.replace(pipeline, steps=tuple(steps))
-        step = draw_step(rng, so_far, kind, identity=identity)
-        if step.name in ("repeat", "blob", "slow", "none") and any(each.name == step.name for each in steps):
+    most = 2 if way == "coordinated" else 4
+    for _ in range(min(most, rng.choice([0, 1, 1, 2, 2, 3, 4]))):
+        step = draw_step(rng, replace(pipeline, steps=tuple(steps)), kind, identity=identity)
+        if step.name in ONCE and any(each.name == step.name for each in steps):
             continue
         kind = kind_after(kind, step) or kind
         identity = identity and step.name not in ENDS_IDENTITY
         steps.append(step)
-    pipeline = msgspec.structs.replace(pipeline, steps=tuple(steps))
+    if way == "coordinated" and kind in ROWS and rng.random() < 0.85:
+        name = rng.choice(["bucket", "bucket", "padded_batch", "group", "batch"])
+        if kind == "row" and name in ("bucket", "padded_batch"):
+            steps.append(Step("tokens"))
+        if kind == "row" or name != "batch":
+            steps.append(Step(name, STEPS[name].draw(rng, pipeline)))
+    return _of_bounded_size(replace(pipeline, steps=tuple(steps)))
+
+
+def _draw_fed(rng: random.Random) -> Pipeline:
+    source = Source(kind=rng.choice(sorted(INDEXABLE)), rows=rng.choice([1, 3, 10, 24, 40]))
+    names = rng.sample(["value", "noise", "blob", "prefetch", "cache", "tokens", "slow"], rng.choice([0, 1, 2, 3]))
+    pipeline = Pipeline(sources=(source,))
+    names.sort(key=lambda name: name == "tokens")  # rows of unequal lengths are for padded batches alone
+    if rng.random() < 0.5:
+        names.append(rng.choice(["padded_batch", "ragged_batch"]) if "tokens" in names else "batch")
+    steps = tuple(Step(name, STEPS[name].draw(rng, pipeline)) for name in names)
+    return _of_bounded_size(replace(pipeline, steps=steps))
+
+
+def _of_bounded_size(pipeline: Pipeline) -> Pipeline:
+    """Return it with fewer rows where they are large: megabytes are for the way they travel, not for their number."""
     blob = pipeline.find("blob")
-    if blob is not None:  # megabytes are for the way they travel, not for their number
-        most = 12 if blob.arguments["size"].startswith("1M") else 40
-        sources = tuple(msgspec.structs.replace(s, rows=min(s.rows, most // s.files * s.files)) for s in sources)
-        pipeline = msgspec.structs.replace(pipeline, sources=sources)
-    return pipeline
+    if blob is None:
+        return pipeline
+    most = 12 if blob.arguments["size"].startswith("1M") else 40
+    sources = tuple(replace(s, rows=min(s.rows, most // s.files * s.files)) for s in pipeline.sources)
+    return replace(pipeline, sources=sources)

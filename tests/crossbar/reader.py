@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.errors import SupersededError
+from penstock.core.errors import PenstockError, SupersededError
 
 from . import adapter
 from .happenings import ON_ALL, ON_READER, ON_SERVICE, Event, Leg
@@ -51,6 +51,10 @@ class Shared:
 
 class Superseding(AssertionError):
     """An older reader of a slot was not refused."""
+
+
+class Misused(AssertionError):
+    """Something that cannot be meant was not refused with a sentence."""
 
 
 class Reader:
@@ -184,6 +188,9 @@ class Reader:
                 return iter(self._loader)
             case "second":
                 return self._second(elements, portion)
+            case "misuse":
+                self._misuse(portion.states[-1])
+                return elements
             case _:
                 self._shared.strike(event.what)
                 return elements
@@ -212,3 +219,30 @@ class Reader:
         except SupersededError:
             return elements
         raise Superseding(f"the older reader of a slot was given {more} outputs more and was not refused")
+
+    def _misuse(self, state: dict[str, Any]) -> None:
+        """Ask for what the pages say is refused. The loader is then read on as if nothing had been asked."""
+        first, *rest = state["pipeline"]
+        label, _, kind = first
+        misuses: dict[str, Callable[[], Any]] = {
+            "no state": lambda: self._loader.load_state_dict({}),
+            "an empty list": lambda: self._loader.load_state_dict([]),
+            "another source": lambda: self._loader.load_state_dict(
+                {**state, "pipeline": [[label, "00000000", kind], *rest]}
+            ),
+            "weights below 0": lambda: self._loader.set_weights([-1.0]),
+        }
+        if state.get("consumers", 1) > 1:
+            other = (state["consumer"] + 1) % state["consumers"]
+            misuses["another rank's state"] = lambda: self._loader.load_state_dict({**state, "consumer": other})
+        for name, misuse in misuses.items():
+            self.where = f"misuses its loader: {name}"
+            try:
+                misuse()
+            except PenstockError as error:
+                if len(str(error).split()) < 5:
+                    raise Misused(f"{name}: {error!r} is no sentence") from error
+            except Exception as error:
+                raise Misused(f"{name}: {error!r} where a PenstockError was due") from error
+            else:
+                raise Misused(f"{name} was not refused")
