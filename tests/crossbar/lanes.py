@@ -57,8 +57,8 @@ class Lane:
             self.close()
             return Verdict(kind="process died", text=f"the process of the case ended with {code}")
         verdict = msgspec.json.decode(line, type=Verdict)
-        if verdict.kind == "hang":
-            self.close()  # its threads still wait
+        if verdict.kind:
+            self.close()  # threads may still wait, and streams turn in circles, which later cases would pay for
         return verdict
 
     def _start(self) -> None:
