@@ -20,6 +20,7 @@ from tests.crossbar.lanes import Lane
 from tests.crossbar.modes import Modes, refusals
 from tests.crossbar.outputs import Output
 from tests.crossbar.pipelines import Pipeline, Source, Step
+from tests.crossbar.plain import Plain
 from tests.crossbar.reader import Portion
 from tests.crossbar.runner import run_seeds
 from tests.crossbar.shrink import shrink
@@ -46,7 +47,7 @@ BATCHES = Pipeline(
 BUCKETS = Pipeline(sources=(Source(rows=24),), steps=(Step("tokens"), Step("bucket", {"size": 2, "drop_last": False})))
 
 
-def outcome_of(case: Case, plain: oracle.Plain) -> LegOutcome:
+def outcome_of(case: Case, plain: Plain) -> LegOutcome:
     """Deal the outputs of two epochs to the ranks in turn, as a service would."""
     ranks = case.modes.ranks
     readers: list[list[Portion]] = [[] for _ in range(ranks)]
@@ -59,8 +60,8 @@ def outcome_of(case: Case, plain: oracle.Plain) -> LegOutcome:
     return LegOutcome(case.legs[0], readers)
 
 
-def plain_of(case: Case, folder: Path) -> oracle.Plain:
-    return oracle.Plain(case, SEED, folder)
+def plain_of(case: Case, folder: Path) -> Plain:
+    return Plain(case, SEED, folder)
 
 
 Plant = Callable[[list[list[Portion]]], object]

@@ -12,7 +12,7 @@ from typing import Any
 import penstock as ps
 
 from .modes import Modes
-from .pipelines import apply
+from .steps import apply
 
 TRAINER_TIMEOUT_S = 5.0
 

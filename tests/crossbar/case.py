@@ -6,9 +6,11 @@ import random
 
 import msgspec
 
+from .drawing import draw_pipeline
 from .happenings import Leg, draw_legs
 from .modes import Modes, draw_modes, draw_way, refusals
-from .pipelines import Pipeline, Step, draw_pipeline, valid
+from .pipelines import Pipeline, Step
+from .steps import valid
 
 ILLEGAL_SHARE = 0.05
 SLOW = Step("slow", {"seconds": 0.002})

@@ -19,8 +19,8 @@ import penstock as ps
 
 from . import adapter
 from .case import Case
+from .datasets import build
 from .happenings import Leg
-from .pipelines import build
 from .reader import Portion, Reader, Shared
 from .samplers import Sampler, make_sampler
 

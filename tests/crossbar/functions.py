@@ -152,14 +152,15 @@ def failing(error: str, at: int, how: str) -> Callable[..., Any]:
             check(row)
         return rows
 
-    return {
+    functions: dict[str, Callable[..., Any]] = {
         "map": in_map,
         "filter": in_filter,
         "flat_map": in_flat_map,
         "generator": in_generator,
         "interleave": in_flat_map,
         "lists": in_lists,
-    }[how]
+    }
+    return functions[how]
 
 
 def key_of(keys: int) -> Callable[[Row], int]:

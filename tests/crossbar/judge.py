@@ -12,11 +12,12 @@ import penstock as ps
 
 from . import oracle
 from .case import Case
+from .datasets import build
 from .driver import LegOutcome, Limits, Run, Services, scratch, seed_of
 from .happenings import Leg
 from .modes import refusals
 from .outputs import Output
-from .pipelines import build
+from .plain import Plain
 from .verdict import Failure, Verdict
 
 
@@ -36,7 +37,7 @@ def judge(case: Case, services: Services, limits: Limits) -> Verdict:
 def _judge(case: Case, services: Services, limits: Limits) -> bool:
     with scratch() as folder:
         dataset = build(case.pipeline, folder)
-        plain = oracle.Plain(case, seed_of(dataset), folder)
+        plain = Plain(case, seed_of(dataset), folder)
         legal = not refusals(case.pipeline, case.modes)
         if case.pipeline.endless and legal and not case.pipeline.has("failing") and not plain.rows(0):
             return False  # nothing, repeated for ever: no page says what that is

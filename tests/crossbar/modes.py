@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from .pipelines import COUNTED, INDEXABLE, REGROUPING, STEPS, Pipeline, Step, kind_of
+from .pipelines import COUNTED, INDEXABLE, REGROUPING, Pipeline, Step
+from .steps import STEPS, kind_of
 
 STATIC = frozenset({"file", "data", "file_or_data", "hint", "custom"})
 ONE_TO_ONE = frozenset({"value", "noise", "blob", "none", "slow", "tokens", "select", "cache", "prefetch", "batch_map"})

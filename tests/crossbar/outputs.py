@@ -11,18 +11,18 @@ Row = tuple[Any, ...]
 
 
 class Output(NamedTuple):
-    """One step's output. `width` is the padded length, `index` what `enumerate` counted."""
+    """One step's output. `width` is the padded length, `number` what `enumerate` counted."""
 
     rows: tuple[Row, ...]
     width: int | None = None
-    index: int | None = None
+    number: int | None = None
 
 
 def output_of(element: Any) -> Output:
     """Return an output's rows; nothing of the element is kept, since its memory may be used again."""
     if isinstance(element, tuple) and len(element) == 2 and isinstance(element[0], (int, np.integer)):
         inner = output_of(element[1])
-        return inner._replace(index=int(element[0]))
+        return inner._replace(number=int(element[0]))
     width = None
     if isinstance(element, dict) and isinstance(element.get("tokens"), np.ndarray) and element["tokens"].ndim == 2:
         width = element["tokens"].shape[1]
@@ -59,6 +59,6 @@ def _value(value: Any) -> Any:
         if value.ndim == 0:
             return value.item()
         if value.size > 64:
-            return value.size, zlib.crc32(np.ascontiguousarray(value))
+            return value.size, zlib.crc32(value.tobytes())
         return tuple(value.reshape(-1).tolist())
     return value.item() if isinstance(value, np.generic) else value

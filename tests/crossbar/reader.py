@@ -185,7 +185,8 @@ class Reader:
                 else:
                     self._shared.graveyard.append(self._loader)
                     self._open(state)
-                return iter(self._loader)
+                again: Iterator[Any] = iter(self._loader)
+                return again
             case "second":
                 return self._second(elements, portion)
             case "misuse":
@@ -200,7 +201,7 @@ class Reader:
         old_loader = self._loader
         self._shared.graveyard.append(old_loader)
         self._open(portion.states[-1])
-        elements = iter(self._loader)
+        elements: Iterator[Any] = iter(self._loader)
         self.where = "waits for the first output of a second reader"
         try:
             first = output_of(next(elements))

@@ -27,6 +27,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     smallest: Case
     tried: int
+    again: bool
+    """It failed in the same way when it was run a second time: it does not depend on chance, or not much."""
 
 
 class Summary:
@@ -120,12 +122,7 @@ def run_seeds(
                     return
                 case = draw(seed)
                 verdict = lane.run(case, limits)
-                found = None
-                if verdict.kind:
-                    small, found_verdict, tried = shrink(
-                        case, verdict, lambda candidate: lane.run(candidate, SHRINK_LIMITS), seconds=shrink_s
-                    )
-                    found = Found(seed=seed, verdict=found_verdict, smallest=small, tried=tried)
+                found = find(lane, case, verdict, limits, shrink_s) if verdict.kind else None
                 with lock:
                     summary.add(case, verdict)
                     if found is not None:
@@ -147,8 +144,19 @@ def run_seeds(
     return summary
 
 
+def find(lane: Lane, case: Case, verdict: Verdict, limits: Limits, shrink_s: float) -> Found:
+    """Run a failing case again, and make it smaller if it fails again."""
+    again = lane.run(case, limits).kind == verdict.kind
+    small, found, tried = case, verdict, 0
+    if again:
+        small, found, tried = shrink(
+            case, verdict, lambda candidate: lane.run(candidate, SHRINK_LIMITS), seconds=shrink_s
+        )
+    return Found(seed=case.seed, verdict=found, smallest=small, tried=tried, again=again)
+
+
 def report(found: Found) -> str:
     return (
-        f"seed {found.seed} FAILED: {found.verdict.kind}: {found.verdict.text.strip()[:1500]}\n"
+        f"seed {found.seed} FAILED{'' if found.again else ' ONCE OF TWICE'}: {found.verdict.kind}: {found.verdict.text.strip()[:1500]}\n"
         f"smallest of {found.tried} tried:\n{found.smallest}\n  as JSON   {found.smallest.encode()}\n"
     )
