@@ -156,7 +156,8 @@ def find(lane: Lane, case: Case, verdict: Verdict, limits: Limits, shrink_s: flo
 
 
 def report(found: Found) -> str:
+    failed = "FAILED" if found.again else "FAILED ONCE OF TWICE"
     return (
-        f"seed {found.seed} FAILED{'' if found.again else ' ONCE OF TWICE'}: {found.verdict.kind}: {found.verdict.text.strip()[:1500]}\n"
+        f"seed {found.seed} {failed}: {found.verdict.kind}: {found.verdict.text.strip()[:1500]}\n"
         f"smallest of {found.tried} tried:\n{found.smallest}\n  as JSON   {found.smallest.encode()}\n"
     )
