@@ -31,11 +31,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reader: int = 0
     back: int = 0
     """`rejoin` and `reload` go back to the state of so many steps before."""
+    fresh: bool = False
+    """`second` has no state, and begins its epoch anew."""
     weights: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         who = f" of reader {self.reader}" if self.what in ON_READER and self.reader else ""
-        back = f" from {self.back} steps before" if self.back else ""
+        back = f" from {self.back} steps before" if self.back else " without a state" if self.fresh else ""
         weights = f" {list(self.weights)}" if self.weights else ""
         return f"{self.what}{weights}{who} at iteration {self.iteration} step {self.step}{back}"
 
@@ -68,7 +70,7 @@ def draw_workers(rng: random.Random) -> tuple[int, int]:
     return rng.choices([(1, 0), (2, 0), (3, 0), (0, 1), (1, 1)], [5, 5, 3, 1, 0.7])[0]
 
 
-def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg) -> list[Event]:
+def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, first: bool) -> list[Event]:
     choices: dict[str, float] = {"break": 2.0, "rejoin": 2.0, "reload": 1.0, "second": 1.5, "misuse": 0.7}
     if not modes.own_processes and leg.workers:
         choices |= {"kill_runner": 0.5, "kill_dispatcher": 0.25, "kill_both": 0.1, "pause_runner": 0.1}
@@ -87,12 +89,15 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg) -> l
             break
         what = rng.choices(list(choices), list(choices.values()))[0]
         step = rng.choice([0, 1, 2, 3, 5, 8])
+        iteration = rng.randrange(leg.iterations + (leg.stop is not None))
+        alone = first and iteration == 0 and leg.ranks == 1 and modes.sharing is None
         made.append(
             Event(
                 what=what,
-                iteration=rng.randrange(leg.iterations + (leg.stop is not None)),
+                iteration=iteration,
                 step=step,
                 reader=rng.randrange(modes.trainers if modes.sharing else leg.ranks) if what in ON_READER else 0,
+                fresh=what == "second" and alone and rng.random() < 0.6,
                 back=rng.choice([0, 0, 1, 2]) if what in ("rejoin", "reload") else 0,
                 weights=tuple(float(rng.choice([1, 3])) for _ in pipeline.sources) if what == "weights" else (),
             )
@@ -132,5 +137,5 @@ def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg
             reads_on=stop is not None and (rng.random() < 0.3 or (modes.uneven == "allow" and ranks > 1)),
             dropped=not last and rng.random() < 0.3,
         )
-        legs.append(msgspec.structs.replace(leg, events=tuple(_events(rng, pipeline, modes, leg))))
+        legs.append(msgspec.structs.replace(leg, events=tuple(_events(rng, pipeline, modes, leg, first=number == 0))))
     return tuple(legs)
