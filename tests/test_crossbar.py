@@ -26,7 +26,36 @@ from tests.crossbar.runner import run_seeds
 from tests.crossbar.shrink import shrink
 from tests.crossbar.verdict import Failure, Verdict
 
-SEEDS = ()
+SEEDS = (
+    3,
+    6,
+    10,
+    13,
+    14,
+    20,
+    21,
+    36,
+    41,
+    50,
+    53,
+    55,
+    56,
+    62,
+    72,
+    75,
+    90,
+    98,
+    109,
+    119,
+    133,
+    139,
+    140,
+    144,
+    153,
+    157,
+    160,
+)
+"""Together they have every mode, source, operator and happening that is not about a defect known today."""
 SEED = 7
 
 
@@ -225,6 +254,7 @@ def test_every_wait_is_bounded(limits: Limits, kind: str) -> None:
     assert verdict.kind == kind
 
 
+@pytest.mark.timeout(300)
 def test_some_cases_come_out_as_they_must() -> None:
     summary = run_seeds(SEEDS, jobs=2, shrink_s=0, limits=Limits(timeout_s=30, case_s=60), quiet=True)
     assert not summary.found, "\n".join(f"{found.verdict}\n{found.smallest}" for found in summary.found)

@@ -13,7 +13,7 @@ from .steps import ROWS, STEPS, draw_failing, kind_after, source_kind
 
 def draw_source(rng: random.Random, first: int, *, rows: int | None = None) -> Source:
     kind = rng.choice([*["range"] * 4, "items", "items", "generator", *WRITERS])
-    count = rng.choice([0, 1, 3, 10, 24, 24, 40, 40, 64]) if rows is None else rows
+    count = rng.choice([0, 1, 3, 10, 24, 24, 40, 40, 40, 64, 64, 100]) if rows is None else rows
     files = 1 if kind in ("range", "items") else rng.choice([1, 2, 3, 5])
     if kind == "generator":
         count = max(1, count // files) * files if count else 0

@@ -43,6 +43,8 @@ class LegOutcome:
     errors: dict[int, BaseException] = field(default_factory=dict)
     waited: str = ""
     """What was waited for when the time was up; empty: nothing."""
+    happened: list[str] = field(default_factory=list)
+    """The events that came about: an epoch may end before the step of one."""
 
 
 class Services:
@@ -172,6 +174,7 @@ class Run:
             [reader.portions for reader in readers],
             {reader.number: reader.error for reader in readers if reader.error is not None},
             "; ".join(f"reader {reader.number} {reader.where}\n{reader.stack()}" for reader in stuck),
+            [event for reader in readers for event in reader.happened],
         )
         return outcome, [reader.checkpoint for reader in readers]
 

@@ -11,7 +11,7 @@ import random
 import msgspec
 
 from .modes import Modes
-from .pipelines import Pipeline
+from .pipelines import REGROUPING, Pipeline
 
 ON_SERVICE = ("kill_runner", "pause_runner", "kill_dispatcher", "kill_both", "kill_all", "add_worker", "remove_worker")
 """Done by the first reader; they need a service that no other case uses."""
@@ -70,6 +70,15 @@ def draw_workers(rng: random.Random) -> tuple[int, int]:
     return rng.choices([(1, 0), (2, 0), (3, 0), (0, 1), (1, 1)], [5, 5, 3, 1, 0.7])[0]
 
 
+def _outputs(pipeline: Pipeline, modes: Modes, ranks: int) -> int:
+    """Return about how many steps an epoch has: most events are to come about."""
+    count = min(pipeline.rows, 60)
+    for step in (*pipeline.steps, *modes.after):
+        if step.name in REGROUPING:
+            count //= step.arguments["size"]
+    return count // ranks
+
+
 def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, first: bool) -> list[Event]:
     choices: dict[str, float] = {"break": 2.0, "rejoin": 2.0, "reload": 1.0, "second": 1.5, "misuse": 0.7}
     if not modes.own_processes and leg.workers:
@@ -88,8 +97,9 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
         if not choices:
             break
         what = rng.choices(list(choices), list(choices.values()))[0]
-        step = rng.choice([0, 1, 2, 3, 5, 8])
         iteration = rng.randrange(leg.iterations + (leg.stop is not None))
+        last = _outputs(pipeline, modes, leg.ranks) if iteration < leg.iterations else leg.stop or 0
+        step = rng.randint(0, max(0, min(last, 8)))
         alone = first and iteration == 0 and leg.ranks == 1 and modes.sharing is None
         made.append(
             Event(

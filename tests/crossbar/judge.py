@@ -24,24 +24,28 @@ from .verdict import Failure, Verdict
 def judge(case: Case, services: Services, limits: Limits) -> Verdict:
     """Run a case; what is wrong with it is in the verdict, and nothing is raised."""
     begin = time.monotonic()
+    kind = text = ""
+    refused = False
+    outcomes: list[LegOutcome] = []
     try:
-        refused = _judge(case, services, limits)
+        refused = _judge(case, services, limits, outcomes)
     except Failure as failure:
-        return Verdict(kind=failure.kind, text=failure.text, seconds=time.monotonic() - begin)
+        kind, text = failure.kind, failure.text
     except Exception as error:  # a plain run that fails, too, is something to report
-        text = "".join(traceback.format_exception(error))[-2000:]
-        return Verdict(kind=f"here {type(error).__name__}", text=text, seconds=time.monotonic() - begin)
-    return Verdict(refused=refused, seconds=time.monotonic() - begin)
+        kind, text = f"here {type(error).__name__}", "".join(traceback.format_exception(error))[-2000:]
+    happened = tuple(event for outcome in outcomes for event in outcome.happened)
+    return Verdict(kind=kind, text=text, refused=refused, seconds=time.monotonic() - begin, happened=happened)
 
 
-def _judge(case: Case, services: Services, limits: Limits) -> bool:
+def _judge(case: Case, services: Services, limits: Limits, outcomes: list[LegOutcome]) -> bool:
+    """Return whether the case was refused, rightly; `outcomes` are added to as they come about."""
     with scratch() as folder:
         dataset = build(case.pipeline, folder)
         plain = Plain(case, seed_of(dataset), folder)
         legal = not refusals(case.pipeline, case.modes)
         if case.pipeline.endless and legal and not case.pipeline.has("failing") and not plain.rows(0):
             return False  # nothing, repeated for ever: no page says what that is
-        outcomes = Run(case, services, folder, limits, dataset).read()
+        outcomes += Run(case, services, folder, limits, dataset).read()
         well = not any(outcome.errors or outcome.waited for outcome in outcomes)
         disturbed = len(case.legs) > 1 or case.legs[0].events or case.legs[0].workers != 1
         undisturbed: dict[tuple[int, int], list[Output]] = {}

@@ -17,7 +17,7 @@ from .case import Case
 from .driver import LegOutcome, sampler_of
 from .epochs import Epoch, by_epoch, some
 from .modes import BATCH_OPERATORS, Refusal, refusals
-from .outputs import Output, without
+from .outputs import Output, Row, without
 from .plain import Plain
 from .reader import Misused, Superseding
 from .verdict import Failure
@@ -177,25 +177,35 @@ def _brief(output: Output) -> str:
 
 
 def _check_sharing(case: Case, outcomes: list[LegOutcome], plain: Plain) -> None:
-    """A trainer reads a part of an epoch, each row once; all of it where it is waited for from the beginning."""
-    if case.pipeline.endless:
+    """A trainer reads a part of an epoch, each row once: all of it if it is waited for from the beginning.
+
+    Together the trainers read all of it, since nothing is made that none of them asked for.
+    """
+    modes, pipeline = case.modes, case.pipeline
+    if pipeline.endless or (modes.sharding == "off" and pipeline.unseeded):
         return
-    quiet = not case.legs[0].events
-    plenty = case.modes.sharing == "wait" and (case.modes.trainers_named or case.modes.trainers == 1)
-    lost_by_design = any(step.arguments.get("drop_last") for step in (*case.pipeline.steps, *case.modes.after))
-    lost_by_design |= any(step.name in ("take", "skip") for step in case.modes.after)
-    lost_by_design |= case.pipeline.join is not None and case.pipeline.join.arguments.get("stop") == "first"
-    off = case.modes.sharding == "off"
+    taken_away = any(step.arguments.get("drop_last") for step in (*pipeline.steps, *modes.after))
+    taken_away |= any(step.name in ("take", "skip") for step in modes.after)
+    taken_away |= pipeline.join is not None and pipeline.join.arguments.get("stop") == "first"
+    events = {event.what for leg in case.legs for event in leg.events}
+    whole = not taken_away and modes.guarantee != "at_most_once" and not events & {"break", "second"}
+    waited_for = modes.sharing == "wait" and (modes.trainers_named or modes.trainers == 1)
+    together: dict[int, Counter[Row]] = {}
     for trainer, portions in enumerate(outcomes[0].readers):
         for portion in portions:
             expected = plain.rows(portion.epoch)
             got = Counter(row for output in portion.outputs for row in output.rows)
-            extra = {row for row in got if row not in expected} if off else got - expected
-            if extra and not (off and case.pipeline.unseeded):
+            together.setdefault(portion.epoch, Counter()).update(got)
+            extra = {row for row in got if row not in expected} if modes.sharding == "off" else got - expected
+            if extra:
                 raise Failure("twice", f"trainer {trainer}, epoch {portion.epoch}: {list(extra)[:3]}")
             lost = expected - got
-            if portion.ended and plenty and quiet and lost and not lost_by_design and not off:
+            if portion.ended and waited_for and whole and lost:
                 raise Failure("lost", f"trainer {trainer}, epoch {portion.epoch}: {some(lost)}")
+    for epoch, read in together.items():
+        lost = plain.rows(epoch) - read
+        if whole and not events and lost:
+            raise Failure("lost", f"epoch {epoch}: no trainer was given {some(lost)}")
 
 
 def _check_fed(case: Case, outcomes: list[LegOutcome], plain: Plain) -> None:

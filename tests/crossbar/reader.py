@@ -71,6 +71,7 @@ class Reader:
         self.checkpoint: Any = None
         self.error: BaseException | None = None
         self.where = "begins"
+        self.happened: list[str] = []
         self._loader: Any = None
         self._needs_states = (
             any(event.what in ON_READER and event.reader == number for event in shared.leg.events)
@@ -154,6 +155,7 @@ class Reader:
             event = next((event for event in due if event.step == step), None)
             if event is not None:
                 due.remove(event)
+                self.happened.append(event.what)
                 if event.what == "break":
                     return
                 elements = self._happens(event, elements, portion)

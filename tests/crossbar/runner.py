@@ -36,6 +36,7 @@ class Summary:
         self.cases, self.refused = 0, 0
         self.by_mode: Counter[str] = Counter()
         self.failed_by_mode: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
         self.found: list[Found] = []
         self.seconds = 0.0
 
@@ -46,6 +47,7 @@ class Summary:
         for mode in modes_of(case):
             self.by_mode[mode] += 1
             self.failed_by_mode[mode] += bool(verdict.kind)
+        self.happened.update(f"event {event}" for event in set(verdict.happened))
 
     def text(self) -> str:
         failed = len(self.found)
@@ -55,7 +57,10 @@ class Summary:
         ]
         for mode, count in sorted(self.by_mode.items()):
             wrong = self.failed_by_mode[mode]
-            lines.append(f"  {mode:28} {count:6} {f'{wrong} failed' if wrong else ''}".rstrip())
+            said = [f"{wrong} failed"] if wrong else []
+            if mode.startswith("event "):
+                said.insert(0, f"in {self.happened[mode]} it came about")
+            lines.append(f"  {mode:28} {count:6}  {', '.join(said)}".rstrip())
         kinds = Counter(found.verdict.kind for found in self.found)
         lines += [f"  failed: {kind} × {count}" for kind, count in kinds.most_common()]
         return "\n".join(lines)

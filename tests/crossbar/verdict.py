@@ -20,3 +20,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     refused: bool = False
     seconds: float = 0.0
+    happened: tuple[str, ...] = ()
