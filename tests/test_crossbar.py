@@ -26,36 +26,8 @@ from tests.crossbar.runner import run_seeds
 from tests.crossbar.shrink import shrink
 from tests.crossbar.verdict import Failure, Verdict
 
-SEEDS = (
-    3,
-    6,
-    10,
-    13,
-    14,
-    20,
-    21,
-    36,
-    41,
-    50,
-    53,
-    55,
-    56,
-    62,
-    72,
-    75,
-    90,
-    98,
-    109,
-    119,
-    133,
-    139,
-    140,
-    144,
-    153,
-    157,
-    160,
-)
-"""Together they have every mode, source, operator and happening that is not about a defect known today."""
+SEEDS = (3, 5, 6, 14, 20, 21, 29, 36, 69, 72, 78, 90, 98, 99, 109, 153, 161, 175, 180, 207, 217, 243, 246)
+"""Together they have nearly every mode, source, operator and happening; none is about a defect known today."""
 SEED = 7
 
 

@@ -76,7 +76,7 @@ def _draw_fed(rng: random.Random) -> Pipeline:
     names = rng.sample(["value", "noise", "blob", "prefetch", "cache", "tokens", "slow"], rng.choice([0, 1, 2, 3]))
     pipeline = Pipeline(sources=(source,))
     names.sort(key=lambda name: name == "tokens")  # rows of unequal lengths are for padded batches alone
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 or "tokens" in names:
         names.append(rng.choice(["padded_batch", "ragged_batch"]) if "tokens" in names else "batch")
     steps = tuple(Step(name, STEPS[name].draw(rng, pipeline)) for name in names)
     return _of_bounded_size(replace(pipeline, steps=steps))

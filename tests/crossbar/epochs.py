@@ -56,6 +56,7 @@ class Epoch:
         case, modes = self.case, self.case.modes
         self._check_steps()
         self._check_groups()
+        self._check_numbers()
         expected = self.plain.rows(self.epoch)
         got = Counter(row for output in self._outputs() for row in output.rows)
         hidden = self._hidden_fields()
@@ -134,8 +135,7 @@ class Epoch:
         events = set(self._event_here())
         once = modes.guarantee == "at_most_once" and (events & LOSES_A_STREAM or len(self.parts) > 1 or events)
         ranks = max(case.legs[part.leg].ranks for part in self.parts)
-        sizes = [len(output.rows) for output in self._outputs()]
-        size = max([*sizes, *self._sizes(), 1])
+        size = self._rows_an_output()
         lost: float = 0
         for step in (*case.pipeline.steps, *modes.after):
             if step.arguments.get("drop_last"):
@@ -152,10 +152,28 @@ class Epoch:
             lost = float("inf")
         return lost, extra
 
-    def _sizes(self) -> list[int]:
-        steps = self.case.pipeline.steps
-        columns = any(source.kind == "parquet_batches" for source in self.case.pipeline.sources)
-        return [COLUMN_BATCH * columns, *(int(step.arguments["size"]) for step in steps if step.name in REGROUPING)]
+    def _rows_an_output(self) -> int:
+        """Return how many rows the service gives in one output, at most; operators after `distribute` apart."""
+        pipeline = self.case.pipeline
+        for step in reversed(pipeline.steps):
+            if step.name in REGROUPING:
+                return int(step.arguments["size"])
+            if step.name == "pack":
+                return int(step.arguments["length"])
+            if step.name == "unbatch":
+                return 1
+        return COLUMN_BATCH if pipeline.sources[0].kind == "parquet_batches" else 1
+
+    def _check_numbers(self) -> None:
+        """What `enumerate` counts after `distribute` goes on over breaks and states."""
+        after = self.case.modes.after
+        if not after or after[-1].name != "enumerate":
+            return
+        for rank in range(len(self.parts[-1].portions)):
+            parts = self._alike(rank)
+            numbers = [output.number for part in parts for output in part.portions[rank].outputs]
+            if len(parts) == len(self.parts) and numbers != list(range(len(numbers))):
+                raise Failure("numbers", f"epoch {self.epoch}: rank {rank} counted {numbers}")
 
     def _check_steps(self) -> None:
         """All ranks take the same number of steps, unless they may end apart."""
