@@ -14,7 +14,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench experiment docs clean
+.PHONY: help setup demo test crossbar check bench experiment docs clean
 
 help:  ## list the recipes
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ demo: $(STAMP)  ## show what Penstock does, in under a minute
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest
+
+crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
+	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
 
 check: $(STAMP)  ## formatting, lint, types, imports
 	$(BIN)/ruff format --check .

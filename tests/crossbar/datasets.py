@@ -1,0 +1,55 @@
+"""From a pipeline to the dataset, here or in another process alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+
+from . import functions as f
+from .files import write_files
+from .pipelines import COLUMN_BATCH, FIELD_OF, Pipeline, Source
+from .steps import apply
+
+
+def _open(source: Source, folder: Path) -> ps.Dataset:
+    if source.kind == "range":
+        ds = ps.range(source.first, source.first + source.rows)
+    elif source.kind == "items":
+        ds = ps.from_items(list(range(source.first, source.first + source.rows)))
+    elif source.kind == "generator":
+        each = source.rows // source.files
+        ds = ps.from_generator(f.split_rows(source.first, each), splits=list(range(source.files)))
+    else:
+        paths = write_files(folder, source.kind, source.first, source.rows, source.files)
+        readers: dict[str, Callable[[Any], ps.Dataset]] = {
+            "text": ps.read_text,
+            "jsonl": ps.read_jsonl,
+            "csv": ps.read_csv,
+            "numpy": ps.read_numpy,
+            "parquet": ps.read_parquet,
+            "parquet_batches": lambda paths: ps.read_parquet(paths, batch=COLUMN_BATCH),
+            "tfrecord": ps.read_tfrecord,
+            "webdataset": ps.read_webdataset,
+        }
+        ds = readers[source.kind](paths)
+    if source.shuffle is not None:
+        size, seed = source.shuffle
+        ds = ds.shuffle(size, seed=seed)
+    return ds if source.kind == "parquet_batches" else ds.map(f.to_row(FIELD_OF.get(source.kind)))
+
+
+def build(pipeline: Pipeline, folder: Path) -> ps.Dataset:
+    """Return the dataset; files are made below `folder`, once."""
+    opened = [_open(source, folder) for source in pipeline.sources]
+    ds = opened[0]
+    if pipeline.join is not None:
+        arguments = pipeline.join.arguments
+        if pipeline.join.name == "concatenate":
+            ds = opened[0].concatenate(*opened[1:])
+        else:
+            unit: Any = "elements" if arguments["unit"] == "elements" else f.size_of_row()
+            ds = ps.mix(opened, arguments["weights"], unit=unit, stop=arguments["stop"])
+    return apply(ds, pipeline.steps)

@@ -1,0 +1,64 @@
+"""What a reader received, as plain values: rows that compare wherever they were put, and what was around them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Row = tuple[Any, ...]
+
+
+class Output(NamedTuple):
+    """One step's output. `width` is the padded length, `number` what `enumerate` counted."""
+
+    rows: tuple[Row, ...]
+    width: int | None = None
+    number: int | None = None
+
+
+def output_of(element: Any) -> Output:
+    """Return an output's rows; nothing of the element is kept, since its memory may be used again."""
+    if isinstance(element, tuple) and len(element) == 2 and isinstance(element[0], (int, np.integer)):
+        inner = output_of(element[1])
+        return inner._replace(number=int(element[0]))
+    width = None
+    if isinstance(element, dict) and isinstance(element.get("tokens"), np.ndarray) and element["tokens"].ndim == 2:
+        width = element["tokens"].shape[1]
+    return Output(tuple(_rows(element)), width)
+
+
+def without(row: Row, *names: str) -> Row:
+    """Return a row without some of its fields."""
+    return tuple(field for field in row if not (isinstance(field, tuple) and field[0] in names))
+
+
+def _rows(element: Any) -> list[Row]:
+    if isinstance(element, (list, tuple)):
+        return [row for each in element for row in _rows(each)]
+    if not isinstance(element, dict):
+        return [("value", _value(element))]
+    if "segment_ids" in element:
+        used = np.asarray(element["segment_ids"]) > 0
+        return [("token", int(token)) for token in np.asarray(element["tokens"])[used].reshape(-1)]
+    if np.ndim(element["id"]) == 0:
+        return [_row(element)]
+    count = len(element["id"])
+    return [_row({name: column[number] for name, column in element.items()}) for number in range(count)]
+
+
+def _row(fields: dict[str, Any]) -> Row:
+    if "tokens" in fields:
+        fields = {**fields, "tokens": fields["tokens"][: int(fields["len"])]}
+    return tuple(sorted((name, _value(value)) for name, value in fields.items()))
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.ndim == 0:
+            return value.item()
+        if value.size > 64:
+            return value.size, zlib.crc32(value.tobytes())
+        return tuple(value.reshape(-1).tolist())
+    return value.item() if isinstance(value, np.generic) else value
