@@ -40,24 +40,24 @@ def rounds(seq: int, count: int = 2, nbytes: int = 300, binding: int = 1, openin
 
 def test_frames_are_taken_in_order_only() -> None:
     reading = opened()
-    assert reading.receive(rounds(0), (), None) == "taken"
-    assert reading.receive(rounds(0), (), None) == "gap"  # the same again
-    assert reading.receive(rounds(3), (), None) == "gap"
-    assert reading.receive(rounds(2), (), None) == "taken"
+    assert reading.receive(rounds(0), ()) == "taken"
+    assert reading.receive(rounds(0), ()) == "gap"  # the same again
+    assert reading.receive(rounds(3), ()) == "gap"
+    assert reading.receive(rounds(2), ()) == "taken"
     assert (reading.due, reading.cut.engine, reading.cut_round) == (4, [4], 4)
 
 
 def test_what_an_older_incarnation_sends_is_refused() -> None:
     reading = opened()
-    assert reading.receive(rounds(0, opening=4), (), None) == "stale"
-    assert reading.receive(rounds(0, binding=0), (), None) == "stale"
+    assert reading.receive(rounds(0, opening=4), ()) == "stale"
+    assert reading.receive(rounds(0, binding=0), ()) == "stale"
     reading.closed()
-    assert reading.receive(rounds(0), (), None) == "stale"
+    assert reading.receive(rounds(0), ()) == "stale"
 
 
 def test_a_new_opening_begins_after_what_has_arrived() -> None:
     reading = opened()
-    reading.receive(rounds(0, nbytes=300), (), None)
+    reading.receive(rounds(0, nbytes=300), ())
     reading.closed()
     assert (reading.due, reading.cut_round, reading.mark.round) == (2, 2, 0)
     assert reading.opened(object(), 6, WINDOW) == WINDOW - 300
@@ -68,7 +68,7 @@ def test_a_new_opening_begins_after_what_has_arrived() -> None:
 def test_credit_returns_when_the_trainer_takes_and_not_before() -> None:
     reading = opened()
     assert reading.credit == WINDOW
-    reading.receive(rounds(0), (), None)
+    reading.receive(rounds(0), ())
     assert reading.credit == WINDOW and reading.queued_bytes == 300
     reading.begin_frame()
     assert reading.credit == WINDOW + 300 and reading.queued_bytes == 0 and reading.credit_owed == 300
@@ -81,7 +81,7 @@ def test_a_fast_trainer_has_a_few_frames_ahead_and_a_slow_one_the_window() -> No
 
     def take(seq: int, now: float) -> int:
         """Take a frame at this time; return how much may be on its way after it."""
-        reading.receive(rounds(seq, count=1, nbytes=frame), (), None)
+        reading.receive(rounds(seq, count=1, nbytes=frame), ())
         reading.begin_frame()
         reading.follow_pace(now)
         reading.queue.popleft()
@@ -98,7 +98,7 @@ def test_a_fast_trainer_has_a_few_frames_ahead_and_a_slow_one_the_window() -> No
 def test_credit_never_falls_below_nothing() -> None:
     reading = opened()
     for seq in range(0, 10, 2):
-        reading.receive(rounds(seq, nbytes=400), (), None)
+        reading.receive(rounds(seq, nbytes=400), ())
     reading.closed()
     assert reading.opened(object(), 6, WINDOW) == 0
 
@@ -107,7 +107,7 @@ def test_an_end_counts_only_behind_the_last_round() -> None:
     reading = opened()
     end = StreamEnded(stream=StreamId("a.0"), binding=1, opening=5, seq=2, cut=Cut())
     assert reading.receive_end(end) == "gap"
-    reading.receive(rounds(0), (), None)
+    reading.receive(rounds(0), ())
     assert reading.receive_end(end) == "taken"
     assert reading.complete and reading.ready and not reading.exhausted
 

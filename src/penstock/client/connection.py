@@ -23,7 +23,7 @@ from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.credentials import Credentials
 from penstock.wire.frames import CloseStream, Credit, FromRunner, Rounds, StreamLeft, ToRunner
 from penstock.wire.parcels import Assembly
-from penstock.wire.slabs import SlabReader
+from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 
 CONNECT_S = 5.0
@@ -69,6 +69,12 @@ class RunnerConnection:
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
+        self._number = 0
+        """Of this connection among those that share the memory."""
+        if self.slabs is not None:
+            using = self.slabs.open_connection()
+            self._number = using.connection
+            self.send(using)
 
     @property
     def pending(self) -> bool:
@@ -87,7 +93,7 @@ class RunnerConnection:
             self._outbox.popleft()
 
     def receive(self) -> Iterator[tuple[FromRunner, list[Any]]]:
-        """Yield what has arrived: a header and the buffers after it. Never waits."""
+        """Yield what has arrived: a header and the buffers after it, or the lease of those in memory. Never waits."""
         for _ in range(MAX_RECEIVED):
             try:
                 frame = self.socket.recv(zmq.NOBLOCK, copy=False)
@@ -96,10 +102,13 @@ class RunnerConnection:
             try:
                 whole = self._assembly.add(frame)
                 message = None if whole is None else _decoder.decode(whole[0])
+                buffers = [] if whole is None else whole[1]
+                if isinstance(message, Rounds) and message.slab is not None and self.slabs is not None:
+                    buffers = [self.slabs.claim(message.slab)]
             except (msgspec.DecodeError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
-            if whole is not None and message is not None:
-                yield message, whole[1]
+            if message is not None:
+                yield message, buffers
 
     def lost(self, now: float) -> str | None:
         """Return why it cannot be used any more, as far as is known: it looks now and then only."""
@@ -126,7 +135,6 @@ class RunnerConnection:
         A connection that is closed while something is on its way to us would take our last word with it, so all of that
         is let in first.
         """
-        unread = [frame.header.slab for reading in self.streams for frame in reading.queue]
         unheard = {(reading.stream, reading.opening) for reading in self.streams}
         named = next(iter(unheard), None)
         while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
@@ -134,9 +142,9 @@ class RunnerConnection:
             for message, _ in self.receive():
                 if isinstance(message, StreamLeft):
                     unheard.discard((message.stream, message.opening))
-                elif isinstance(message, Rounds):
-                    unread.append(message.slab)
-        returned = tuple(slab.lease for slab in unread if slab is not None)
+        for reading in self.streams:
+            reading.queue.clear()
+        returned = () if self.slabs is None else self.slabs.returned()
         if returned and named is not None:
             self.send(Credit(stream=named[0], opening=named[1], credit=0, returned=returned))
 
@@ -144,4 +152,6 @@ class RunnerConnection:
         if self.closed:
             return
         self.closed = True
+        if self.slabs is not None:
+            self.slabs.close_connection(self._number)
         self.socket.close(linger=linger_ms)

@@ -319,7 +319,7 @@ class EpochReader:
     def _decode(self, frame: Frame) -> Sequence[Element]:
         header = frame.header
         if header.slab is not None:
-            buffers: Sequence[Any] = frame.slabs.buffers(header.slab)
+            buffers: Sequence[Any] = frame.buffers[0].arrays()
         else:
             buffers = [part.buffer for part in frame.buffers]
         if header.compression:

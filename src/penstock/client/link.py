@@ -42,7 +42,7 @@ from penstock.wire.messages import (
     ViewChanged,
     Workers,
 )
-from penstock.wire.slabs import SlabReader
+from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Context
 
 ASK_S = 10.0

@@ -38,7 +38,7 @@ class Frame:
 
     header: Rounds
     buffers: Sequence[Any]
-    slabs: Any = None
+    """As they arrived; of rounds in shared memory, their lease."""
     elements: Sequence[Element] | None = None
     at: int = 0
     """How many of its rounds were taken."""
@@ -129,9 +129,6 @@ class StreamReading:
 
     def take_back(self) -> None:
         """Forget what has arrived and was not taken: the stream is to be opened anew, in the same binding too."""
-        for frame in self.queue:
-            if frame.elements is None and frame.header.slab is not None:
-                frame.slabs.buffers(frame.header.slab)  # and let go of at once: its memory is free again
         self.queue.clear()
         self.queued_bytes = 0
         self.due, self.cut, self.cut_round = self.mark.round, self.mark.cut_here(), self.mark.round
@@ -158,12 +155,12 @@ class StreamReading:
             return "taken" if message.seq - message.skipped <= self.due < message.seq + count else "gap"
         return "taken" if message.seq == self.due else "gap"
 
-    def receive(self, header: Rounds, buffers: Sequence[Any], slabs: Any) -> Verdict:
+    def receive(self, header: Rounds, buffers: Sequence[Any]) -> Verdict:
         found = self.verdict(header)
         if found == "taken":
             if self.shared:
                 self._skip_to(header.seq)
-            self.queue.append(Frame(header, buffers, slabs, at=max(self.due - header.seq, header.had)))
+            self.queue.append(Frame(header, buffers, at=max(self.due - header.seq, header.had)))
             self.queued_bytes += header.nbytes
             self.received_bytes += header.nbytes
             self.due = header.seq + header.count

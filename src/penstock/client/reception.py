@@ -34,7 +34,6 @@ from penstock.wire.frames import (
     StreamRefused,
 )
 from penstock.wire.jobs import JobView, StreamView
-from penstock.wire.liveness import process_name
 from penstock.wire.messages import EndStream, Rebind
 
 SMALLEST_WINDOW_BYTES = 1 << 20
@@ -134,7 +133,6 @@ class Reception:
             return
         reading = self.readings.get(message.stream)
         if reading is None or reading.connection is not connection:
-            _free(connection, message)
             return
         if isinstance(message, StreamRefused):
             if message.opening == reading.opening:
@@ -142,15 +140,13 @@ class Reception:
             return
         match message:
             case Rounds():
-                verdict = reading.receive(message, buffers, connection.slabs)
+                verdict = reading.receive(message, buffers)
             case StreamEnded():
                 verdict = reading.receive_end(message)
             case StreamFailed():
                 verdict = reading.receive_failure(message)
             case _:
                 return
-        if verdict != "taken":
-            _free(connection, message)
         if verdict == "gap":
             self._give_up(reading, f"round {message.seq} came where {reading.due} was due")
         elif verdict == "taken":
@@ -320,7 +316,6 @@ class Reception:
                 runner=view.runner,
                 credit=credit,
                 slab=connection.slabs is not None,
-                process=process_name() if connection.slabs is not None else "",
                 fresh=fresh,
                 trainer=self.session.trainer,
                 mixes=self.progress.mixes.get(reading.number, ()),
@@ -356,8 +351,10 @@ class Reception:
 
     def return_credit(self, reading: StreamReading) -> None:
         reading.follow_pace(monotonic())
-        if reading.open and reading.credit_owed * 8 >= reading.depth:
-            slabs = reading.connection.slabs
+        if not reading.open:
+            return
+        slabs = reading.connection.slabs
+        if reading.credit_owed * 8 >= reading.depth or (slabs is not None and slabs.owes_much):
             self._send_credit(reading, () if slabs is None else slabs.returned())
 
     def _send_credit(self, reading: StreamReading, returned: tuple[int, ...] = ()) -> None:
@@ -384,9 +381,3 @@ class Reception:
             elif connection.last_credit is not None:
                 last = connection.last_credit
                 connection.send(Credit(stream=last.stream, opening=last.opening, credit=last.credit, returned=returned))
-
-
-def _free(connection: RunnerConnection, message: Any) -> None:
-    """Give back the memory of rounds that nobody will look at."""
-    if isinstance(message, Rounds) and message.slab is not None and connection.slabs is not None:
-        connection.slabs.buffers(message.slab)  # let go of at once

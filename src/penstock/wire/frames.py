@@ -43,11 +43,9 @@ class OpenStream(Message, frozen=True, tag="open"):
     runner: RunnerId
     credit: int
     slab: bool = False
-    """The reader has mapped the runner's arena: payloads need not cross the socket."""
+    """The reader has mapped the runner's arena (`UseSlabs`): payloads need not cross the socket."""
     replica: int = 0
     """Replicas of a consumer each open the stream and receive the same rounds."""
-    process: str = ""
-    """The reader's (`wire.liveness.process_name`), for one that uses slabs: its leases end with it."""
     fresh: bool = False
     """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
     trainer: str = ""
@@ -67,6 +65,19 @@ class Credit(Message, frozen=True, tag="credit"):
     """Slab ranges that are free again."""
     round: int = -1
     """The first the trainer has not taken, where it shares the stream; -1: not said."""
+
+
+class UseSlabs(Message, frozen=True, tag="slabs"):
+    """First on a connection of one that has mapped the runner's arena."""
+
+    reader: str
+    """Its process (`wire.liveness.process_name`), whose end is the end of its leases, a slash, and a secret."""
+    connection: int
+    """The number of this connection among the reader's own."""
+    live: tuple[int, ...] = ()
+    """Those before it on which something may still arrive."""
+    held: tuple[int, ...] = ()
+    """The leases it has of all others: what else was sent on those never arrived."""
 
 
 class CloseStream(Message, frozen=True, tag="close"):
@@ -187,5 +198,5 @@ class Output(Message, frozen=True, tag="output"):
     text: str
 
 
-ToRunner: TypeAlias = OpenStream | Credit | CloseStream | Units
+ToRunner: TypeAlias = OpenStream | UseSlabs | Credit | CloseStream | Units
 FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | StreamLeft | Output
