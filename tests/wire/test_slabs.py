@@ -451,7 +451,8 @@ def test_what_never_arrived_is_given_back_with_the_next_connection(arena: Arena,
     held, ended = reader.claim(sent[0]), reader.claim(sent[1])
     del ended
     reader.returned()  # and what was to say so is lost with the connection
-    reader.close_connection(first.connection)
+    last_word = reader.close_connection(first.connection)
+    assert last_word.over and last_word.held == (held.lease,) and last_word.live == (other.connection,)
     using = reader.open_connection()
     assert using.held == (held.lease,) and using.live == (other.connection,)
     newest = arena.place([batch(1)], Holder(reader.name, using.connection + 1))

@@ -197,7 +197,7 @@ class Reader:
         return received
 
     def reconnect(self) -> None:
-        """Close the connection without reading what is under way, and make another."""
+        """Close the connection without reading what is under way, or a last word, and make another."""
         self._socket.close(linger=0)
         self._socket, self._assembly = self._dial(), Assembly()
         if self.slabs is not None:

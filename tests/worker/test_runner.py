@@ -373,6 +373,19 @@ def test_what_was_under_way_when_a_connection_was_closed_is_free_with_the_next(s
     wait_until(lambda: arena.leases == 0, "all of it to be free")
 
 
+def test_what_was_under_way_is_free_when_its_reader_says_the_last_word(service: Harness) -> None:
+    service.serve(items(64).map(lambda x: np.full(50_000, x)).batch(4))
+    reader = service.reader(slab=True)
+    received = reader.open()
+    reader.read_until(lambda: len(received.frames) > 2)
+    arena = service.runners[-1]._arena
+    wait_until(lambda: arena.leases == 16, "all batches to be on their way")
+    assert reader.slabs is not None
+    reader.say(reader.slabs.close_connection(1))
+    wait_until(lambda: arena.leases == len(received.frames), "the rest to be free")
+    assert [int(batch[0, 7]) for batch in received.elements] == [4 * n for n in range(len(received.elements))]
+
+
 def test_without_room_in_memory_batches_go_through_the_socket(service: Harness) -> None:
     service.serve(items(64).map(lambda x: np.full(50_000, x)).batch(4), memory_bytes=8 << 20)
     reader = service.reader(slab=True)

@@ -6,6 +6,7 @@ thread that reads; what cannot be sent yet, because the other side has not let u
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -29,6 +30,7 @@ from penstock.wire.sockets import Context, Watch, dial
 CONNECT_S = 5.0
 LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
 LEAVING_LOOK_S = 0.05  # and while our last word is on its way
+LAST_WORD_MS = 500  # for what memory is not needed, to a process of this host; a lost connection waits for nothing
 NO_SLABS_VARIABLE = "PENSTOCK_NO_SLABS"
 """Set to 1, payloads come by socket on one host too: to measure that, or where memory cannot be passed on."""
 MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get their turn
@@ -130,28 +132,30 @@ class RunnerConnection:
             self.send(CloseStream(stream=reading.stream, opening=reading.opening, leaving=True, round=taken))
 
     def await_left(self, until: float) -> None:
-        """Wait until that was heard, and give back what was never looked at.
+        """Wait until that was heard.
 
         A connection that is closed while something is on its way to us would take our last word with it, so all of that
         is let in first.
         """
         unheard = {(reading.stream, reading.opening) for reading in self.streams}
-        named = next(iter(unheard), None)
         while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
             self.socket.poll(int(min(left_s, LEAVING_LOOK_S) * 1000) + 1)
             for message, _ in self.receive():
                 if isinstance(message, StreamLeft):
                     unheard.discard((message.stream, message.opening))
+
+    def drop_unread(self) -> None:
+        """Let go of what was not looked at, and will not be."""
         for reading in self.streams:
             reading.queue.clear()
-        returned = () if self.slabs is None else self.slabs.returned()
-        if returned and named is not None:
-            self.send(Credit(stream=named[0], opening=named[1], credit=0, returned=returned))
 
     def close(self, *, linger_ms: int = 0) -> None:
         if self.closed:
             return
         self.closed = True
         if self.slabs is not None:
-            self.slabs.close_connection(self._number)
+            linger_ms = max(linger_ms, LAST_WORD_MS)
+            with contextlib.suppress(zmq.ZMQError):  # the link went first
+                self.send(self.slabs.close_connection(self._number))
+        self.streams.clear()  # they refer to this
         self.socket.close(linger=linger_ms)

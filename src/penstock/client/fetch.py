@@ -184,8 +184,6 @@ class EpochReader:
                 self._elements, self._at, self._size = (), 0, 0
                 self._from = self._frame = None
                 self._finalizer()
-                for reading in self._readings.values():
-                    reading.queue.clear()
             finally:
                 self._lock.release()
 

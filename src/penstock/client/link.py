@@ -175,6 +175,9 @@ class ServiceLink:
         self._closed = True
         self.control.close()
         self.context.destroy(linger=0)
+        for reader in self.slabs.values():
+            reader.close()
+        self.slabs.clear()
 
 
 def find_when_there(find: Callable[[], ServiceFile], patience: Patience) -> ServiceFile:

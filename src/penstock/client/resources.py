@@ -44,6 +44,7 @@ class Resources:
         if shared:
             self._leave()
         for connection in self.connections.values():
+            connection.drop_unread()
             connection.close(linger_ms=int(shared * LEAVE_S * 1000))
         self.connections.clear()
         self._session.close(finished=self.finished)

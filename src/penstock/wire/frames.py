@@ -68,7 +68,7 @@ class Credit(Message, frozen=True, tag="credit"):
 
 
 class UseSlabs(Message, frozen=True, tag="slabs"):
-    """First on a connection of one that has mapped the runner's arena."""
+    """First and last on a connection of one that has mapped the runner's arena."""
 
     reader: str
     """Its process (`wire.liveness.process_name`), whose end is the end of its leases, a slash, and a secret."""
@@ -78,6 +78,8 @@ class UseSlabs(Message, frozen=True, tag="slabs"):
     """Those before it on which something may still arrive."""
     held: tuple[int, ...] = ()
     """The leases it has of all others: what else was sent on those never arrived."""
+    over: bool = False
+    """Nothing is read on this one any more: `held` speaks of it too."""
 
 
 class CloseStream(Message, frozen=True, tag="close"):

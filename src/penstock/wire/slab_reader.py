@@ -2,8 +2,8 @@
 
 - A lease begins when the message that names it arrives, and ends with the last array over it: also with none, where
   nobody looked at what arrived. `returned` says which have ended; the runner is told by the next message to it.
-- What was under way on a connection when that was closed never arrives. So the first message on each connection
-  (`open_connection`) says what is held of those before: the rest is the runner's again.
+- What was under way on a connection when that was closed never arrives. So the last message on it says what is held,
+  and so does the first one on the next, should the last be lost: the rest is the runner's again.
 - Arrays are writable where that was asked for. The first descriptor never is; the runner gives one that is when it
   knows the job, which it does once it has sent something. Where it does not, arrays are copies.
 """
@@ -104,9 +104,13 @@ class SlabReader:
         self._live.add(self._connections)
         return message
 
-    def close_connection(self, connection: int) -> None:
-        """Nothing arrives on it any more."""
+    def close_connection(self, connection: int) -> UseSlabs:
+        """Return what is to be said last on a connection. Nothing arrives on it any more."""
         self._live.discard(connection)
+        self._drain()
+        return UseSlabs(
+            reader=self.name, connection=connection, live=tuple(self._live), held=tuple(self._held), over=True
+        )
 
     def claim(self, places: SlabPlaces) -> SlabLease:
         """Begin a lease that has arrived."""

@@ -71,7 +71,8 @@ LEAST_ENGINE_BYTES = 16 << 20
 HANG_S = 60.0
 LOOK_S = 1.0
 STOP_WAIT_S = 2.0
-FORGET_S = 600.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere
+FORGET_S = 10.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere. It opens anew where a reader stands
+FORGET_SHARED_S = 600.0  # where trainers share it, it also knows what those had that left without a word
 
 _log = logging.getLogger(__name__)
 
@@ -231,13 +232,14 @@ class Runner:
             self._early.append((peer, message))
 
     def _hold(self, peer: bytes, message: UseSlabs) -> None:
-        """Let a peer have leases; what was sent on the reader's earlier connections and never arrived is free."""
+        """Let a peer have leases; what was sent on connections that are over, and never arrived, is free."""
+        reader, first = message.reader, message.connection + message.over
         for other, known in list(self._holders.items()):
-            earlier = known.reader == message.reader and known.connection < message.connection
-            if earlier and known.connection not in message.live:
+            if known.reader == reader and known.connection < first and known.connection not in message.live:
                 self._forget_holder(other)
-        self._holders[peer] = holder = Holder(message.reader, message.connection)
-        self._arena.keep_only(message.held, holder, message.live)
+        if not message.over:
+            self._holders[peer] = Holder(reader, message.connection)
+        self._arena.keep_only(message.held, Holder(reader, first), message.live)
 
     def _forget_holder(self, peer: bytes) -> None:
         del self._holders[peer]
@@ -281,7 +283,7 @@ class Runner:
             for peer, message in early:
                 self._open(peer, message)
         for stream in list(self._streams.values()):
-            if now - stream.idle_since > FORGET_S:
+            if now - stream.idle_since > (FORGET_SHARED_S if isinstance(stream, SharedStream) else FORGET_S):
                 stream.close()
                 del self._streams[stream.id]
                 self._opener.forget(stream.id)
