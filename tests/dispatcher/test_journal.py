@@ -19,7 +19,7 @@ import pytest
 from penstock.core.errors import JournalCorruptError, JournalError, JournalLockedError, JournalWriteError
 from penstock.dispatcher import database
 from penstock.dispatcher.database import on_network
-from penstock.dispatcher.journal import Journal, Recovered
+from penstock.dispatcher.journal import MEMORY_SNAPSHOT_BYTES, Journal, Recovered
 
 
 def payload(number: int) -> bytes:
@@ -119,6 +119,22 @@ def test_a_snapshot_replaces_the_rows_before_it(tmp_path: Path) -> None:
     found, at, _ = reopened(tmp_path)
     assert found == Recovered(snapshot=b"all so far", rows=(payload(4),), torn=False)
     assert at == position
+
+
+def test_a_journal_in_memory_stays_about_as_small_as_its_snapshot() -> None:
+    journal = Journal(None)
+    journal.load()
+    for state_bytes in (1_000, 4 * MEMORY_SNAPSHOT_BYTES):
+        most = held = 0
+        for _ in range(8 * MEMORY_SNAPSHOT_BYTES // 1_000):
+            journal.append(bytes(1_000), to=journal.position + 1)
+            held += 1_000
+            if journal.snapshot_is_due:
+                journal.snapshot(bytes(state_bytes))
+                held = 0
+            most = max(most, held)
+        assert most <= 1_000 + max(MEMORY_SNAPSHOT_BYTES, state_bytes)
+    journal.close()
 
 
 def test_a_log_cut_at_any_byte_gives_a_whole_prefix(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,13 +38,13 @@ from penstock.wire.frames import (
     StreamEnded,
     StreamFailed,
     StreamRefused,
+    UseSlabs,
 )
 from penstock.wire.jobs import Cut, Feed, JobSpec, Named
-from penstock.wire.liveness import process_name
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
 from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
-from penstock.wire.slabs import SlabReader
+from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
 from penstock.worker.runner import Runner
 
@@ -132,12 +133,20 @@ class Received:
 class Reader:
     """A consumer: opens streams, reads rounds and checks that their numbers follow each other."""
 
-    def __init__(self, address: RunnerAddress, credentials: Credentials, *, slab: bool = False) -> None:
+    def __init__(
+        self, address: RunnerAddress, credentials: Credentials, *, slab: bool = False, process: str = ""
+    ) -> None:
+        """`process`: another's name, for tests of what happens when it ends."""
         self._context: zmq.Context[Any] = zmq.Context()
-        self._socket = dial(self._context, credentials, address.tcp, data=True)
+        self._dial = partial(dial, self._context, credentials, address.tcp, data=True)
+        self._socket = self._dial()
         self._assembly = Assembly()
         self.slabs = SlabReader.connect(address.slab) if slab else None
         assert self.slabs is not None or not slab
+        if self.slabs is not None:
+            if process:
+                self.slabs.name = f"{process}/secret"
+            self._use_slabs(self.slabs)
         self.received: dict[tuple[str, int], Received] = {}
         self.output: list[str] = []
         self._next: dict[tuple[str, int], int] = {}
@@ -159,7 +168,6 @@ class Reader:
         runner: RunnerId = RUNNER,
         epoch: int = 0,
         replica: int = 0,
-        process: str = "",
         storage: StorageOptions = NO_STORAGE_OPTIONS,
     ) -> Received:
         self._opening = self._opening + 1 if opening is None else opening
@@ -183,17 +191,29 @@ class Reader:
                 credit=credit,
                 slab=self.slabs is not None,
                 replica=replica,
-                process=process or process_name(),
                 storage=storage,
             )
         )
         return received
 
+    def reconnect(self) -> None:
+        """Close the connection without reading what is under way, or a last word, and make another."""
+        self._socket.close(linger=0)
+        self._socket, self._assembly = self._dial(), Assembly()
+        if self.slabs is not None:
+            self.slabs.close_connection(self._connection)
+            self._use_slabs(self.slabs)
+
+    def _use_slabs(self, slabs: SlabReader) -> None:
+        using = slabs.open_connection()
+        self._connection = using.connection
+        self.say(using)
+
     @property
     def opening(self) -> int:
         return self._opening
 
-    def say(self, message: OpenStream | Credit | CloseStream) -> None:
+    def say(self, message: OpenStream | UseSlabs | Credit | CloseStream) -> None:
         assert self._socket.poll(DEADLINE_S * 1000, zmq.POLLOUT), "the runner does not let us in"
         self._socket.send(msgspec.msgpack.encode(message))
 
@@ -236,7 +256,7 @@ class Reader:
             buffers: Any = [part.buffer for part in parts]
             if message.slab is not None:
                 assert self.slabs is not None and not parts
-                buffers = self.slabs.buffers(message.slab)
+                buffers = self.slabs.claim(message.slab).arrays()
             elements = decode_run(message.layout, buffers)
             assert len(elements) == message.count
             received.elements.extend(elements)
@@ -314,8 +334,8 @@ class Harness:
         self.runners.append(runner)
         return runner
 
-    def reader(self, runner: Runner | None = None, *, slab: bool = False) -> Reader:
-        reader = Reader((runner or self.runners[-1]).address, self.credentials, slab=slab)
+    def reader(self, runner: Runner | None = None, *, slab: bool = False, process: str = "") -> Reader:
+        reader = Reader((runner or self.runners[-1]).address, self.credentials, slab=slab, process=process)
         self.readers.append(reader)
         return reader
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_harness import GRANTED, PLENTY, RUNNER, Harness, Received, harness, ordinals
+from tests.wire.services import wait_until
 
 import penstock as ps
 from penstock.core.ids import RunnerId
@@ -321,8 +322,8 @@ def test_memory_of_a_reader_comes_back_when_its_process_has_ended_and_not_before
     child = subprocess.Popen(["sleep", "600"])
     name = _named(child.pid)
     service.serve(items(64).map(lambda x: np.full(50_000, x)).batch(4))
-    reader = service.reader(slab=True)
-    received = reader.open(process=name)
+    reader = service.reader(slab=True, process=name)
+    received = reader.open()
     reader.read_until(lambda: received.over)
     arena = service.runners[-1]._arena
     service.readers.remove(reader)
@@ -333,6 +334,56 @@ def test_memory_of_a_reader_comes_back_when_its_process_has_ended_and_not_before
     child.kill()
     child.wait()
     stays.read_until(lambda: arena.leases == 0, "the leases of the ended process")
+
+
+def test_nobody_gives_back_what_another_reader_holds(service: Harness) -> None:
+    service.serve(items(64).map(lambda x: np.full(50_000, x)).batch(4))
+    reader, other, stranger = service.reader(slab=True), service.reader(slab=True), service.reader()
+    received = reader.open()
+    reader.read_until(lambda: received.over)
+    arena = service.runners[-1]._arena
+    leases = tuple(frame.slab.lease for frame in received.frames if frame.slab is not None)
+    assert len(leases) == arena.leases == 16
+    for somebody in (other, stranger):
+        read = somebody.open(1)
+        somebody.credit(1, 1 << 50, returned=leases)
+        somebody.read_until(lambda read=read: read.over)  # type: ignore[misc]
+    assert arena.leases == 16
+    assert [int(batch[row, 7]) for batch in received.elements for row in range(4)] == list(range(64))
+
+
+def test_what_was_under_way_when_a_connection_was_closed_is_free_with_the_next(service: Harness) -> None:
+    service.serve(items(64).map(lambda x: np.full(50_000, x)).batch(4))
+    reader = service.reader(slab=True)
+    received = reader.open()
+    reader.read_until(lambda: len(received.frames) > 2)
+    arena = service.runners[-1]._arena
+    wait_until(lambda: arena.leases == 16, "all batches to be on their way")
+    held = len(received.frames)
+    reader.reconnect()
+    wait_until(lambda: arena.leases == held, "the rest to be free")
+    assert all((batch == batch[:, :1]).all() for batch in received.elements)
+    received.elements.clear()
+    again = reader.open(binding=2)
+    reader.read_until(lambda: again.over)
+    assert reader.slabs is not None
+    reader.credit(0, 1 << 50, returned=reader.slabs.returned())
+    again.elements.clear()
+    reader.credit(0, 1 << 50, returned=reader.slabs.returned())
+    wait_until(lambda: arena.leases == 0, "all of it to be free")
+
+
+def test_what_was_under_way_is_free_when_its_reader_says_the_last_word(service: Harness) -> None:
+    service.serve(items(64).map(lambda x: np.full(50_000, x)).batch(4))
+    reader = service.reader(slab=True)
+    received = reader.open()
+    reader.read_until(lambda: len(received.frames) > 2)
+    arena = service.runners[-1]._arena
+    wait_until(lambda: arena.leases == 16, "all batches to be on their way")
+    assert reader.slabs is not None
+    reader.say(reader.slabs.close_connection(1))
+    wait_until(lambda: arena.leases == len(received.frames), "the rest to be free")
+    assert [int(batch[0, 7]) for batch in received.elements] == [4 * n for n in range(len(received.elements))]
 
 
 def test_without_room_in_memory_batches_go_through_the_socket(service: Harness) -> None:

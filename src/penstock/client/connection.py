@@ -6,6 +6,7 @@ thread that reads; what cannot be sent yet, because the other side has not let u
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -24,15 +25,16 @@ from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
 from penstock.wire.credentials import Credentials
-from penstock.wire.frames import FromRunner, Rounds, SlabPlaces, StreamLeft, ToRunner
+from penstock.wire.frames import FromRunner, Rounds, StreamLeft, ToRunner
 from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
-from penstock.wire.slabs import SlabReader
+from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Context, Watch, dial
 
 CONNECT_S = 5.0
 LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
 LEAVING_LOOK_S = 0.05  # and while our last word is on its way
+LAST_WORD_MS = 500  # for what memory is not needed, to a process of this host; a lost connection waits for nothing
 NO_SLABS_VARIABLE = "PENSTOCK_NO_SLABS"
 """Set to 1, payloads come by socket on one host too: to measure that, or where memory cannot be passed on."""
 MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get their turn
@@ -47,22 +49,24 @@ Access: TypeAlias = Literal["own", "copied", "read-only"]
 
 
 class Payload:
-    """What the rounds of one frame are decoded from, when the trainer gets to them."""
+    """What the rounds of one frame are decoded from, when the trainer gets to them. Dropped, its memory is free."""
 
-    __slots__ = ("_access", "_buffers", "_elements", "_slab", "_slabs")
+    __slots__ = ("_access", "_elements", "_lease", "_parts")
 
-    def __init__(self, slab: SlabPlaces | None, parts: list[Any], slabs: SlabReader | None, access: Access) -> None:
-        self._slab, self._slabs, self._access = slab, slabs, access
-        self._buffers: list[Any] | None = parts
+    def __init__(self, lease: SlabLease | None, parts: list[Any], access: Access) -> None:
+        """The buffers lie in shared memory, or came with the message."""
+        self._lease, self._access = lease, access
+        self._parts: list[Any] | None = parts
         self._elements: Sequence[Element] = ()
 
     @property
     def decoded(self) -> bool:
-        return self._buffers is None
+        return self._parts is None
 
     def elements(self, header: Rounds) -> Sequence[Element]:
-        if self._buffers is not None:
-            buffers = self._taken(self._buffers)
+        if self._parts is not None:
+            buffers: Sequence[Any]
+            buffers = [part.buffer for part in self._parts] if self._lease is None else self._lease.arrays()
             if header.compression:
                 buffers = decompress(header.compression, buffers)
             if self._access == "copied":
@@ -70,22 +74,9 @@ class Payload:
             elif self._access == "read-only":
                 # Whether others see the same memory depends on where the worker runs.
                 buffers = [memoryview(buffer).toreadonly() for buffer in buffers]
-            self._buffers = None
+            self._lease = self._parts = None
             self._elements = decode_run(header.layout, buffers)
         return self._elements
-
-    def _taken(self, parts: list[Any]) -> Sequence[Any]:
-        if self._slab is None:
-            return [part.buffer for part in parts]
-        if self._slabs is None:
-            raise CodecError("rounds came by shared memory that is not mapped here")
-        return self._slabs.buffers(self._slab)
-
-    def release(self) -> None:
-        """Nobody will look at it: its memory is free again."""
-        if self._buffers is not None:
-            self._taken(self._buffers)
-            self._buffers = None
 
 
 def _own(buffer: Any) -> Any:
@@ -121,6 +112,12 @@ class RunnerConnection:
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
+        self._number = 0
+        """Of this connection among those that share the memory."""
+        if self.slabs is not None:
+            using = self.slabs.open_connection()
+            self._number = using.connection
+            self.send(using)
 
     @property
     def pending(self) -> bool:
@@ -147,15 +144,20 @@ class RunnerConnection:
                 return
             try:
                 whole = self._assembly.add(frame)
-                message = None if whole is None else _decoder.decode(whole[0])
+                if whole is None:
+                    continue
+                message = _decoder.decode(whole[0])
+                payload = self._payload(message, whole[1]) if isinstance(message, Rounds) else None
             except (msgspec.DecodeError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
-            if whole is None or message is None:
-                continue
-            if isinstance(message, Rounds):
-                yield message, Payload(message.slab, whole[1], self.slabs, self._access)
-            else:
-                yield message, None
+            yield message, payload
+
+    def _payload(self, message: Rounds, parts: list[Any]) -> Payload:
+        if message.slab is None:
+            return Payload(None, parts, self._access)
+        if self.slabs is None:
+            raise CodecError("rounds lie in memory that is not mapped here")
+        return Payload(self.slabs.claim(message.slab), parts, self._access)
 
     def lost(self, now: float) -> str | None:
         """Return why it cannot be used any more, as far as is known: it looks now and then only."""
@@ -167,24 +169,24 @@ class RunnerConnection:
             reason = f"no connection within {CONNECT_S:.0f} s"
         return reason
 
-    def await_left(self, unheard: set[tuple[StreamId, int]], until: float) -> list[Payload]:
-        """Wait until the runner has heard that these (stream, opening) are left; return what came meanwhile.
+    def await_left(self, unheard: set[tuple[StreamId, int]], until: float) -> None:
+        """Wait until the runner has heard that these (stream, opening) are left.
 
         A connection that is closed while something is on its way to us would take our last word with it, so all of that
         is let in first.
         """
-        unread: list[Payload] = []
         while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
             self.socket.poll(int(min(left_s, LEAVING_LOOK_S) * 1000) + 1)
-            for message, payload in self.receive():
+            for message, _ in self.receive():
                 if isinstance(message, StreamLeft):
                     unheard.discard((message.stream, message.opening))
-                elif payload is not None:
-                    unread.append(payload)
-        return unread
 
     def close(self, *, linger_ms: int = 0) -> None:
         if self._closed:
             return
         self._closed = True
+        if self.slabs is not None:
+            linger_ms = max(linger_ms, LAST_WORD_MS)
+            with contextlib.suppress(zmq.ZMQError):  # the link went first
+                self.send(self.slabs.close_connection(self._number))
         self.socket.close(linger=linger_ms)

@@ -16,7 +16,6 @@ from penstock.core.errors import PenstockError
 from penstock.core.ids import RunnerId
 from penstock.stream.consuming import Consumer, Tell
 from penstock.wire.frames import CloseStream, Credit, OpenStream, ReturnLeases, Units
-from penstock.wire.liveness import process_name
 
 LEAVE_S = 1.0  # for a last word to those who may be waiting for this trainer
 
@@ -40,10 +39,7 @@ class Connections:
         if isinstance(message, OpenStream):
             if connection is None:
                 connection = self._connect(tell.runner, tell.address)
-            mapped = connection.slabs is not None
-            message = replace(
-                message, slab=mapped, process=process_name() if mapped else "", storage=self._session.storage
-            )
+            message = replace(message, slab=connection.slabs is not None, storage=self._session.storage)
         elif connection is not None and isinstance(message, Credit) and connection.slabs is not None:
             message = replace(message, returned=connection.slabs.returned())
         if connection is not None:
@@ -68,11 +64,11 @@ class Connections:
         self._connections.pop(connection.runner, None)
         connection.close()
 
-    def return_memory(self) -> None:
-        """Give back what the trainer let go of, where no credit has said so."""
+    def return_memory(self, *, idle: bool) -> None:
+        """Give back what the trainer let go of; while it is busy only if that is much, for a credit soon says so."""
         for connection in self._connections.values():
-            returned = connection.slabs.returned() if connection.slabs is not None else ()
-            if returned:
+            slabs = connection.slabs
+            if slabs is not None and (idle or slabs.owes_much) and (returned := slabs.returned()):
                 connection.send(ReturnLeases(leases=returned))
 
     def poll(self, timeout_s: float) -> bool:
@@ -100,6 +96,7 @@ class Connections:
         shared = self._session.delivery.shared
         if shared:
             self._leave()
+        self._consumer.forget()
         self.close_all(linger_ms=int(shared * LEAVE_S * 1000))
         self._session.close(finished=self._finished)
 
@@ -109,13 +106,7 @@ class Connections:
         until = monotonic() + LEAVE_S
         for runner, connection in self._connections.items():
             with contextlib.suppress(zmq.ZMQError, PenstockError):  # the link went first, or nonsense came
-                for payload in connection.await_left(unheard[runner], until):
-                    payload.release()
-                for reader in self._consumer.open_at(runner):
-                    for payload in reader.unseen():
-                        payload.release()
-        with contextlib.suppress(zmq.ZMQError):
-            self.return_memory()
+                connection.await_left(unheard[runner], until)
 
     def _last_word(self, runner: RunnerId, connection: RunnerConnection) -> set[Any]:
         unheard = set()

@@ -42,7 +42,7 @@ from penstock.wire.messages import (
     ViewChanged,
     Workers,
 )
-from penstock.wire.slabs import SlabReader
+from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Context
 
 ASK_S = 10.0
@@ -177,6 +177,9 @@ class ServiceLink:
         self._closed = True
         self.control.close()
         self.context.destroy(linger=0)
+        for reader in self.slabs.values():
+            reader.close()
+        self.slabs.clear()
 
 
 def find_when_there(find: Callable[[], ServiceFile], patience: Patience) -> ServiceFile:

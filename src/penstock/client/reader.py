@@ -24,7 +24,7 @@ from penstock.client.sharing import SkipWarning
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError, WaitTimeoutError
 from penstock.stream.checkpoint import ConsumerState, Weights
-from penstock.stream.consuming import Ask, Drop, Tell
+from penstock.stream.consuming import Ask, Tell
 from penstock.stream.place import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
@@ -163,7 +163,6 @@ class EpochReader:
                 self._elements, self._at, self._size = (), 0, 0
                 self._connections.settled(finished=self.finished)
                 self._finalizer()
-                self._consumer.forget()
             finally:
                 self._lock.release()
 
@@ -270,7 +269,7 @@ class EpochReader:
         self._metrics.holds(consumer.buffered_bytes)
         self._carry_out()
         self._feed()
-        connections.return_memory()
+        connections.return_memory(idle=not consumer.has_ready)
 
     def _receive(self, connection: RunnerConnection, now: float) -> None:
         for message, payload in connection.receive():
@@ -291,8 +290,6 @@ class EpochReader:
                         )
                 case Ask():
                     self.session.post(instruction.message)
-                case Drop():
-                    instruction.payload.release()
 
     def _feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""

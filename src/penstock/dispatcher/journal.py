@@ -20,6 +20,7 @@ from penstock.dispatcher.database import Connect, Database, DirectoryLock, check
 
 SNAPSHOT_EVENTS = 50_000
 SNAPSHOT_BYTES = 64 << 20
+MEMORY_SNAPSHOT_BYTES = 256 << 10  # without a directory rows are memory; no less than a snapshot, which costs as much
 
 _TABLES = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
@@ -47,7 +48,7 @@ class Journal:
     ) -> None:
         self.directory, self._snapshot_events = directory, snapshot_events
         self.position = 0
-        self._snapshot_position = self._bytes_since_snapshot = 0
+        self._snapshot_position = self._snapshot_bytes = self._bytes_since_snapshot = 0
         self._lock: DirectoryLock | None = None
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,7 +84,7 @@ class Journal:
             if not isinstance(state, bytes) or checksum(state, "snapshot", at) != stored:
                 raise self._database.corrupt(at, "the snapshot is not what was written")
             snapshot, position = state, at
-        self._snapshot_position = position
+        self._snapshot_position, self._snapshot_bytes = position, len(snapshot or b"")
         rows = self._database.read("SELECT position, previous, events, checksum FROM rows ORDER BY position")
         payloads: list[bytes] = []
         torn = self._database.torn
@@ -112,10 +113,11 @@ class Journal:
 
     @property
     def snapshot_is_due(self) -> bool:
-        return (
-            self.position - self._snapshot_position >= self._snapshot_events
-            or self._bytes_since_snapshot >= SNAPSHOT_BYTES
-        )
+        most_bytes = SNAPSHOT_BYTES
+        if self.directory is None:
+            most_bytes = max(MEMORY_SNAPSHOT_BYTES, self._snapshot_bytes)
+        events = self.position - self._snapshot_position
+        return events >= self._snapshot_events or self._bytes_since_snapshot >= most_bytes
 
     def snapshot(self, state: bytes) -> None:
         """Replace everything up to the present position by the state it led to."""
@@ -125,7 +127,7 @@ class Journal:
         self._write("DELETE FROM rows WHERE position <= ?", at)
         self._write("INSERT INTO snapshots VALUES (?, ?, ?)", at, state, checksum(state, "snapshot", at))
         self._write("COMMIT")
-        self._snapshot_position, self._bytes_since_snapshot = at, 0
+        self._snapshot_position, self._snapshot_bytes, self._bytes_since_snapshot = at, len(state), 0
 
     def remember(self, key: str, value: str) -> None:
         """Keep something about the service beside its events, such as the port it had."""

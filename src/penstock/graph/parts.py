@@ -68,6 +68,9 @@ class Walk:
         self._root(root)
         while self._pending:
             self._describe(*self._pending.popleft())
+        # The digester refers back to this, and the functions that were met to data of the user's: let go of both.
+        del self._values
+        self._ways.clear()
 
     def _root(self, value: Any) -> None:
         if (reference := self._installed(value)) is not None:

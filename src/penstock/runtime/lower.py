@@ -84,7 +84,6 @@ class Lowering:
     _source_numbers: dict[Node, int] = field(default_factory=dict)
     _placement: Placement = field(init=False)
     _resources: Resources = field(init=False)
-    _calling: Calling = field(init=False)
 
     def lower(self, root: Node) -> Stage:
         self._root = root
@@ -92,9 +91,13 @@ class Lowering:
         self._placement = Placement(self.part, root)
         self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
         self._resources = Resources(self.budget, self.pool, sum(isinstance(node, THREADED) for node in nodes))
-        self._calling = Calling(self.seed, self._quarantine)
         self._wants_idents = {below for node in nodes if takes_rng(node) for below in walk(node)}
         return self._placement.left(None, self._build(root, None), self._advance)
+
+    @property
+    def _calling(self) -> Calling:
+        # Kept here it would refer back to this, and what a run holds would wait for the garbage collector.
+        return Calling(self.seed, self._quarantine)
 
     def _build(self, node: Node, order: RandomOrder | None) -> Stage:
         """Build a chain of one-input operators from the bottom up, without recursion: chains can be long."""

@@ -6,7 +6,7 @@ refusal) has one answer: tell the dispatcher that this binding does not work, an
 is lost by that, and nothing comes twice.
 
 What is to be done about it is collected as instructions, to be carried out in the order given: `Tell` a runner, `Ask`
-the dispatcher, `Drop` a payload that nobody will look at. Nothing here has a socket, a clock or an element.
+the dispatcher. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
 """
 
 from __future__ import annotations
@@ -57,13 +57,7 @@ class Ask(NamedTuple):
     message: Rebind | EndStream
 
 
-class Drop(NamedTuple):
-    """Let go of what arrived: the memory it lies in is free again."""
-
-    payload: Any
-
-
-Instruction: TypeAlias = Tell | Ask | Drop
+Instruction: TypeAlias = Tell | Ask
 
 
 class Seat(NamedTuple):
@@ -246,7 +240,6 @@ class Consumer:
     ) -> None:
         reader = self.readers.get(message.stream)
         if reader is None or reader.runner != runner:
-            self._drop(payload)
             return
         if isinstance(message, StreamRefused):
             if message.opening == reader.opening:
@@ -257,14 +250,8 @@ class Consumer:
         verdict = reader.receive(message, payload, now)
         if verdict == "taken":
             self._order.arrived(reader)
-            return
-        self._drop(payload)
-        if verdict == "gap":
+        elif verdict == "gap":
             self._give_up(reader, f"round {message.seq} came where {reader.due} was due", now)
-
-    def _drop(self, payload: Any) -> None:
-        if payload is not None:
-            self._instructions.append(Drop(payload))
 
     def lose(self, runner: RunnerId, reason: str, now: float) -> None:
         """The connection to a runner is gone; what came over it before counts."""
@@ -405,8 +392,7 @@ class Consumer:
         for reader in self.readers.values():
             if not reader.exhausted:
                 self._close(reader)
-                for payload in reader.take_back():
-                    self._drop(payload)
+                reader.take_back()
         self._open_due(now)
 
     # State
@@ -421,15 +407,11 @@ class Consumer:
         self._serving = None
         self._order.forget()
         for reader in self.readers.values():
-            for payload in reader.take_back():
-                self._drop(payload)
+            reader.take_back()
 
     def restart(self, view: JobView, now: float) -> None:
         """Another attempt goes on from here: what was not taken is forgotten, and all streams are opened anew."""
         held = self.place().standings
-        for reader in self.readers.values():
-            for payload in reader.take_back():
-                self._drop(payload)
         self._loaded = held
         self.readers.clear()
         self._by_number.clear()
@@ -437,6 +419,11 @@ class Consumer:
         self._serving = None
         self._resumed = True
         self.follow(view, now)
+
+    @property
+    def has_ready(self) -> bool:
+        """Something has arrived that was not taken."""
+        return any(reader.frames for reader in self.readers.values())
 
     @property
     def skipped(self) -> int:

@@ -173,20 +173,14 @@ class StreamReader:
         asked, self._given_up = self._given_up >= self.view.binding, max(self._given_up, self.view.binding)
         return not asked
 
-    def take_back(self) -> list[Any]:
-        """Forget what arrived and was not taken, to be opened anew; return the payloads nobody has looked at."""
-        unseen = self.unseen()
+    def take_back(self) -> None:
+        """Forget what arrived and was not taken: the stream is to be opened anew, in the same binding too."""
         self.frames.clear()
         self.queued_bytes = 0
         self.due, self.cut, self.cut_round = self.standing.round, self.standing.cut_here, self.standing.round
         self.end = self.failure = None
         self._binding = NEVER
         self.close()
-        return unseen
-
-    def unseen(self) -> list[Any]:
-        """Return the payloads that arrived and nobody has looked at."""
-        return [frame.payload for frame in self.frames if not frame.begun]
 
     # Receiving
 

@@ -175,6 +175,8 @@ class ControlClient:
                 left = [pending for pending in self._pending.values() if pending.answered is not None]
                 self._pending.clear()
                 os.close(self._wake)
+            # Whoever owns this client is referred to by them, and shall be free with its last reference.
+            self._on_push = self._on_reconnect = None
             for pending in left:
                 self._fail(pending, PenstockError(f"the connection to {self.address} was closed while waiting"))
             if self._own_context:

@@ -1,5 +1,8 @@
 """Hands a file descriptor to processes of the same host that know a secret.
 
+What is handed out can only be read through, unless somebody asks for more and writers are allowed. (A process of the
+same user could still open the file anew, as it could attach to ours: this keeps mistakes and other users out.)
+
 The name is an abstract Unix address and a secret, `name.secret`. Abstract addresses are of this host and network
 namespace and vanish with their process; that the descriptor arrives is the proof that both are on one host.
 """
@@ -22,28 +25,35 @@ _SECRET_CHARACTERS = 32
 _PATIENCE_S = 2.0  # for somebody who connected to show the secret
 _STOP_DEADLINE_S = 5.0
 _SIZE = struct.Struct("<Q")
+_READ, _WRITE = b"r", b"w"  # follows the secret
 
 
 class DescriptorServer:
-    """Sends one descriptor, and the size of what it refers to, to whoever shows the secret. The caller owns it."""
+    """Sends a descriptor of a file, and its size, to whoever shows the secret. The given one stays the caller's."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
-        self._descriptor, self._size_bytes = descriptor, size_bytes
+        self._writable, self._size_bytes = descriptor, size_bytes
+        self._writers_allowed = False
         self._secret = secrets.token_hex(_SECRET_CHARACTERS // 2)
         address = f"penstock-{secrets.token_hex(8)}"
         self.name = f"{address}.{self._secret}"
         self.refused = 0
+        self._readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         self._listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
         try:
             self._listener.bind(f"\0{address}")
             self._listener.listen(128)
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except BaseException:
+            os.close(self._readable)
             self._listener.close()
             raise
         self._thread = threading.Thread(target=self._serve, name="penstock-slabs", daemon=True)
         self._thread.start()
         self._closed = False
+
+    def allow_writers(self) -> None:
+        self._writers_allowed = True
 
     def close(self) -> None:
         if self._closed:
@@ -54,6 +64,7 @@ class DescriptorServer:
         if self._thread.is_alive():
             raise PenstockError(f"the thread that hands out slabs did not end within {_STOP_DEADLINE_S:.0f} s")
         os.close(self._wake)
+        os.close(self._readable)
         self._listener.close()
 
     def _serve(self) -> None:
@@ -87,17 +98,20 @@ class DescriptorServer:
 
     def _answer(self, peer: sockets.socket) -> None:
         try:
-            shown = peer.recv(_SECRET_CHARACTERS + 1)
-            if hmac.compare_digest(shown, self._secret.encode()):
-                sockets.send_fds(peer, [_SIZE.pack(self._size_bytes)], [self._descriptor])
+            shown = peer.recv(_SECRET_CHARACTERS + 2)
+            secret, wanted = shown[:-1], shown[-1:]
+            known = hmac.compare_digest(secret, self._secret.encode())
+            if known and (wanted == _READ or (wanted == _WRITE and self._writers_allowed)):
+                descriptor = self._readable if wanted == _READ else self._writable
+                sockets.send_fds(peer, [_SIZE.pack(self._size_bytes)], [descriptor])
                 return
         except OSError:
             pass
         self.refused += 1
 
 
-def receive_descriptor(name: str, deadline_s: float) -> tuple[int, int] | None:
-    """Return (descriptor, size) from the server of that name; None: it is not on this host, or does not know us.
+def receive_descriptor(name: str, deadline_s: float, *, writable: bool = False) -> tuple[int, int] | None:
+    """Return (descriptor, size) from the server of that name; None: it is not on this host, or refuses.
 
     The descriptor is the caller's to close.
     """
@@ -106,7 +120,7 @@ def receive_descriptor(name: str, deadline_s: float) -> tuple[int, int] | None:
         peer.settimeout(deadline_s)
         try:
             peer.connect(f"\0{address}")
-            peer.sendall(secret.encode())
+            peer.sendall(secret.encode() + (_WRITE if writable else _READ))
             content, descriptors, _, _ = sockets.recv_fds(peer, _SIZE.size, 1, sockets.MSG_CMSG_CLOEXEC)
         except OSError:
             return None

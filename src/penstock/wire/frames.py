@@ -43,11 +43,9 @@ class OpenStream(Message, frozen=True, tag="open"):
     runner: RunnerId
     credit: int
     slab: bool = False
-    """The reader has mapped the runner's arena: payloads need not cross the socket."""
+    """The reader has mapped the runner's arena (`UseSlabs`): payloads need not cross the socket."""
     replica: int = 0
     """Replicas of a consumer each open the stream and receive the same rounds."""
-    process: str = ""
-    """The reader's (`wire.liveness.process_name`), for one that uses slabs: its leases end with it."""
     fresh: bool = False
     """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
     trainer: str = ""
@@ -73,6 +71,21 @@ class ReturnLeases(Message, frozen=True, tag="return"):
     """Slab ranges are free again, and no credit is due that could say so."""
 
     leases: tuple[int, ...]
+
+
+class UseSlabs(Message, frozen=True, tag="slabs"):
+    """First and last on a connection of one that has mapped the runner's arena."""
+
+    reader: str
+    """Its process (`wire.liveness.process_name`), whose end is the end of its leases, a slash, and a secret."""
+    connection: int
+    """The number of this connection among the reader's own."""
+    live: tuple[int, ...] = ()
+    """Those before it on which something may still arrive."""
+    held: tuple[int, ...] = ()
+    """The leases it has of all others: what else was sent on those never arrived."""
+    over: bool = False
+    """Nothing is read on this one any more: `held` speaks of it too."""
 
 
 class CloseStream(Message, frozen=True, tag="close"):
@@ -195,5 +208,5 @@ class Output(Message, frozen=True, tag="output"):
     text: str
 
 
-ToRunner: TypeAlias = OpenStream | Credit | ReturnLeases | CloseStream | Units
+ToRunner: TypeAlias = OpenStream | UseSlabs | Credit | ReturnLeases | CloseStream | Units
 FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | StreamLeft | Output

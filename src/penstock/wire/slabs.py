@@ -1,53 +1,41 @@
 """Slabs: on one host, batches lie in memory that both sides map, and only their places are sent.
 
 A runner has one arena: an anonymous file (memfd), sealed so that nobody can shrink it under a reader, and gone with the
-last process that has it, however that ended. Its readers map it once.
+last process that has it, however that ended. Its readers map it once (`slab_reader`).
 
 - A range belongs to its `_Range` object. It is free again when that is collected: when no array over it and no lease
   that names it is left. So memory is never written to while anybody may read it.
-- A lease holds what was placed for one reader until the reader gives it back, or is known to be gone.
+- A lease holds what was placed for one reader until that reader gives it back, or is known to be gone (`leases`).
+- Readers get a descriptor that they cannot write through, unless they ask for another and the runner allows it.
+- Memory that has been free for a while goes back to the system (`ranges`), and with it out of all mappings.
 - `__del__` may run at any point of any thread, so it takes no lock: it appends to a deque, which the next call drains.
+  At the interpreter's end modules are empty, so it uses nothing of this one but what it was defined with.
 - After a fork the child takes nothing from the arena and gives nothing back.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import math
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import CodecError
-from penstock.wire.descriptors import DescriptorServer, receive_descriptor
+from penstock.wire.descriptors import DescriptorServer
 from penstock.wire.elements import bytes_over
 from penstock.wire.frames import SlabPlaces
-from penstock.wire.ranges import ALIGNMENT, FreeRanges
+from penstock.wire.leases import NOBODY, Holder, LeaseBook
+from penstock.wire.mapping import Array, Mapping, array_interface
+from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
 
-Array = np.ndarray[Any, Any]
-
-COPY_BELOW_BYTES = (
-    1 << 20
-)  # a reader copies what is smaller: the lease goes back at once, and nothing small pins a range
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class _Mapping:
-    """The whole of an arena in this process. Unmapped when nothing over it is left."""
-
-    __slots__ = ("address", "bytes", "size", "writable")
-
-    def __init__(self, descriptor: int, size: int, *, writable: bool = True) -> None:
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self.bytes = np.frombuffer(mmap.mmap(descriptor, size, access=access), np.uint8)
-        self.address: int = self.bytes.__array_interface__["data"][0]
-        self.size = size
-        self.writable = writable
 
 
 class _Range:
@@ -55,15 +43,15 @@ class _Range:
 
     __slots__ = ("__array_interface__", "_pid", "_returned", "mapping", "offset", "placed", "size")
 
-    def __init__(self, mapping: _Mapping, offset: int, size: int, returned: collections.deque[tuple[int, int]]) -> None:
+    def __init__(self, mapping: Mapping, offset: int, size: int, returned: collections.deque[tuple[int, int]]) -> None:
         self.mapping, self.offset, self.size = mapping, offset, size
         self.placed = False
         """Some reader has it, and may write to it."""
         self._returned, self._pid = returned, os.getpid()
-        self.__array_interface__ = _interface(mapping.address + offset, size)
+        self.__array_interface__ = array_interface(mapping.address + offset, size, writable=True)
 
-    def __del__(self) -> None:
-        if self._pid == os.getpid():
+    def __del__(self, _getpid: Callable[[], int] = os.getpid) -> None:
+        if self._pid == _getpid():
             self._returned.append((self.offset, self.size))
 
 
@@ -76,21 +64,14 @@ class Arena:
         self._lock = threading.Lock()
         self._free = FreeRanges(self.max_bytes)
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
-        self._leases: dict[int, tuple[str, list[Any]]] = {}
-        self._next_lease = 1
-        self._shares: dict[int, int] = {}
-        """Leases made by `share`, and of which lease."""
-        self._readers: dict[int, tuple[int, int]] = {}
-        """How many of them each lease has, and its bytes."""
-        self._shared_bytes = 0
-        self._outlived: dict[int, int] = {}
-        """Leases that are over while readers still have shares of them, and their bytes."""
+        self._leases = LeaseBook()
         self._closed = False
         self._descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._descriptor, self.max_bytes)  # sparse: a page takes memory when it is first written to
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            self._mapping = _Mapping(self._descriptor, self.max_bytes)
+            os.fchmod(self._descriptor, 0o600)  # else other users could make a descriptor they write through of it
+            self._mapping = Mapping(self._descriptor, self.max_bytes, writable=True)
             self._server = DescriptorServer(self._descriptor, self.max_bytes)
         except BaseException:
             os.close(self._descriptor)
@@ -111,6 +92,10 @@ class Arena:
     def leases(self) -> int:
         return len(self._leases)
 
+    def allow_writers(self) -> None:
+        """Let readers that ask for it write to what they are given: nobody else reads that."""
+        self._server.allow_writers()
+
     def limit(self, max_bytes: int) -> None:
         """Use less than was reserved, if nothing was used yet: what was never touched takes no memory."""
         with self._lock:
@@ -126,7 +111,7 @@ class Arena:
         owner = self._take(size) if size else None
         return None if owner is None else np.asarray(owner)[:size].view(kind).reshape(shape)
 
-    def place(self, buffers: Sequence[Any], owner: str = "", *, exclusive: bool = True) -> SlabPlaces | None:
+    def place(self, buffers: Sequence[Any], holder: Holder = NOBODY, *, exclusive: bool = True) -> SlabPlaces | None:
         """Return where a reader finds these buffers, or None if there is no room; they stay until it is released.
 
         What lies in the arena already is not copied and becomes the reader's, who may write to it. With `exclusive`
@@ -153,63 +138,61 @@ class Arena:
             self._copy(content, position)
             position += _aligned(content.nbytes)
         with self._lock:
-            lease, self._next_lease = self._next_lease, self._next_lease + 1
-            self._leases[lease] = (owner, held)
+            lease = self._leases.add(holder, held)
         return SlabPlaces(lease, tuple(places))
 
-    def share(self, places: SlabPlaces, owner: str = "", *, most_bytes: int | None = None) -> SlabPlaces | None:
+    def share(self, places: SlabPlaces, holder: Holder, *, most_bytes: int | None = None) -> SlabPlaces | None:
         """Return one more lease of what a lease holds, for a reader that only reads; None if that one is over.
 
         None as well where readers hold on to too much: more than `most_bytes`, and half of that is theirs alone. What
         several of them hold counts once.
         """
-        nbytes = sum(size for _, size in places.places)
         with self._lock:
-            found = self._leases.get(places.lease)
-            readers, _ = self._readers.get(places.lease, (0, 0))
-            if found is None or (not readers and most_bytes is not None and self._crowded(nbytes, most_bytes)):
-                return None
-            lease, self._next_lease = self._next_lease, self._next_lease + 1
-            self._leases[lease] = (owner, found[1])
-            self._shares[lease] = places.lease
-            self._readers[places.lease] = (readers + 1, nbytes)
-            self._shared_bytes += 0 if readers else nbytes
-        return SlabPlaces(lease, places.places)
-
-    def _crowded(self, nbytes: int, most_bytes: int) -> bool:
-        return self._shared_bytes + nbytes > most_bytes and sum(self._outlived.values()) > most_bytes // 2
-
-    def _end_share(self, lease: int) -> None:
-        placed = self._shares.pop(lease)
-        readers, nbytes = self._readers.pop(placed)
-        if readers > 1:
-            self._readers[placed] = (readers - 1, nbytes)
-        else:
-            self._outlived.pop(placed, None)
-            self._shared_bytes -= nbytes
+            lease = self._leases.share(places, holder, most_bytes=most_bytes)
+        return None if lease is None else SlabPlaces(lease, places.places)
 
     def views(self, places: SlabPlaces) -> list[Array]:
         """Return the buffers of a lease as they lie here, read-only. They keep the memory as a lease does."""
         with self._lock:
-            held = self._leases[places.lease][1]
+            held = self._leases.held(places.lease)
         return [np.asarray(_View(held, self._mapping.address + offset, size)) for offset, size in places.places]
 
-    def release(self, leases: Iterable[int], owner: str | None = None) -> None:
-        """Take leases back; with `owner`, only those that are that reader's. One that is not known is no error."""
+    def release(self, leases: Iterable[int]) -> None:
+        """End leases that did not reach their reader, or are this process's own."""
         with self._lock:
-            for lease in leases:
-                if owner is None or self._leases.get(lease, (None,))[0] == owner:
-                    self._leases.pop(lease, None)
-                    if lease in self._shares:
-                        self._end_share(lease)
-                    elif lease in self._readers:
-                        self._outlived[lease] = self._readers[lease][1]
+            self._leases.remove(leases)
 
-    def release_all(self, owner: str) -> None:
-        """Take back all leases of a reader that is known to be gone."""
+    def give_back(self, leases: Iterable[int], reader: str) -> None:
+        """End leases as a reader says: its own, whatever it says. One that is not known is no error."""
         with self._lock:
-            mine = [lease for lease, (holder, _) in self._leases.items() if holder == owner]
-        self.release(mine, owner)
+            self._leases.give_back(leases, reader)
+
+    def keep_only(self, held: Collection[int], holder: Holder, live: Collection[int]) -> None:
+        """End what never reached a reader: of earlier connections that are not `live` it holds these and no others."""
+        with self._lock:
+            self._leases.keep_only(held, holder, live)
+
+    def release_all(self, reader: str) -> None:
+        """End all leases of a reader that is known to be gone."""
+        with self._lock:
+            self._leases.remove_reader(reader)
+
+    def cool(self, now_s: float) -> int:
+        """Give memory that has been free for a while back to the system; return how many bytes. Called now and then."""
+        if self._pid != os.getpid():
+            return 0
+        with self._lock:
+            self._collect()
+            ranges = ranges_to_cool(self._free.idle(), now_s)
+            self._free.withdraw(ranges)
+        try:
+            with contextlib.suppress(OSError):  # a system that cannot: then it stays, and is used again all the same
+                for offset, size in ranges:
+                    self._mapping.forget(offset, size)
+        finally:
+            with self._lock:
+                self._free.give_cold(ranges)
+        return sum(size for _, size in ranges)
 
     def close(self) -> None:
         """Hand out nothing any more. Memory is unmapped when the last array over it is gone."""
@@ -219,8 +202,8 @@ class Arena:
             if self._closed:
                 return
             self._closed = True
-            dropped, self._leases = self._leases, {}
-        dropped.clear()
+            dropped, self._leases = self._leases, LeaseBook()
+        del dropped
         self._server.close()
         os.close(self._descriptor)
 
@@ -249,8 +232,10 @@ class Arena:
                 found.placed = False
 
     def _collect(self) -> None:
-        while self._returned:
-            self._free.give(*self._returned.popleft())
+        if self._returned:
+            now_s = monotonic()
+            while self._returned:
+                self._free.give(*self._returned.popleft(), now_s)
 
     def _range_of(self, buffer: Any) -> _Range | None:
         """Return the range of this arena that a buffer lies in, by the chain of what keeps it alive."""
@@ -270,92 +255,7 @@ class _View:
 
     def __init__(self, held: list[Any], address: int, size: int) -> None:
         self.held = held
-        self.__array_interface__ = _interface(address, size, writable=False)
-
-
-class _Lease:
-    """What a reader holds of one lease; when all arrays over it are gone, so is this."""
-
-    __slots__ = ("_pid", "_returned", "lease", "mapping")
-
-    def __init__(self, lease: int, mapping: _Mapping, returned: collections.deque[int]) -> None:
-        self.lease, self.mapping = lease, mapping
-        self._returned, self._pid = returned, os.getpid()
-
-    def __del__(self) -> None:
-        if self._pid == os.getpid():
-            self._returned.append(self.lease)
-
-
-class _Piece:
-    """One buffer of a lease: the base of the arrays over it."""
-
-    __slots__ = ("__array_interface__", "lease")
-
-    def __init__(self, lease: _Lease, offset: int, size: int) -> None:
-        self.lease = lease
-        self.__array_interface__ = _interface(lease.mapping.address + offset, size, writable=lease.mapping.writable)
-
-
-class SlabReader:
-    """A client's view of a runner's arena. One thread reads; arrays may be dropped in any."""
-
-    def __init__(self, descriptor: int, size: int, *, writable: bool = True) -> None:
-        """Use `connect`. The descriptor stays the caller's."""
-        self._mapping: _Mapping | None = _Mapping(descriptor, size, writable=writable)
-        self._returned: collections.deque[int] = collections.deque()
-        self._pid = os.getpid()
-
-    @staticmethod
-    def connect(name: str, deadline_s: float = 2.0, *, writable: bool = True) -> SlabReader | None:
-        """Return a reader of the arena of that name; None: it is not on this host (any more).
-
-        Where others read the same memory it is mapped so that this process cannot write to it (`writable` false).
-        """
-        received = receive_descriptor(name, deadline_s) if name else None
-        if received is None:
-            return None
-        descriptor, size = received
-        try:
-            # What could shrink under us would kill this process at the first access beyond its end.
-            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-            if not sealed or not 0 < size <= os.fstat(descriptor).st_size:
-                return None
-            return SlabReader(descriptor, size, writable=writable)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
-
-    def buffers(self, places: SlabPlaces) -> list[Array]:
-        """Return the buffers of a lease, for `decode_run`. The lease ends with the last array over them."""
-        if self._mapping is None:
-            raise CodecError("this reader of slabs is closed")
-        for offset, size in places.places:
-            if offset < 0 or size < 0 or offset + size > self._mapping.size:
-                raise CodecError(f"a place ({offset}, {size}) outside of an arena of {self._mapping.size} bytes")
-        lease = _Lease(places.lease, self._mapping, self._returned)
-        pieces = [np.asarray(_Piece(lease, offset, size)) for offset, size in places.places]
-        if sum(piece.nbytes for piece in pieces) < COPY_BELOW_BYTES:
-            return [piece.copy() for piece in pieces]
-        return pieces
-
-    def returned(self) -> tuple[int, ...]:
-        """Return the leases that ended since the last call: they are to be given back."""
-        if self._pid != os.getpid():
-            return ()
-        ended = []
-        while self._returned:
-            ended.append(self._returned.popleft())
-        return tuple(ended)
-
-    def close(self) -> None:
-        """Take no more leases. Memory is unmapped when the last array over it is gone."""
-        self._mapping = None
-
-
-def _interface(address: int, size: int, *, writable: bool = True) -> dict[str, Any]:
-    return {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, not writable)}
+        self.__array_interface__ = array_interface(address, size, writable=False)
 
 
 def _aligned(size: int) -> int:

@@ -15,7 +15,7 @@ from penstock.runtime.streams import Allocate, Left, StreamPart, TornRounds
 from penstock.stream.rounds import outputs_received
 from penstock.stream.serving import Terms
 from penstock.wire.control import ControlClient
-from penstock.wire.frames import NO_STORAGE_OPTIONS
+from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, StorageOptions
 from penstock.wire.jobs import Cut, Leftover
 from penstock.wire.slabs import Arena
 from penstock.worker.fed import FedFeed, FedUnits
@@ -51,15 +51,27 @@ class RunOpener:
         self._figures = figures
         self._budget = budget
         self._fed: dict[StreamId, FedUnits] = {}
-        self.storage = NO_STORAGE_OPTIONS
-        """The newest of the readers': they read the same data, and keys may be of a day."""
+        self._storage: dict[StreamId, dict[tuple[int, int], StorageOptions]] = {}
+        """What each reader of a stream lent, by (consumer, replica): a reader replaces nothing but its own."""
 
     def units_for(self, stream: StreamId) -> FedUnits:
         """Return what readers sent for a stream that they feed; it may come before the stream is open."""
         return self._fed.setdefault(stream, FedUnits())
 
+    def lend(self, message: OpenStream) -> None:
+        """Keep what a reader's sources open their storage with; the newest, for keys may be of a day."""
+        if message.storage.sources:
+            lent = self._storage.setdefault(message.stream, {})
+            lent[message.consumer, message.replica] = message.storage
+
+    def _lent_for(self, stream: StreamId) -> StorageOptions:
+        """Return what the first of a stream's readers lent: they read the same data."""
+        lent = self._storage.get(stream, {})
+        return lent[min(lent)] if lent else NO_STORAGE_OPTIONS
+
     def forget(self, stream: StreamId) -> None:
         self._fed.pop(stream, None)
+        self._storage.pop(stream, None)
 
     def open(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
         job = self._job.load(lambda: pump.abandoned)
@@ -90,7 +102,7 @@ class RunOpener:
                 # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
                 seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
                 epoch=terms.epoch,
-                source_of=job.source_opener(self.storage),
+                source_of=job.source_opener(self._lent_for(stream.id)),
             )
             run = StreamRun(
                 pipeline,

@@ -189,6 +189,8 @@ class Pump:
                 opened.feed.stop()
                 assert self._opened is not None
                 self._opened.run.close()
+                # It refers back to this: without it all that a run holds is free as soon as the stream lets go.
+                self._opened = replace(self._opened, reopen=None)
         finally:
             self._over = True
 

@@ -47,8 +47,10 @@ from penstock.wire.frames import (
     StreamRefused,
     ToRunner,
     Units,
+    UseSlabs,
 )
 from penstock.wire.jobs import Cut, JobSpec
+from penstock.wire.leases import Holder
 from penstock.wire.liveness import is_gone
 from penstock.wire.messages import RunnerFigures
 from penstock.wire.slabs import Arena
@@ -72,7 +74,8 @@ LEAST_ENGINE_BYTES = 16 << 20
 HANG_S = 60.0
 LOOK_S = 1.0
 STOP_WAIT_S = 2.0
-FORGET_S = 600.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere
+FORGET_S = 10.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere. It opens anew where a reader stands
+FORGET_SHARED_S = 600.0  # where trainers share it, it also knows what those had that left without a word
 
 _log = logging.getLogger(__name__)
 
@@ -141,8 +144,8 @@ class Runner:
         )
         self._loaded: LoadedJob | None = None
         self._load_failure: RemoteFailure | None = None
-        self._processes: dict[bytes, str] = {}
-        """Of the peers that share this process's memory."""
+        self._holders: dict[bytes, Holder] = {}
+        """Of the peers that have mapped this process's memory."""
         self._checked_at = 0.0
         self._closed = False
         socket, tcp = bind_router(
@@ -189,6 +192,8 @@ class Runner:
             loaded = self._job.load(lambda: self._closed)
             if loaded.spec.sharing:
                 self._arena.limit(int(self._window_bytes(loaded.spec) * (WINDOWS_SHARE + MAKING_SHARE)))
+            else:
+                self._arena.allow_writers()
             self._loaded = loaded
         except BaseException as error:
             self._load_failure = describe_failure(error)
@@ -199,26 +204,29 @@ class Runner:
     def _take(self, peer: bytes, message: ToRunner) -> None:
         if isinstance(message, OpenStream):
             self._open(peer, message)
+        elif isinstance(message, UseSlabs):
+            self._hold(peer, message)
         elif isinstance(message, Units):
             self._opener.units_for(message.stream).take(message)
         elif isinstance(message, Credit):
             if message.returned:
-                self._arena.release(message.returned)
+                self._take_back(peer, message.returned)
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.take_credit(peer, message)
         elif isinstance(message, ReturnLeases):
-            self._arena.release(message.leases)
+            self._take_back(peer, message.leases)
         elif isinstance(message, CloseStream):
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
             if message.leaving:
                 self.send(peer, StreamLeft(stream=message.stream, opening=message.opening))
 
+    def _take_back(self, peer: bytes, leases: tuple[int, ...]) -> None:
+        if (holder := self._holders.get(peer)) is not None:
+            self._arena.give_back(leases, holder.reader)
+
     def _open(self, peer: bytes, message: OpenStream) -> None:
-        if message.slab and message.process:
-            self._processes[peer] = message.process
-        if message.storage.sources:
-            self._opener.storage = message.storage
+        self._opener.lend(message)
         if message.runner != self.config.runner:
             reason = f"this is runner {self.config.runner}, not {message.runner}"
             self.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
@@ -229,6 +237,21 @@ class Runner:
             self._tell_failure(peer, message, self._load_failure)
         else:
             self._early.append((peer, message))
+
+    def _hold(self, peer: bytes, message: UseSlabs) -> None:
+        """Let a peer have leases; what was sent on connections that are over, and never arrived, is free."""
+        reader, first = message.reader, message.connection + message.over
+        for other, known in list(self._holders.items()):
+            if known.reader == reader and known.connection < first and known.connection not in message.live:
+                self._forget_holder(other)
+        if not message.over:
+            self._holders[peer] = Holder(reader, message.connection)
+        self._arena.keep_only(message.held, Holder(reader, first), message.live)
+
+    def _forget_holder(self, peer: bytes) -> None:
+        del self._holders[peer]
+        self._data.peers.discard(peer)
+        self._lost(peer)
 
     def _new_stream(self, message: OpenStream, job: LoadedJob) -> DealtStream | SharedStream:
         stream: DealtStream | SharedStream
@@ -268,7 +291,7 @@ class Runner:
             for peer, message in early:
                 self._open(peer, message)
         for stream in list(self._streams.values()):
-            if now - stream.idle_since > FORGET_S:
+            if now - stream.idle_since > (FORGET_SHARED_S if isinstance(stream, SharedStream) else FORGET_S):
                 stream.close()
                 del self._streams[stream.id]
                 self._opener.forget(stream.id)
@@ -282,12 +305,11 @@ class Runner:
 
     def _take_back_memory(self) -> None:
         """Release what ended processes held. A peer that is merely lost may have its arrays still."""
-        for process in set(self._processes.values()):
-            if is_gone(process):
-                for peer in [peer for peer, of in self._processes.items() if of == process]:
-                    del self._processes[peer]
-                    self._lost(peer)
-                self._arena.release_all(process)
+        for reader in {holder.reader for holder in self._holders.values()}:
+            if is_gone(reader.partition("/")[0]):
+                for peer in [peer for peer, holder in self._holders.items() if holder.reader == reader]:
+                    self._forget_holder(peer)
+                self._arena.release_all(reader)
 
     # What streams need: in their pumps' threads.
 
@@ -299,7 +321,8 @@ class Runner:
     def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
         # What a cache holds will be sent again: nobody may write to it.
         exclusive = exclusive and self._loaded is not None and not self._loaded.caches
-        return self._arena.place(buffers, self._processes.get(peer, ""), exclusive=exclusive)
+        holder = self._holders.get(peer)
+        return None if holder is None else self._arena.place(buffers, holder, exclusive=exclusive)
 
     def release(self, lease: int) -> None:
         self._arena.release((lease,))
@@ -314,7 +337,8 @@ class Runner:
     def lease(self, peer: bytes, places: SlabPlaces) -> SlabPlaces | None:
         assert self._loaded is not None
         most_bytes = int(self._window_bytes(self._loaded.spec) * LEASES_SHARE)
-        return self._arena.share(places, self._processes.get(peer, ""), most_bytes=most_bytes)
+        holder = self._holders.get(peer)
+        return None if holder is None else self._arena.share(places, holder, most_bytes=most_bytes)
 
     def window_share(self) -> int:
         """Divide the windows' budget among the streams that have one; a part is left to batches in the making."""
@@ -347,8 +371,9 @@ class Runner:
     # Looking after
 
     def look_after(self) -> None:
-        """Name what hangs; called about once a second."""
+        """Name what hangs, and let go of memory nobody needs; called about once a second."""
         now = monotonic()
+        self._arena.cool(now)
         for work in self._hangs.overdue(self._flight.in_flight(), now):
             self.say(_hang_text(work, now))
 

@@ -12,7 +12,7 @@ from penstock.client.fed import Feeder
 from penstock.client.sampling import Drawing, Feed
 from penstock.core.ids import AttemptId, ClientId, RunnerId
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
-from penstock.stream.consuming import Ask, Consumer, Drop, Seat, Tell
+from penstock.stream.consuming import Ask, Consumer, Seat, Tell
 from penstock.stream.place import Serving
 from penstock.testing.simulator.engine import Batch, Shape
 from penstock.testing.simulator.world import Failed, Link, Peer
@@ -226,8 +226,6 @@ class FakeClient(Peer):
                     self._tell(instruction)
                 case Ask(message):
                     self.ask(message, self._told_end if isinstance(message, EndStream) else self._answered)
-                case Drop():
-                    pass
 
     def _tell(self, tell: Tell) -> None:
         assert self.consumer is not None

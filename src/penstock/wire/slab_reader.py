@@ -1,0 +1,174 @@
+"""A client's view of a runner's arena: what it was sent, and what it gives back.
+
+- A lease begins when the message that names it arrives, and ends with the last array over it: also with none, where
+  nobody looked at what arrived. `returned` says which have ended; the runner is told by the next message to it.
+- What was under way on a connection when that was closed never arrives. So the last message on it says what is held,
+  and so does the first one on the next, should the last be lost: the rest is the runner's again.
+- Arrays are writable where that was asked for. The first descriptor never is; the runner gives one that is when it
+  knows the job, which it does once it has sent something. Where it does not, arrays are copies.
+"""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.core.errors import CodecError
+from penstock.wire.descriptors import receive_descriptor
+from penstock.wire.frames import SlabPlaces, UseSlabs
+from penstock.wire.liveness import process_name
+from penstock.wire.mapping import Array, Mapping, array_interface
+
+COPY_BELOW_BYTES = 1 << 20  # what is smaller is copied: the lease goes back at once, and nothing small pins a range
+RETURN_BYTES = 4 << 20  # so much is given back without waiting for another occasion: the runner uses it again
+CONNECT_S = 2.0
+
+
+class SlabLease:
+    """What was sent in one message. Its memory goes back when this and all arrays over it are gone."""
+
+    __slots__ = ("_copied", "_pid", "_places", "_returned", "lease", "mapping")
+
+    def __init__(
+        self, places: SlabPlaces, mapping: Mapping, returned: collections.deque[int], *, copied: bool = False
+    ) -> None:
+        self._returned, self._pid = returned, os.getpid()
+        self.lease, self._places, self.mapping = places.lease, places.places, mapping
+        self._copied = copied
+
+    def arrays(self) -> list[Array]:
+        """Return its buffers, for `decode_run`."""
+        pieces = [np.asarray(_Piece(self, offset, size)) for offset, size in self._places]
+        if self._copied or sum(size for _, size in self._places) < COPY_BELOW_BYTES:
+            return [piece.copy() for piece in pieces]
+        return pieces
+
+    # At the interpreter's end the module is empty, and arrays may still be let go of.
+    def __del__(self, _getpid: Callable[[], int] = os.getpid) -> None:
+        if self._pid == _getpid():
+            self._returned.append(self.lease)
+
+
+class _Piece:
+    """One buffer of a lease: the base of the arrays over it."""
+
+    __slots__ = ("__array_interface__", "lease")
+
+    def __init__(self, lease: SlabLease, offset: int, size: int) -> None:
+        self.lease = lease
+        address, writable = lease.mapping.address + offset, lease.mapping.writable
+        self.__array_interface__ = array_interface(address, size, writable=writable)
+
+
+class SlabReader:
+    """See the module. One thread reads; arrays may be dropped in any."""
+
+    def __init__(self, arena: str, mapping: Mapping, *, writable: bool) -> None:
+        """Use `connect`."""
+        self.name = f"{process_name()}/{secrets.token_hex(8)}"
+        """The process, and a secret: nobody else can give back what this reader holds."""
+        self._arena = arena
+        self._mapping: Mapping | None = mapping
+        self._wants_writable = writable
+        self._asked = not writable
+        self._connections = 0
+        self._live: set[int] = set()
+        self._held: dict[int, int] = {}
+        """The bytes of each lease that has not been told to have ended."""
+        self._ended: collections.deque[int] = collections.deque()
+        self._owed: list[int] = []
+        self._owed_bytes = 0
+        self._pid = os.getpid()
+
+    @staticmethod
+    def connect(arena: str, deadline_s: float = CONNECT_S, *, writable: bool = True) -> SlabReader | None:
+        """Return a reader of the arena of that name; None: it is not on this host (any more).
+
+        Where others read the same memory it is mapped so that this process cannot write to it (`writable` false).
+        """
+        mapping = _map(arena, deadline_s, writable=False) if arena else None
+        return None if mapping is None else SlabReader(arena, mapping, writable=writable)
+
+    def open_connection(self) -> UseSlabs:
+        """Return what is to be said first on a new connection to the runner."""
+        self._connections += 1
+        self._drain()
+        message = UseSlabs(
+            reader=self.name, connection=self._connections, live=tuple(self._live), held=tuple(self._held)
+        )
+        self._live.add(self._connections)
+        return message
+
+    def close_connection(self, connection: int) -> UseSlabs:
+        """Return what is to be said last on a connection. Nothing arrives on it any more."""
+        self._live.discard(connection)
+        self._drain()
+        return UseSlabs(
+            reader=self.name, connection=connection, live=tuple(self._live), held=tuple(self._held), over=True
+        )
+
+    def claim(self, places: SlabPlaces) -> SlabLease:
+        """Begin a lease that has arrived."""
+        self._ask_for_writable()
+        if self._mapping is None:
+            raise CodecError("this reader of slabs is closed")
+        for offset, size in places.places:
+            if offset < 0 or size < 0 or offset + size > self._mapping.size:
+                raise CodecError(f"a place ({offset}, {size}) outside of an arena of {self._mapping.size} bytes")
+        self._held[places.lease] = sum(size for _, size in places.places)
+        copied = self._wants_writable and not self._mapping.writable
+        return SlabLease(places, self._mapping, self._ended, copied=copied)
+
+    def _ask_for_writable(self) -> None:
+        if self._asked:
+            return
+        self._asked = True
+        mapping = _map(self._arena, CONNECT_S, writable=True)
+        if mapping is not None and self._mapping is not None:
+            self._mapping = mapping
+
+    @property
+    def owes_much(self) -> bool:
+        """So much is to be given back that it should not wait."""
+        self._drain()
+        return self._owed_bytes >= RETURN_BYTES
+
+    def returned(self) -> tuple[int, ...]:
+        """Return the leases that ended since the last call: they are to be given back."""
+        if self._pid != os.getpid():
+            return ()
+        self._drain()
+        ended, self._owed, self._owed_bytes = tuple(self._owed), [], 0
+        return ended
+
+    def _drain(self) -> None:
+        while self._ended:
+            lease = self._ended.popleft()
+            self._owed.append(lease)
+            self._owed_bytes += self._held.pop(lease, 0)
+
+    def close(self) -> None:
+        """Take no more leases. Memory is unmapped when the last array over it is gone."""
+        self._mapping = None
+
+
+def _map(arena: str, deadline_s: float, *, writable: bool) -> Mapping | None:
+    received = receive_descriptor(arena, deadline_s, writable=writable)
+    if received is None:
+        return None
+    descriptor, size = received
+    try:
+        # What could shrink under us would kill this process at the first access beyond its end.
+        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not sealed or not 0 < size <= os.fstat(descriptor).st_size:
+            return None
+        return Mapping(descriptor, size, writable=writable)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
