@@ -65,10 +65,10 @@ class Payload:
 
     def elements(self, header: Rounds) -> Sequence[Element]:
         if self._parts is not None:
-            buffers: Sequence[Any]
-            buffers = [part.buffer for part in self._parts] if self._lease is None else self._lease.arrays()
+            buffers: list[Any]
+            buffers = [part.buffer for part in self._parts] if self._lease is None else list(self._lease.arrays())
             if header.compression:
-                buffers = decompress(header.compression, buffers)
+                buffers = list(decompress(header.compression, buffers))
             if self._access == "copied":
                 buffers = [_own(buffer) for buffer in buffers]
             elif self._access == "read-only":
