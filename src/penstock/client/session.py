@@ -77,8 +77,8 @@ class EpochSession:
             self.replica = trainer_number(options.sharing.trainer)
         self.board = Board()
         self.feeder = feeder
-        self._resumed = False
-        """The attempt began at a checkpoint."""
+        self._resumed = self._returning = False
+        """The attempt began at a checkpoint; this consumer was in it before."""
         self._options, self._submission = options, submission
         self._client = ClientId(secrets.token_hex(8))
         self._pid = os.getpid()
@@ -128,6 +128,7 @@ class EpochSession:
             shared_window_bytes=self.spec.window_bytes or USUAL_WINDOW_BYTES,
             first_opening=time_ns() // 1_000_000,
             resumed=self._resumed,
+            returning=self._returning,
             now=now,
         )
 
@@ -148,7 +149,7 @@ class EpochSession:
             answer = self._ask(patience, rejoin=own.attempt)
             if isinstance(answer, EpochOpened):
                 self._take(answer)
-                self._progress = own.progress
+                self._progress, self._returning = own.progress, True
                 return
             if self._options.sharing is not None:  # what it stood in is over: whatever the others read now
                 self._take(self._ask(patience))

@@ -80,10 +80,14 @@ class Consumer:
         memory_bytes: int,
         shared_window_bytes: int = 0,
         first_opening: int,
-        resumed: bool,
+        resumed: bool = False,
+        returning: bool = False,
         now: float,
     ) -> None:
-        """`first_opening` is above those of an earlier life of this consumer. `resumed`: a checkpoint was loaded."""
+        """`first_opening` is above those of an earlier life of this consumer.
+
+        `resumed`: the attempt began at a checkpoint. `returning`: this consumer was in it before, and has its state.
+        """
         self.seat, self.delivery = seat, delivery
         self.view = view
         self.readers: dict[StreamId, StreamReader] = {}
@@ -99,7 +103,7 @@ class Consumer:
         self._done: Done = {(each.source, each.pass_): Intervals(each.ranges) for each in progress.done}
         self._weights = progress.weights
         self._mixes: Mapping[int, Mixes] = dict(progress.mixes)
-        self._resumed = resumed
+        self._resumed, self._returning = resumed, returning
         self._memory_bytes, self._shared_window_bytes = memory_bytes, shared_window_bytes
         self._opening = first_opening
         self._order: Order = InTurns(delivery.streams or 0) if delivery.in_turn else ByArrival(progress.next)
@@ -219,6 +223,7 @@ class Consumer:
             runner=view.runner,
             credit=credit,
             fresh=fresh,
+            returning=fresh and self._returning,
             trainer=seat.trainer,
             mixes=self._mixes.get(reader.number, ()),
         )

@@ -7,7 +7,8 @@ Rules, beside those of all streams (`stream.serving`):
    too late for a round is told how many it missed. `wait`: a round goes when every trainer has taken it; until then the
    front-runner waits. A trainer that keeps others waiting and is silent for long is passed over from then on.
 3. A trainer that holds nothing begins at the oldest round in the window, or, if this process has served it before,
-   after what it was sent: nobody is given a round twice. With `trainers` it begins at the stream's beginning.
+   after what it was sent: nobody is given a round twice. One with a state in which it has taken nothing begins where it
+   first began. With `trainers` all begin at the stream's beginning.
 4. After a loss the run starts again at the newest cut (`skip`) or the oldest (`wait`); those ahead of it wait until it
    gets there, and discard by number.
 5. The window outlives readers, bindings and runs. Rounds follow from the stream's list of splits, so those of an older
@@ -123,6 +124,8 @@ class Shared(Served[RankKey, RankReader]):
         self._absent: dict[RankKey, Absent] = {}
         self._sent: dict[RankKey, int] = {}
         """By rank: the first round it was not sent."""
+        self._begun: dict[RankKey, int] = {}
+        """By rank: the first round it was to be sent."""
         self._fronts: dict[int, int] = {}
         """By trainer: the first round that none of its ranks was sent."""
         self._names: dict[int, str] = {}
@@ -143,13 +146,15 @@ class Shared(Served[RankKey, RankReader]):
         next_round: int | None = message.round
         absent = self._absent.pop(key, None)
         if message.fresh:
-            next_round = self._sent.get(key, message.round if self._sharing.trainers else None)
+            known = self._begun if message.returning else self._sent
+            next_round = known.get(key, message.round if self._sharing.trainers else None)
         elif absent is not None:
             next_round = max(message.round, absent.taken)
         reader = self.readers[key] = RankReader(peer, message, key, next_round, now)
         self._names[key[0]] = reader.name
         self._first_at = now if self._first_at is None else self._first_at
         if next_round is not None:
+            self._begun.setdefault(key, next_round)
             self._fronts[key[0]] = max(next_round, self._fronts.get(key[0], next_round))
         self._admit(reader, now)
 
@@ -377,6 +382,7 @@ class Shared(Served[RankKey, RankReader]):
         first = max((rank.next_round for rank in ranks if rank.next_round is not None), default=self._window.first)
         for rank in ranks:
             rank.begin_at(first)
+            self._begun.setdefault((rank.trainer, rank.seat), first)
         self._fronts[reader.trainer] = first
         return True
 

@@ -48,6 +48,8 @@ class OpenStream(Message, frozen=True, tag="open"):
     """Replicas of a consumer each open the stream and receive the same rounds."""
     fresh: bool = False
     """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
+    returning: bool = False
+    """It has a state, in which nothing of this stream was received: it begins where it once began."""
     trainer: str = ""
     """Its id, for messages."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()

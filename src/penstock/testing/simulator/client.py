@@ -142,6 +142,7 @@ class FakeClient(Peer):
             shared_window_bytes=16 << 20,
             first_opening=1000 * self.trainer.next_opening(),
             resumed=self._resumes,
+            returning=self._checkpoint is not None and not self._resumes,
             now=self.world.now,
         )
         self.save()

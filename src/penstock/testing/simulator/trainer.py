@@ -86,7 +86,8 @@ class Trainer:
 
     def may_step(self, rank: int) -> bool:
         """Whether the others are as far: training is synchronous."""
-        return self.step(rank) <= min(map(len, self.read.histories)) and self.are_together()
+        reading = [len(history) for history, done in zip(self.read.histories, self.done) if not done]
+        return self.step(rank) <= min(reading) and self.are_together()
 
     def sits_out(self, rank: int) -> bool:
         """Whether others take a step for which this one has nothing: its streams have ended, and theirs have not."""
