@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.client.feeds import NamedSplits, feeds_for, one_file_a_split
-from penstock.client.ranges import RangeSet
+from penstock.core.intervals import Intervals
 from penstock.sources.base import FileRange, Split
 
 
@@ -65,9 +65,9 @@ def test_grouped_files_are_cut_apart() -> None:
 
 
 def test_a_range_set_joins_what_touches() -> None:
-    ranges = RangeSet()
+    ranges = Intervals()
     for ordinal in (5, 1, 2, 0, 4, 9, 3):
         ranges.add(ordinal)
     assert list(ranges.ranges()) == [(0, 6), (9, 10)]
     assert len(ranges) == 7 and 4 in ranges and 6 not in ranges
-    assert list(ranges.intersection(RangeSet([(4, 10)])).ranges()) == [(4, 6), (9, 10)]
+    assert list(ranges.intersection(Intervals([(4, 10)])).ranges()) == [(4, 6), (9, 10)]

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, Named, Ranges, Resume, StreamResume
+from penstock.wire.jobs import Cut, Named, Position, Ranges, Resume
 from penstock.wire.messages import (
     AgentLeaving,
     Beat,
@@ -123,7 +123,12 @@ class CoreMachine(RuleBasedStateMachine):
             changes["rejoin"] = sorted(job.iterations)[0]
         if how == "resume":
             count = self.spec.split_counts[0]
-            held = StreamResume(0, Cut(engine=[0], named=(Named(0, 0, (count // 2,)),)), 1, (1,) * self.spec.consumers)
+            held = Position(
+                number=0,
+                cut=Cut(engine=[0], named=(Named(0, 0, (count // 2,)),)),
+                round=1,
+                marks=(1,) * self.spec.consumers,
+            )
             done = (Ranges(0, 0, ((0, count // 2),)),)
             changes["resume"] = Resume(
                 epoch=epoch, consumers=self.spec.consumers, streams=(held,), done=done, digest="d"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.jobs import Cut, Feed, Leftover, Named, Ranges, Resume, StreamResume
+from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Resume
 from penstock.wire.messages import Done, GetPipeline, ListJobs, ListWorkers, NotKnown, PutPipeline, Refused, Spec
 from tests.control.cluster import JOB, Cluster, spec, started
 from tests.control.test_placing import rebind
@@ -98,8 +98,8 @@ def test_a_checkpoint_inside_the_tail_resumes_inside_the_tail(ended: bool) -> No
         epoch=0,
         consumers=1,
         streams=(
-            StreamResume(number=0, cut=REST, round=3, marks=(3,), ended=True),
-            StreamResume(number=1, cut=Cut(engine=[5]), round=1, marks=(1,), feed=feed, ended=ended),
+            Position(number=0, cut=REST, round=3, marks=(3,), ended=True),
+            Position(number=1, cut=Cut(engine=[5]), round=1, marks=(1,), feed=feed, ended=ended),
         ),
         digest="d",
     )
@@ -109,9 +109,7 @@ def test_a_checkpoint_inside_the_tail_resumes_inside_the_tail(ended: bool) -> No
     assert len(cluster.view().streams) == 2
 
 
-def resumed(
-    cluster: Cluster, *streams: StreamResume, epoch: int = 0, done: tuple[Ranges, ...] = (), **job: Any
-) -> None:
+def resumed(cluster: Cluster, *streams: Position, epoch: int = 0, done: tuple[Ranges, ...] = (), **job: Any) -> None:
     """Open an epoch at a checkpoint, and have every process serve."""
     described = spec(**job)
     resume = Resume(epoch=epoch, consumers=described.consumers, streams=streams, done=done, digest="d")
@@ -123,7 +121,7 @@ def resumed(
 def test_an_epoch_that_goes_on_in_a_later_pass_ends_with_its_streams() -> None:
     cluster = Cluster()
     cluster.register("w0")
-    held = StreamResume(0, Cut(engine=["@", 0, 1, 2, 5], named=(Named(0, 1, (2,)),)), 3, (3,))
+    held = Position(number=0, cut=Cut(engine=["@", 0, 1, 2, 5], named=(Named(0, 1, (2,)),)), round=3, marks=(3,))
     resumed(cluster, held, epoch=1, done=(Ranges(0, 1, ((0, 2),)),), split_counts=(3,))
     (stream,) = cluster.view().streams
     assert cluster.grant(stream, 2, pass_=1) == ()
@@ -135,7 +133,7 @@ def test_an_epoch_may_end_while_a_source_has_splits_that_nothing_asks_for() -> N
     """As one does that mixes two sources and stops with the first of them."""
     cluster = Cluster()
     cluster.register("w0")
-    held = StreamResume(0, Cut(named=(Named(0, 0, (1,)), Named(1, 0, (0,)))), 3, (3,))
+    held = Position(number=0, cut=Cut(named=(Named(0, 0, (1,)), Named(1, 0, (0,)))), round=3, marks=(3,))
     resumed(cluster, held, done=(Ranges(0, 0, ((0, 1),)),), split_counts=(2, 50))
     cluster.end(cluster.view().streams[0])
     assert cluster.view().finished
@@ -145,7 +143,7 @@ def test_what_a_stream_had_that_no_owners_state_knows_is_read_before_the_epoch_e
     """Consumer 1 saved its state before it saw its stream, which took all splits until consumer 0 saw its own end."""
     cluster = Cluster()
     cluster.register("w0")
-    held = StreamResume(0, Cut(), 0, (), ended=True)
+    held = Position(number=0, cut=Cut(), round=0, marks=(), ended=True)
     resumed(cluster, held, consumers=2, uneven="allow", split_counts=(3,))
     _, one, other = cluster.view().streams
     assert {one.owner, other.owner} == {0, 1}
@@ -161,7 +159,13 @@ def test_it_is_read_too_where_every_process_has_a_stream_that_passed_it_by() -> 
     cluster = Cluster()
     cluster.register("w0")
     cut = Cut(engine=["@", 0, 1, 0, 4], named=(Named(0, 1, (0,)),))
-    resumed(cluster, StreamResume(0, cut, 3, ()), done=(Ranges(0, 0, ((0, 1),)),), uneven="allow", split_counts=(2,))
+    resumed(
+        cluster,
+        Position(number=0, cut=cut, round=3, marks=()),
+        done=(Ranges(0, 0, ((0, 1),)),),
+        uneven="allow",
+        split_counts=(2,),
+    )
     (stream,) = cluster.view().streams
     assert cluster.grant(stream, 0, pass_=1) == (1,)
     cluster.end(stream)
@@ -177,8 +181,10 @@ def test_it_is_read_too_where_every_process_has_a_stream_that_passed_it_by() -> 
 def test_a_stream_that_is_given_up_after_a_load_leaves_what_it_was_not_granted_to_others() -> None:
     cluster = Cluster()
     cluster.register("w0")
-    ended = StreamResume(0, Cut(), 3, (3,), ended=True)
-    resumed(cluster, ended, StreamResume(1, Cut(), 0, (0,)), guarantee="at_most_once", split_counts=(3,))
+    ended = Position(number=0, cut=Cut(), round=3, marks=(3,), ended=True)
+    resumed(
+        cluster, ended, Position(number=1, cut=Cut(), round=0, marks=(0,)), guarantee="at_most_once", split_counts=(3,)
+    )
     _, open_one = cluster.view().streams
     cluster.grant(open_one)
     cluster.die(open_one.runner)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.wire.jobs import Cut, Named, Ranges, Resume, StreamResume
+from penstock.wire.jobs import Cut, Named, Position, Ranges, Resume
 from penstock.wire.messages import NotKnown, Rebind, Refused
 from tests.control.cluster import JOB, Cluster, spec, started
 
@@ -92,8 +92,8 @@ def test_after_a_resume_only_what_is_left_is_granted() -> None:
         epoch=0,
         consumers=1,
         streams=(
-            StreamResume(number=0, cut=cut, round=5, marks=(5,)),
-            StreamResume(number=3, cut=ended, round=2, marks=(2,), ended=True),
+            Position(number=0, cut=cut, round=5, marks=(5,)),
+            Position(number=3, cut=ended, round=2, marks=(2,), ended=True),
         ),
         done=(Ranges(0, 0, ((0, 2), (5, 6))),),
         digest="d",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, Ranges, Resume, StreamResume
+from penstock.wire.jobs import Cut, Position, Ranges, Resume
 from penstock.wire.messages import Beat, CloseClient, Done, EpochOpened, NotKnown, NotYet, Refused, SteerJob, View
 from tests.control.cluster import JOB, Cluster, spec, started
 
@@ -19,7 +19,7 @@ def close(client: str, attempt: str, *, consumer: int = 0, finished: bool = True
 
 
 def resume(digest: str = "d", **changes: Any) -> Resume:
-    held = StreamResume(number=0, cut=Cut(engine=[1]), round=4, marks=(4,))
+    held = Position(number=0, cut=Cut(engine=[1]), round=4, marks=(4,))
     fields: dict[str, Any] = {"epoch": 0, "consumers": 1, "streams": (held,), "digest": digest}
     return Resume(**{**fields, "done": (Ranges(0, 0, ((0, 3),)),), **changes})
 

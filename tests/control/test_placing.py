@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.jobs import Cut, Feed, JobView, Resume, StreamResume
+from penstock.wire.jobs import Cut, Feed, JobView, Position, Resume
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -89,7 +89,7 @@ def test_runs_over_everything_that_a_checkpoint_holds_are_not_begun_again() -> N
     cluster = Cluster()
     cluster.register("w0", "w1", "w2")
     feed = Feed(kind="dealt", number=0, of=1)
-    held = tuple(StreamResume(number=n, cut=Cut(engine=[n]), round=1, marks=(1,), feed=feed) for n in range(2))
+    held = tuple(Position(number=n, cut=Cut(engine=[n]), round=1, marks=(1,), feed=feed) for n in range(2))
     resume = Resume(epoch=0, consumers=1, streams=held, digest="d")
     cluster.open(resume=resume, spec=spec(sharding="off", guarantee="zero_or_more"))
     cluster.ready()

@@ -20,7 +20,7 @@ from penstock.dispatcher import database, truth
 from penstock.dispatcher.main import Dispatcher
 from penstock.dispatcher.truth import POSITION_LEAP
 from penstock.wire.blobs import PIECE_BYTES, blob_hash, put_blob_pieces
-from penstock.wire.jobs import Cut, Resume, StreamResume
+from penstock.wire.jobs import Cut, Position, Resume
 from penstock.wire.messages import (
     PROTOCOL,
     Ask,
@@ -410,7 +410,13 @@ def test_a_dispatcher_that_lost_its_journals_end_forgets_attempts_and_is_told_st
             epoch=0,
             consumers=1,
             streams=(
-                StreamResume(0, Cut(engine=["@", 0, 0, second[0], 0], named=((0, 0, second),)), 5, (5,), stream.feed),
+                Position(
+                    number=0,
+                    cut=Cut(engine=["@", 0, 0, second[0], 0], named=((0, 0, second),)),
+                    round=5,
+                    marks=(5,),
+                    feed=stream.feed,
+                ),
             ),
             done=((0, 0, ((0, len(first)),)),),
             digest="d",

@@ -13,9 +13,9 @@ Rules, beside those of all streams (`stream.serving`):
    gets there, and discard by number.
 5. The window outlives readers, bindings and runs. Rounds follow from the stream's list of splits, so those of an older
    binding are as good. It goes with the stream, or when another epoch needs its memory.
-6. **A trainer of several ranks moves as one.** It is given a new round when all its ranks have credit, or skips it with
-   all of them. What some of them were given stays in the window until all of them have taken it, so that a rank that
-   lost its connection gets it again; and a run starts at the oldest cut, as with `wait`. So its ranks take equal steps.
+6. **A trainer of several ranks moves as one.** They begin at the same round. What any of them was given stays in the
+   window until all of them have taken it, so that whatever one of them skips, all skip; and a run starts at the oldest
+   cut, as with `wait`. So its ranks take equal steps.
 
 A place is known in two ways. What was *sent* is where a trainer begins that comes back with nothing. What was *taken*
 is what the trainer itself said with its credit: everything from there on is kept for it, where anything is.
@@ -92,8 +92,27 @@ class RankReader(Reader):
         self.passed_over = True
 
 
+class Life:
+    """A trainer's reading of the stream, from where all its ranks begin that hold nothing of it."""
+
+    def __init__(self, begun: int | None) -> None:
+        self.begun = begun
+        """None: wherever the window begins when the first of them can be sent something."""
+        self._seats: set[int] = set()
+
+    def join(self, seat: int) -> bool:
+        """Take a rank in that holds nothing; False: it was in before, so that its trainer has begun anew."""
+        new = seat not in self._seats
+        self._seats.add(seat)
+        return new
+
+    def begin(self, round_: int) -> int:
+        self.begun = round_ if self.begun is None else self.begun
+        return self.begun
+
+
 class Absent(NamedTuple):
-    """A rank that is expected back: its connection was lost."""
+    """A rank that is expected: its connection was lost, or others of its trainer have begun."""
 
     name: str
     taken: int
@@ -122,10 +141,10 @@ class Shared(Served[RankKey, RankReader]):
         self._end: End | None = None
         self._evicted: list[Entry] = []
         self._absent: dict[RankKey, Absent] = {}
-        self._sent: dict[RankKey, int] = {}
-        """By rank: the first round it was not sent."""
-        self._begun: dict[RankKey, int] = {}
-        """By rank: the first round it was to be sent."""
+        self._sent: dict[int, int] = {}
+        """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
+        self._lives: dict[int, Life] = {}
+        """By trainer."""
         self._fronts: dict[int, int] = {}
         """By trainer: the first round that none of its ranks was sent."""
         self._names: dict[int, str] = {}
@@ -146,17 +165,26 @@ class Shared(Served[RankKey, RankReader]):
         next_round: int | None = message.round
         absent = self._absent.pop(key, None)
         if message.fresh:
-            known = self._begun if message.returning else self._sent
-            next_round = known.get(key, message.round if self._sharing.trainers else None)
+            next_round = self._life_of(key, message).begun
         elif absent is not None:
             next_round = max(message.round, absent.taken)
         reader = self.readers[key] = RankReader(peer, message, key, next_round, now)
         self._names[key[0]] = reader.name
         self._first_at = now if self._first_at is None else self._first_at
         if next_round is not None:
-            self._begun.setdefault(key, next_round)
             self._fronts[key[0]] = max(next_round, self._fronts.get(key[0], next_round))
         self._admit(reader, now)
+
+    def _life_of(self, key: RankKey, message: OpenStream) -> Life:
+        """Return the reading that a rank which holds nothing is part of; a new one if it was part of the last."""
+        trainer, seat = key
+        life = self._lives.get(trainer)
+        if life is None:
+            life = self._lives[trainer] = Life(message.round if self._sharing.trainers else None)
+        if not life.join(seat) and not message.returning:
+            life = self._lives[trainer] = Life(self._sent.get(trainer, life.begun))
+            life.join(seat)
+        return life
 
     def _admit(self, reader: RankReader, now: float) -> None:
         """See that the run gets to where the reader stands, or was."""
@@ -201,7 +229,8 @@ class Shared(Served[RankKey, RankReader]):
         if self._lowest_first and not leaving and not reader.told_end and not reader.passed_over:
             self._absent[key] = Absent(reader.name, reader.taken, now)
         if taken >= 0:
-            self._sent[key] = taken
+            others = [other.taken for other in self.readers.values() if other.trainer == key[0]]
+            self._sent[key[0]] = max(taken, *others) if others else taken
         if not any(trainer == key[0] for trainer, _ in (*self.readers, *self._absent)):
             self._fronts.pop(key[0], None)
 
@@ -263,14 +292,8 @@ class Shared(Served[RankKey, RankReader]):
 
     def _wanted_by(self) -> int | None:
         """Return the first trainer that is through with what was made and has credit for more."""
-        end, width = self._window.end, self.delivery.width
-        ranks: dict[int, int] = {}
-        for reader in self.readers.values():
-            if reader.wants(end):
-                ranks[reader.trainer] = ranks.get(reader.trainer, 0) + 1
-                if ranks[reader.trainer] == width:
-                    return reader.trainer
-        return None
+        end = self._window.end
+        return next((reader.trainer for reader in self.readers.values() if reader.wants(end)), None)
 
     # The window
 
@@ -357,11 +380,12 @@ class Shared(Served[RankKey, RankReader]):
 
     def offer(self, reader: RankReader) -> Offer | None:
         """Return what the window has for a reader, as far as its credit goes."""
-        if (self._run is None and self._end is None) or not self._begin(reader) or not reader.hungry:
+        if self._run is None and self._end is None:
+            return None
+        self._begin(reader)
+        if not reader.hungry:
             return None
         assert reader.next_round is not None
-        if reader.next_round >= self._fronts[reader.trainer] and not self._all_wait(reader.trainer):
-            return None
         entry = self._window.holding(reader.next_round)
         if entry is None:
             return None
@@ -372,27 +396,18 @@ class Shared(Served[RankKey, RankReader]):
             shared=entry.made_for != reader.trainer,
         )
 
-    def _begin(self, reader: RankReader) -> bool:
-        """Let a trainer that holds nothing begin where the window does; False: it waits for its other ranks."""
+    def _begin(self, reader: RankReader) -> None:
+        """Let a trainer that holds nothing begin where the window does, and expect its other ranks there."""
         if reader.next_round is not None:
-            return True
-        ranks = self._ranks(reader.trainer)
-        if len(ranks) < self.delivery.width:
-            return False
-        first = max((rank.next_round for rank in ranks if rank.next_round is not None), default=self._window.first)
-        for rank in ranks:
-            rank.begin_at(first)
-            self._begun.setdefault((rank.trainer, rank.seat), first)
-        self._fronts[reader.trainer] = first
-        return True
-
-    def _ranks(self, trainer: int) -> list[RankReader]:
-        return [reader for reader in self.readers.values() if reader.trainer == trainer]
-
-    def _all_wait(self, trainer: int) -> bool:
-        """All ranks of a trainer have had what any of them had, and have credit for more."""
-        front, ranks = self._fronts[trainer], self._ranks(trainer)
-        return len(ranks) == self.delivery.width and all(rank.wants(front) for rank in ranks)
+            return
+        trainer, life = reader.trainer, self._lives[reader.trainer]
+        begins = life.begun is None
+        first = life.begin(self._window.first)
+        reader.begin_at(first)
+        self._fronts[trainer] = max(first, self._fronts.get(trainer, first))
+        if begins:
+            others = [(trainer, seat) for seat in range(self.delivery.width) if (trainer, seat) not in self.readers]
+            self._absent.update({key: Absent(reader.name, first, reader.heard_at) for key in others})
 
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
         """A reader was sent what it was offered."""
@@ -401,10 +416,10 @@ class Shared(Served[RankKey, RankReader]):
         self._note_sent(reader, after)
 
     def _note_sent(self, reader: RankReader, after: int) -> None:
-        key = (reader.trainer, reader.seat)
-        self._sent[key] = after
-        self._passed_over.discard(key)
-        self._fronts[reader.trainer] = max(after, self._fronts.get(reader.trainer, after))
+        trainer = reader.trainer
+        self._sent[trainer] = max(after, self._sent.get(trainer, after))
+        self._fronts[trainer] = max(after, self._fronts.get(trainer, after))
+        self._passed_over.discard((trainer, reader.seat))
 
     def tell_ends(self) -> None:
         """Tell the end to who has had all there is."""
@@ -412,8 +427,9 @@ class Shared(Served[RankKey, RankReader]):
         if end is None:
             return
         for reader in self.readers.values():
-            if reader.told_end or not self._begin(reader):
+            if reader.told_end:
                 continue
+            self._begin(reader)
             assert reader.next_round is not None
             if reader.next_round >= end.seq or not len(self._window):
                 self._tell_end(reader, end, skipped=max(0, end.seq - reader.due))

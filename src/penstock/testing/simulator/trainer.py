@@ -145,7 +145,7 @@ class Trainer:
         # States from before and after the beginning of an attempt: none that a trainer would load together.
         apart = "" in attempts or len(attempts) > 1
         if self.shape.sharing:
-            if how == "resume" or apart:
+            if how != "rejoin" or apart:
                 how = "fresh"  # the service does not know what it stood in: whatever the others read now
                 self.read.miss()
         elif how == "fresh" or (apart and not self._base):
