@@ -143,8 +143,8 @@ class Consumer:
         if reader.standing.ended and not shown.ended and not reader.told_end:
             self._tell_end(reader)
         if shown.ended and shown.runner is None and not reader.exhausted and not reader.complete:
-            if reader.is_fresh and self.delivery.skips:
-                reader.pass_by()
+            if reader.is_fresh and self.delivery.skips and self.delivery.width == 1:
+                reader.pass_by()  # others have read it; of several ranks, some of this trainer's own may have
             elif reader.ask_again():
                 self._rebind(reader, shown.binding, "a consumer came back and needs its rounds again")
 

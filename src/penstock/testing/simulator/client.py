@@ -123,6 +123,7 @@ class FakeClient(Peer):
 
     def _begin(self, opened: EpochOpened) -> None:
         self.attempt = opened.view.attempt
+        self.trainer.enter(self.attempt)
         progress = Progress(step=0 if self._feeder is None else self._feeder.begins_at)
         if self._checkpoint is not None:
             own = self._checkpoint.own

@@ -41,6 +41,10 @@ Kind: TypeAlias = Literal[
     "add worker",
     "drain worker",
 ]
+MOVING = frozenset(
+    {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "cut connection"}
+)
+"""Streams may go to other processes by these."""
 HEALS_AT_S = 5.0
 ENDS_AT_S = 90.0
 MOST_HAPPENINGS = 60_000
@@ -153,7 +157,7 @@ class Simulation:
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
             for trainer in self.trainers:
                 for read in trainer.epochs_read:
-                    check(read)
+                    check(read, streams_moved=any(fault.kind in MOVING for fault in self.schedule.faults))
         except Failed as failed:
             raise SimulationFailed(self.schedule, str(failed), self.world.log) from failed
         except Exception as error:

@@ -33,6 +33,7 @@ class Read:
         self.histories: list[list[Batch]] = [[] for _ in range(shape.consumers)]
         self.places: list[list[tuple[int, int]]] = [[] for _ in range(shape.consumers)]
         """Of each batch in the histories: its stream's number, and its round."""
+        self.attempt: AttemptId | None = None
         self.joined_late = False
         """It began inside the window of others, or came back without its state."""
 
@@ -42,6 +43,11 @@ class Read:
 
     def miss(self) -> None:
         self.joined_late = True
+
+    def enter(self, attempt: AttemptId) -> bool:
+        """A rank reads in that attempt; False: it is another one than that of the others."""
+        same, self.attempt = self.attempt in (None, attempt), attempt
+        return same
 
 
 class Trainer:
@@ -80,6 +86,14 @@ class Trainer:
     def next_opening(self) -> int:
         self._openings += 1
         return self._openings
+
+    def enter(self, attempt: AttemptId) -> None:
+        """A rank reads in that attempt. One that came back without its state may be in a later epoch than before."""
+        if not self.read.enter(attempt) and self.shape.sharing:
+            self.read = Read(self.shape)
+            self.read.miss()
+            self.read.enter(attempt)
+            self.saved = [[{}] for _ in self.saved]
 
     def step(self, rank: int) -> int:
         return len(self.read.histories[rank])
