@@ -178,7 +178,7 @@ class Epoch:
     def _check_steps(self) -> None:
         """All ranks take the same number of steps, unless they may end apart."""
         modes = self.case.modes
-        if modes.uneven == "allow" or any(step.name in ("filter", "unbatch") for step in modes.after):
+        if modes.uneven == "allow" or any(step.name in ("filter", "unbatch", "rebatch") for step in modes.after):
             return
         if modes.guarantee == "at_most_once" and LOSES_A_STREAM & set(self._event_here()):
             return  # a stream that was given up ends at another step for each rank
