@@ -177,8 +177,11 @@ class Epoch:
 
     def _check_steps(self) -> None:
         """All ranks take the same number of steps, unless they may end apart."""
-        if self.case.modes.uneven == "allow" or any(s.name in ("filter", "unbatch") for s in self.case.modes.after):
+        modes = self.case.modes
+        if modes.uneven == "allow" or any(step.name in ("filter", "unbatch", "rebatch") for step in modes.after):
             return
+        if modes.guarantee == "at_most_once" and LOSES_A_STREAM & set(self._event_here()):
+            return  # a stream that was given up ends at another step for each rank
         portions = self.parts[-1].portions
         counts = [sum(len(part.portions[rank].outputs) for part in self._alike(rank)) for rank in range(len(portions))]
         if all(portion.ended for portion in portions) and len(set(counts)) > 1:

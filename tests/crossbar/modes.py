@@ -49,10 +49,6 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`distribute(n)`: worker processes of the loader's own."""
 
     @property
-    def readers(self) -> int:
-        return self.trainers if self.sharing is not None else self.ranks * self.replicas
-
-    @property
     def in_order(self) -> bool:
         """One order of streams, whatever the workers."""
         return self.order == "deterministic" or self.streams == 1

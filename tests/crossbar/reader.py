@@ -79,10 +79,6 @@ class Reader:
         )
         self.thread = threading.Thread(target=self._run, daemon=True, name=f"reader {number}")
 
-    @property
-    def delivered(self) -> int:
-        return sum(len(portion.outputs) for portion in self.portions)
-
     def stack(self) -> str:
         """Return where the thread is, for a reader that does not come back."""
         import sys
