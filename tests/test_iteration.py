@@ -306,7 +306,7 @@ def test_many_open_and_close_cycles_do_not_hang():
 
 @pytest.fixture
 def interruptible():
-    """Have SIGINT interrupt this process and those it starts, also where its parent ignores it, as a background shell."""
+    """Have SIGINT interrupt this process and those it starts, also where its parent, a background shell, ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
