@@ -250,8 +250,8 @@ def wait_for_turn(lock: TextIO) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def main(name: str, run: Callable[[Bench], None]) -> None:
-    """Run one benchmark. The exit code says whether it could be measured, not whether targets were met."""
+def main(name: str, run: Callable[[Bench], None]) -> list[Result]:
+    """Run one benchmark. It ends with 1 if it could not be measured; whether targets were met is for the caller."""
     parser = argparse.ArgumentParser(prog=f"bench_{name}.py")
     parser.add_argument("--pairs", type=int, help="pairs of rounds in a comparison (default 12)")
     parser.add_argument("--seconds", type=float, help="length of a round (default 2)")
@@ -274,3 +274,4 @@ def main(name: str, run: Callable[[Bench], None]) -> None:
         say(f"bench {name} failed: {error}")
         sys.exit(1)
     show_table(bench.results)
+    return bench.results
