@@ -224,6 +224,7 @@ class Consumer:
             credit=credit,
             fresh=fresh,
             returning=fresh and self._returning,
+            begun=reader.begun if self.delivery.shared else -1,
             trainer=seat.trainer,
             mixes=self._mixes.get(reader.number, ()),
         )

@@ -79,6 +79,8 @@ class StreamReader:
         self.told_end = False
         self.elements = 0
         self.skipped = 0
+        self.begun = NEVER
+        """The first round that arrived."""
         self._shared, self._fresh = shared, fresh
         self._binding = self._given_up = NEVER
         """Of the last opening; found not to work: a newer one is waited for."""
@@ -200,6 +202,7 @@ class StreamReader:
         match message:
             case Rounds():
                 self._skip_to(message.seq)
+                self.begun = message.seq if self.begun == NEVER else self.begun
                 self.frames.append(Arrived(message, payload, max(self.due - message.seq, message.had)))
                 self.queued_bytes += message.nbytes
                 self.due = message.seq + message.count

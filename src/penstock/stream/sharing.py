@@ -162,12 +162,9 @@ class Shared(Served[RankKey, RankReader]):
 
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None:
         key = self._key(message)
-        next_round: int | None = message.round
-        absent = self._absent.pop(key, None)
-        if message.fresh:
-            next_round = self._life_of(key, message).begun
-        elif absent is not None:
-            next_round = max(message.round, absent.taken)
+        self._absent.pop(key, None)
+        life = self._life_of(key, message)
+        next_round = life.begun if message.fresh else message.round
         reader = self.readers[key] = RankReader(peer, message, key, next_round, now)
         self._names[key[0]] = reader.name
         self._first_at = now if self._first_at is None else self._first_at
@@ -176,12 +173,16 @@ class Shared(Served[RankKey, RankReader]):
         self._admit(reader, now)
 
     def _life_of(self, key: RankKey, message: OpenStream) -> Life:
-        """Return the reading that a rank which holds nothing is part of; a new one if it was part of the last."""
+        """Return the reading that a rank is part of; a new one if it holds nothing and was part of the last."""
         trainer, seat = key
         life = self._lives.get(trainer)
         if life is None:
-            life = self._lives[trainer] = Life(message.round if self._sharing.trainers else None)
-        if not life.join(seat) and not message.returning:
+            # Of several ranks one may have begun elsewhere; and what is gone from the window they skip together.
+            from_beginning = self._sharing.trainers or self.delivery.width > 1
+            life = self._lives[trainer] = Life(message.round if from_beginning and message.fresh else None)
+        if message.begun >= 0:
+            life.begin(message.begun)
+        if message.fresh and not life.join(seat) and not message.returning:
             life = self._lives[trainer] = Life(self._sent.get(trainer, life.begun))
             life.join(seat)
         return life
