@@ -98,6 +98,7 @@ class Life:
     def __init__(self, begun: int | None) -> None:
         self.begun = begun
         """None: wherever the window begins when the first of them can be sent something."""
+        self._given = False
         self._seats: set[int] = set()
 
     def join(self, seat: int) -> bool:
@@ -109,6 +110,12 @@ class Life:
     def begin(self, round_: int) -> int:
         self.begun = round_ if self.begun is None else self.begun
         return self.begun
+
+    def give(self, round_: int) -> bool:
+        """One of them is sent its first round, and all begin there; False: that was known."""
+        first, self._given = not self._given, True
+        self.begun = round_ if first else self.begun
+        return first
 
 
 class Absent(NamedTuple):
@@ -181,7 +188,7 @@ class Shared(Served[RankKey, RankReader]):
             from_beginning = self._sharing.trainers or self.delivery.width > 1
             life = self._lives[trainer] = Life(message.round if from_beginning and message.fresh else None)
         if message.begun >= 0:
-            life.begin(message.begun)
+            life.give(message.begun)
         if message.fresh and not life.join(seat) and not message.returning:
             life = self._lives[trainer] = Life(self._sent.get(trainer, life.begun))
             life.join(seat)
@@ -398,23 +405,26 @@ class Shared(Served[RankKey, RankReader]):
         )
 
     def _begin(self, reader: RankReader) -> None:
-        """Let a trainer that holds nothing begin where the window does, and expect its other ranks there."""
+        """Let a trainer that holds nothing begin where the window does."""
         if reader.next_round is not None:
             return
-        trainer, life = reader.trainer, self._lives[reader.trainer]
-        begins = life.begun is None
-        first = life.begin(self._window.first)
+        first = self._lives[reader.trainer].begin(self._window.first)
         reader.begin_at(first)
-        self._fronts[trainer] = max(first, self._fronts.get(trainer, first))
-        if begins:
-            others = [(trainer, seat) for seat in range(self.delivery.width) if (trainer, seat) not in self.readers]
-            self._absent.update({key: Absent(reader.name, first, reader.heard_at) for key in others})
+        self._fronts[reader.trainer] = max(first, self._fronts.get(reader.trainer, first))
 
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
         """A reader was sent what it was offered."""
-        after = offer.entry.after
-        reader.send(after, nbytes)
-        self._note_sent(reader, after)
+        entry = offer.entry
+        if self._lives[reader.trainer].give(entry.seq):
+            self._expect_ranks(reader, entry.seq)
+        reader.send(entry.after, nbytes)
+        self._note_sent(reader, entry.after)
+
+    def _expect_ranks(self, reader: RankReader, round_: int) -> None:
+        """One rank of a trainer is given its first round: it is kept for the others, who have not come yet."""
+        ranks = [(reader.trainer, seat) for seat in range(self.delivery.width)]
+        missing = [key for key in ranks if key not in self.readers and key not in self._absent]
+        self._absent.update({key: Absent(reader.name, round_, reader.heard_at) for key in missing})
 
     def _note_sent(self, reader: RankReader, after: int) -> None:
         trainer = reader.trainer
