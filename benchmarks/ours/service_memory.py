@@ -16,9 +16,9 @@ from typing import Any
 
 import transfers
 from ours.service import batches_dataset, set_path
-from processes import resident_bytes, slab_bytes
 
 import penstock as ps
+from processes import resident_bytes, slab_bytes
 
 PAUSE_S = 0.01
 FAST_WORKERS = 2
