@@ -159,10 +159,8 @@ class Simulation:
             raise SimulationFailed(self.schedule, traceback.format_exc(), self.world.log) from error
 
     def _stand(self) -> str:
-        views = [
-            "not open" if consumer.view is None else f"{consumer.view.waiting_for or consumer.view.streams}"
-            for consumer in self.trainer.consumers
-        ]
+        held = [None if consumer.held is None else consumer.held.view for consumer in self.trainer.consumers]
+        views = ["not open" if view is None else f"{view.waiting_for or view.streams}" for view in held]
         return f"steps {[len(history) for history in self.trainer.histories]}, {'; '.join(views)}"
 
     def _add_agent(self, workers: tuple[WorkerId, ...] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -13,10 +14,11 @@ from penstock.testing.simulator_merge import Mark, Saved, resume_from
 from penstock.testing.simulator_workers import JOB
 from penstock.testing.simulator_world import Data, Failed, Peer
 from penstock.wire.frames import Credit, OpenStream, Rounds, StreamEnded, StreamRefused
-from penstock.wire.jobs import Cut, JobView, StreamView
+from penstock.wire.jobs import Cut, JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
     Beat,
+    Changes,
     CloseClient,
     EndStream,
     EpochOpened,
@@ -27,8 +29,9 @@ from penstock.wire.messages import (
     Rebind,
     Refused,
     View,
-    ViewChanged,
+    ViewMoved,
 )
+from penstock.wire.views import HeldView
 
 if TYPE_CHECKING:
     from penstock.testing.simulator_trainer import Trainer
@@ -65,7 +68,7 @@ class Consumer(Peer):
         self.done_splits: frozenset[int] = state.done
         self.fed_from = state.fed_from
         self.attempt: AttemptId | None = None
-        self.view: JobView | None = None
+        self.held: HeldView | None = None
         self.streams: dict[StreamId, Open] = {}
         self._proposed = AttemptId(self.world.draw("attempt"))
         self._openings = 0
@@ -103,7 +106,8 @@ class Consumer(Peer):
                 if request.resume is not None:
                     self._open_ended_again(answer.view)
                 self._save()
-                self._take_view(answer.view)
+                self.held = HeldView(answer.view)
+                self._follow()
                 self.world.at(1.0, self, self._beat)
                 self.world.at(0.05, self, self._step)
             case NotYet():
@@ -143,31 +147,43 @@ class Consumer(Peer):
     # The control plane
 
     def _beat(self) -> None:
-        if self.attempt is None or self._closed:
+        if self.attempt is not None and not self._closed:
+            self._ask_for_view()
+            self.world.at(1.0, self, self._beat)
+
+    def _ask_for_view(self) -> None:
+        if self.attempt is None:
             return
-        version = 0 if self.view is None else self.view.version
+        version = 0 if self.held is None else self.held.version
         beat = Beat(job=JOB, client=ClientId(self.name), consumer=self.number, attempt=self.attempt, version=version)
         self.ask(beat, self._beaten)
-        self.world.at(1.0, self, self._beat)
 
     def _beaten(self, answer: Answer) -> None:
         match answer:
-            case View():
-                self._take_view(answer.view)
+            case View() if self.held is not None and self.held.take_view(answer.view) == "taken":
+                self._follow()
+            case Changes():
+                self._take_change(answer.change)
             case NotKnown() if not self._closed:
                 self.trainer.restart_all("resume", 0)
             case Refused() if not self._closed:
                 self._lost_place()
 
     def pushed(self, push: Push) -> None:
-        if isinstance(push, ViewChanged):
-            self._take_view(push.view)
+        if isinstance(push, ViewMoved):
+            self._take_change(push.change)
 
-    def _take_view(self, view: JobView) -> None:
-        if view.attempt != self.attempt or (self.view is not None and view.version <= self.view.version):
+    def _take_change(self, change: ViewChange) -> None:
+        fit = "known" if self.held is None else self.held.take_change(change)
+        if fit == "taken":
+            self._follow()
+        elif fit == "missed":
+            self._ask_for_view()
+
+    def _follow(self) -> None:
+        if self.held is None:
             return
-        self.view = view
-        for shown in self._own_streams(view):
+        for shown in self._own_streams(self.held.take_news()):
             held = self.streams.get(shown.stream)
             if held is None:
                 held = self.streams[shown.stream] = Open(shown)
@@ -183,8 +199,8 @@ class Consumer(Peer):
             else:
                 held.view = shown
 
-    def _own_streams(self, view: JobView) -> list[StreamView]:
-        return [shown for shown in view.streams if shown.owner in (None, self.number)]
+    def _own_streams(self, streams: Iterable[StreamView]) -> list[StreamView]:
+        return [shown for shown in streams if shown.owner in (None, self.number)]
 
     # The data plane
 
@@ -393,10 +409,10 @@ class Consumer(Peer):
 
     def _is_through(self) -> bool:
         return (
-            self.view is not None
-            and self.view.finished
+            self.held is not None
+            and self.held.view.finished
             and self.trainer.are_together()
-            and all(self.marks[s.number].ended for s in self._own_streams(self.view))
+            and all(self.marks[s.number].ended for s in self._own_streams(self.held.view.streams))
         )
 
     def _close(self) -> None:
