@@ -55,14 +55,11 @@ def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
 
 
 def _all_ended(draft: Draft, job: Job, iteration: Iteration) -> bool:
-    streams = iteration.streams.values()
-    if not streams or not all(stream.ended or stream.lost for stream in streams):
+    if not iteration.streams or iteration.streams.unfinished:
         return False
-    if iteration.tail is not None:
+    if iteration.tail is not None or job.spec.sharding != "off":
         return True
-    if job.spec.sharding == "off":
-        return any(stream.ended for stream in streams) and not _yet_to_run(draft, job, iteration)
-    return True
+    return any(stream.ended for stream in iteration.streams.values()) and not _yet_to_run(draft, job, iteration)
 
 
 def _all_asked_for(job: Job, iteration: Iteration) -> bool:
@@ -78,6 +75,8 @@ def _all_asked_for(job: Job, iteration: Iteration) -> bool:
 
 def _yet_to_run(draft: Draft, job: Job, iteration: Iteration) -> bool:
     """Say whether a worker that should run over everything has not begun: a small epoch must not end before it."""
-    homes = {stream.home for stream in iteration.streams.values()}
     failed = {worker for worker, name in draft.state.failed_starts if name == job.name}
-    return any(w.worker not in homes and w.worker not in failed for w in fitting_workers(draft.state, job))
+    return any(
+        not iteration.streams.own_runs(worker.worker) and worker.worker not in failed
+        for worker in fitting_workers(draft.state, job)
+    )

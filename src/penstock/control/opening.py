@@ -283,9 +283,9 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
 
 
 def _release_clients(draft: Draft, job: JobName, attempt: AttemptId) -> None:
-    for client, lease in draft.state.clients.get(job, {}).items():
+    for lease in draft.state.leases(job):
         if lease.attempt == attempt:
-            draft.emit(e.ClientGone(job, client, draft.now))
+            draft.emit(e.ClientGone(job, lease.client, draft.now))
 
 
 # The slot
@@ -295,7 +295,7 @@ def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, peer: str) 
     opened = draft.job(request.job).iterations[attempt].opened.get((request.consumer, request.replica))
     if opened is None or opened.client != request.client or opened.closed:
         draft.emit(e.ConsumerOpened(request.job, attempt, request.consumer, request.replica, request.client))
-        if opened is not None and opened.client in draft.state.clients.get(request.job, {}):
+        if opened is not None and draft.state.reads(request.job, opened.client):
             draft.emit(e.ClientGone(request.job, opened.client, draft.now))
     draft.emit(e.ClientSeen(request.job, attempt, request.consumer, request.replica, request.client, peer, draft.now))
 
@@ -322,7 +322,7 @@ def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:
     """Return the readers of the oldest iteration that keep a third one from starting; the dead do not."""
     if job.spec.sharing == "skip":
         return []  # nobody waits for anybody: what is left of it is skipped
-    alive = {lease.client for lease in draft.state.clients.get(job.name, {}).values()}
+    alive = {lease.client for lease in draft.state.leases(job.name)}
     return [
         slot
         for slot in _still_reading(job, oldest)

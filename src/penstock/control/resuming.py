@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.control.records import Cursor, Iteration, Ledger, Stream
+from penstock.control.ledger import Cursor, Ledger
+from penstock.control.records import Iteration, Stream, Streams
 from penstock.core.ids import AttemptId, StreamId, stream_id
 from penstock.wire.jobs import Cut, Feed, JobSpec, Position, Resume
 
@@ -26,7 +27,7 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
         epoch=epoch,
         digest=resume.digest,
         done_before=resume.done,
-        streams=streams,
+        streams=Streams(streams),
         first_number=1 + max((held.number for held in resume.streams), default=-1),
         ledger=_ledger(spec, attempt, resume, kept),
         tail=None if tail is None else tail.stream,

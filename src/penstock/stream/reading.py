@@ -139,16 +139,14 @@ class StreamReader:
         self.view = view
 
     def wants_opening(self, now: float) -> bool:
+        return self.may_be_opened and bool(self.view.address) and now >= self._not_before
+
+    @property
+    def may_be_opened(self) -> bool:
+        """The view shows a binding that was not tried: it is opened when its time comes."""
         view = self.view
-        return (
-            view.runner is not None
-            and bool(view.address)
-            and view.binding > max(self._binding, self._given_up)
-            and not self.complete
-            and not self.standing.ended
-            and not view.lost
-            and now >= self._not_before
-        )
+        newer = view.runner is not None and view.binding > max(self._binding, self._given_up)
+        return newer and not self.complete and not self.standing.ended and not view.lost
 
     def open(self, opening: int, window: int, now: float) -> int:
         """Note a new opening where the view says; return its first credit."""
