@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client.fetch import EpochReader
+from penstock.client.reader import EpochReader
 from penstock.wire.slabs import Arena
 from penstock.worker.pump import Pump
 from penstock.worker.tails import StreamRun
