@@ -9,6 +9,7 @@ import msgspec
 from penstock.control.records import Agent, Job, Runner, Runners, Worker
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import JobSpec
 
 Hindrance: TypeAlias = Literal["leaving", "tags", "host", "versions"]
@@ -79,22 +80,13 @@ def fitting_workers(state: ClusterState, job: Job) -> list[Worker]:
 
 def most_workers(spec: JobSpec) -> int | None:
     """Return how many workers serve a job at most; None: all that fit."""
-    fixed = fixed_streams(spec)
+    fixed = delivery_of(spec).streams
     limits = [limit for limit in (spec.max_workers or None, None if fixed is None else max(1, fixed)) if limit]
     return min(limits, default=None)
 
 
 def runners_of(state: ClusterState, name: JobName) -> Runners:
     return state.runners.get(name) or Runners()
-
-
-def fixed_streams(spec: JobSpec) -> int | None:
-    """Return the number of streams where it is the job's to say, or None: as workers join."""
-    if spec.sharding == "off":
-        return None
-    if spec.feeds:
-        return len(spec.feeds)
-    return max(1, spec.streams) if spec.order == "deterministic" or spec.coordinated else None
 
 
 def may_take_streams(state: ClusterState, runner: Runner) -> bool:

@@ -16,10 +16,11 @@ import msgspec
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import fixed_streams, may_take_streams, ready_runners, runners_of
+from penstock.control.fitting import may_take_streams, ready_runners, runners_of
 from penstock.control.records import Bound, Iteration, Job, Runner, Stream
-from penstock.control.resuming import GRANTED, owner_of
+from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
+from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import Feed
 
 
@@ -27,7 +28,8 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
     """Make the streams of an epoch whose number is the job's to say; those a checkpoint brought are there already."""
     job = draft.job(name)
     spec = job.spec
-    fixed = fixed_streams(spec)
+    delivery = delivery_of(spec)
+    fixed = delivery.streams
     if fixed is None:
         return
     dealt = tuple(Feed(kind="dealt", number=j, of=fixed) for j in range(fixed))
@@ -35,7 +37,7 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
     share = spec.shuffle_parts or fixed
     there = {stream.number for stream in job.iterations[attempt].streams.values()}
     made = tuple(
-        e.NewStream(number, feed, share, owner_of(spec, number, feed))
+        e.NewStream(number, feed, share, delivery.owner_of(number, feed))
         for number, feed in enumerate(feeds)
         if number not in there
     )
@@ -56,7 +58,7 @@ def place_streams(draft: Draft, name: JobName, arrived: Sequence[Runner] | None 
         candidates = ready_runners(draft.state, job).values() if arrived is None else arrived
         _bind(draft, name, attempt, _waiting(draft, job, iteration))
         _bind(draft, name, attempt, _moves(draft, name, attempt, _idle(draft, name, attempt, candidates)))
-        if fixed_streams(job.spec) is None and iteration.tail is None and not iteration.finished:
+        if delivery_of(job.spec).streams is None and iteration.tail is None and not iteration.finished:
             made = (
                 _own_runs(draft, name, attempt, candidates)
                 if job.spec.sharding == "off"
@@ -162,7 +164,7 @@ def _own_runs(
     feed = Feed(kind="dealt", number=0, of=1)
     made: list[tuple[e.NewStream, Runner]] = []
     for runner in sorted(without, key=lambda r: r.worker)[resumed:]:
-        owner = owner_of(job.spec, number, feed)
+        owner = delivery_of(job.spec).owner_of(number, feed)
         made.append((e.NewStream(number, feed, job.spec.shuffle_parts or 1, owner, runner.worker), runner))
         number += 1
     return made
@@ -185,7 +187,7 @@ def granted_streams(draft: Draft, job: Job, iteration: Iteration, *, processes: 
     share = spec.shuffle_parts or expected_streams(draft, job)
     first = iteration.next_number
     return tuple(
-        e.NewStream(number, GRANTED, share, owner_of(spec, number, GRANTED))
+        e.NewStream(number, GRANTED, share, delivery_of(spec).owner_of(number, GRANTED))
         for number in range(first, first + processes * streams_a_process(job))
     )
 
@@ -197,4 +199,5 @@ def expected_streams(draft: Draft, job: Job) -> int:
 
 def streams_a_process(job: Job) -> int:
     """Return how many streams a new process gets in relaxed order: one, or one for each owner."""
-    return job.spec.consumers if job.spec.uneven == "allow" and fixed_streams(job.spec) is None else 1
+    delivery = delivery_of(job.spec)
+    return delivery.consumers if delivery.owned and delivery.streams is None else 1
