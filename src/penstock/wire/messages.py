@@ -252,6 +252,8 @@ class GetBlob(Message, frozen=True, tag="get_blob"):
 
 class GetSpec(Message, frozen=True, tag="get_spec"):
     job: JobName
+    attempt: AttemptId | None = None
+    """As it is run in that attempt; None: in the newest."""
 
 
 class Done(Message, frozen=True, tag="done"):
