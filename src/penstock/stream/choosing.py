@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.stream.reading import StreamReader
 
-RUN_BYTES = 4 << 20  # frames handed out together: what is in them is held until the last of it was taken
+RUN_BYTES = 4 << 20  # of elements handed out together: they are held until the last of them was taken
 
 
 class Chosen(NamedTuple):
@@ -101,14 +101,16 @@ class InTurns:
             return None
         if len(active) == 1 or not due[0].frames:
             return _all_of(due[0])
-        chosen, nbytes = [due[0]], due[0].frames[0].header.nbytes
+        chosen, nbytes = [due[0]], due[0].frames[0].round_bytes
         for reader in due[1:]:
-            nbytes += reader.frames[0].header.nbytes if reader.frames else RUN_BYTES
-            if nbytes > RUN_BYTES:
+            if not reader.frames or nbytes + reader.frames[0].round_bytes > RUN_BYTES:
                 break
+            nbytes += reader.frames[0].round_bytes
             chosen.append(reader)
-        whole_turns = len(chosen) == len(active)
-        return Chosen(tuple(chosen), min(r.frames[0].left for r in chosen) if whole_turns else 1)
+        if len(chosen) < len(active):
+            return Chosen(tuple(chosen))
+        rounds = min(reader.frames[0].left for reader in chosen)
+        return Chosen(tuple(chosen), max(1, min(rounds, int(RUN_BYTES / max(nbytes, 1.0)))))
 
     def forget(self) -> None:
         """Nothing is remembered."""

@@ -8,9 +8,9 @@ while a frame is being taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.wire.frames import Rounds
 from penstock.wire.jobs import Cut, Feed, Named, Position, Stride
@@ -23,8 +23,7 @@ SplitKey = tuple[int, int, int]
 """(source, pass, ordinal)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """`cut` is the state before `cut_round`, which is not after `round`, the next one to be taken.
 
     It is replaced, never changed: what is noted down of it stays true.
@@ -72,7 +71,7 @@ class Standing:
         if not ahead:
             return self.cut
         named = _joined(self.cut.named, self.opened) if self.opened else self.cut.named
-        return msgspec.structs.replace(self.cut, since=self.cut.since + ahead, named=named)
+        return replace(self.cut, since=self.cut.since + ahead, named=named)
 
     @property
     def made_until(self) -> int:
@@ -85,10 +84,9 @@ class Standing:
 
     def taken(self, header: Rounds, at: int, rounds: int) -> Standing:
         """Return where one stands after `rounds` more rounds of a frame, of which `at` are taken then."""
-        there = replace(self, round=self.round + rounds)
         if at == header.count:
-            return there.reached(header.cut, header.done)
-        return replace(there, opened=(*header.done, *header.cut.named))
+            return replace(self, round=self.round + rounds).reached(header.cut, header.done)
+        return replace(self, round=self.round + rounds, opened=(*header.done, *header.cut.named))
 
     def reached(self, cut: Cut, done: Iterable[Named]) -> Standing:
         """Return the same place at the cut that stands just here; `done` are splits that it does not need any more."""

@@ -49,6 +49,10 @@ class Arrived:
     def left(self) -> int:
         return self.header.count - self.at
 
+    @property
+    def round_bytes(self) -> float:
+        return self.header.nbytes / self.header.count
+
     def begin(self) -> None:
         self.begun = True
 

@@ -21,7 +21,7 @@ from penstock.stream.serving import StartRun
 from penstock.stream.sharing import FRAMES_A_WINDOW, Offer, RankReader, Shared, SharingTerms
 from penstock.stream.window import Entry
 from penstock.wire.delivery import delivery_of
-from penstock.wire.frames import Rounds, SlabPlaces
+from penstock.wire.frames import Credit, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, JobSpec, Named
 from penstock.worker.pump import Pump
 from penstock.worker.streams import SLAB_FROM_BYTES, Frame, Host, HostedStream, encode_frame
@@ -139,10 +139,21 @@ class SharedStream(HostedStream[Shared, SharedHost]):
 
     # Serving
 
+    def take_credit(self, peer: bytes, message: Credit) -> None:
+        """One reader has room: the others are not looked at."""
+        with self._changed:
+            self._served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
+            self._serve([reader for reader in self._served.readers.values() if reader.peer == peer])
+            self._obey()
+            self._wake()
+
     def _follow(self) -> None:
         """Let go of what left the window, and send readers what it has for them."""
         self._let_go()
-        for reader in list(self._served.readers.values()):
+        self._serve(list(self._served.readers.values()))
+
+    def _serve(self, readers: list[RankReader]) -> None:
+        for reader in readers:
             while (offer := self._served.offer(reader)) is not None and self._send(reader, offer):
                 pass
         self._served.tell_ends()

@@ -161,6 +161,10 @@ class HostedStream(ABC, Generic[ServedKind, HostKind]):
         self._obey()
         self._follow()
         self._obey()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the pump go on, if it waits and there is room."""
         if self._waiting and (self.pump is None or self._room(self.pump) is not None):
             self._changed.notify_all()
 
