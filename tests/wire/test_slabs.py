@@ -169,6 +169,12 @@ def test_a_lost_readers_leases_are_taken_back_and_no_others(arena: Arena) -> Non
     assert arena.leases == 2
     arena.release_all("a")
     assert arena.leases == 1
+    own = arena.place([batch(3)])
+    assert own is not None
+    for name in ("", "None", "a"):
+        arena.give_back([own.lease], name)
+    assert arena.leases == 2
+    arena.release([own.lease])
     arena.give_back([other.lease], "b")
     assert arena.free_bytes == arena.max_bytes
 

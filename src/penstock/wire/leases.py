@@ -7,6 +7,7 @@ back too, when the reader says on the next one what it holds (`keep_only`).
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -20,8 +21,8 @@ class Holder(NamedTuple):
     connection: int
 
 
-NOBODY = Holder("", 0)
-"""The process that has the arena: what it keeps for itself."""
+NOBODY = Holder(secrets.token_hex(8), 0)
+"""The process that has the arena: what it keeps for itself. No peer knows the name."""
 
 
 class _Lease(NamedTuple):
