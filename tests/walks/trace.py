@@ -64,8 +64,6 @@ class Walk:
     steps: tuple[Step, ...]
     within_dispatcher: int
     """Modules that the dispatcher's process enters."""
-    orders: tuple[tuple[str, ...], ...]
-    """The modules in the order in which each of the event's happenings entered them."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -163,8 +161,4 @@ def _in_order(
         roles = tuple(role for role, name in places if name == module)
         names = tuple(name for name, _ in functions[roles[0], module].most_common() if "<" not in name)
         steps.append(Step(module, roles, names))
-    orders = tuple(
-        tuple(dict.fromkeys(place[1] for place in sorted(times, key=times.__getitem__) if place in functions))
-        for times in first
-    )
-    return Walk(event, tuple(steps), len(decided), orders)
+    return Walk(event, tuple(steps), len(decided))

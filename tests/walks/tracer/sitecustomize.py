@@ -1,8 +1,8 @@
 """Writes down which functions of Penstock are entered, in every process and thread, if $WALK_FOLDER names a folder.
 
-Python imports this by itself at its start, so that Penstock needs no hook for it; a fork inherits it. Each process has a
-file, named by its number, of lines `nanoseconds module function`; the clock is that of all processes. A line is written
-by opening the file anew: what Penstock forks closes descriptors that it does not know, and may be killed at any time.
+Python imports this by itself at its start, so that Penstock needs no hook for it; a fork inherits it. Each process has
+a file, named by its number, of lines `nanoseconds module function`; the clock is that of all processes. A line is
+written by opening the file anew: a process may close descriptors that it does not know, and be killed at any time.
 """
 
 from __future__ import annotations
