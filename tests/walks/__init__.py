@@ -1,0 +1,1 @@
+"""Which modules an event enters, over all processes: `python -m tests.walks`."""

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: every Python process that has it there is traced."""
