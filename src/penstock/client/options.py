@@ -66,11 +66,6 @@ class JobOptions:
     """The consumer's own sampler says what is read: see `client.fed`."""
 
     @property
-    def in_turn(self) -> bool:
-        """Consumers take rounds from the streams in turn, so that all of them read the same round in the same step."""
-        return self.order == "deterministic" or self.coordinated
-
-    @property
     def dealt_streams(self) -> int:
         """How many streams there are where splits are dealt to them, as in deterministic order."""
         return self.streams or (COORDINATED_STREAMS if self.coordinated else STREAMS_PER_CONSUMER * self.consumers)

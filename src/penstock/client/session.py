@@ -204,7 +204,7 @@ class EpochSession:
         if spec.sharding == "off":
             return dict.fromkeys(numbers, Feed(kind="dealt", number=0, of=1))
         if spec.order == "deterministic":
-            return {number: Feed(kind="dealt", number=number, of=spec.streams) for number in range(spec.streams)}
+            return {number: Feed(kind="dealt", number=number, of=state.width) for number in range(state.width)}
         return dict.fromkeys(numbers, Feed(kind="granted"))
 
     def rejoin(self) -> bool:

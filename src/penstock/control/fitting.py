@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from penstock.control.records import Agent, Job, Runner, Worker
+from penstock.control.records import Agent, Iteration, Job, Runner, Worker
 from penstock.control.state import ClusterState
 from penstock.core.ids import RunnerId, WorkerId
 from penstock.wire.jobs import JobSpec
@@ -82,6 +82,13 @@ def _most_workers(spec: JobSpec, found: int) -> int:
     most = found if spec.max_workers == 0 else min(found, spec.max_workers)
     fixed = fixed_streams(spec)
     return most if fixed is None else min(most, max(1, fixed))
+
+
+def spec_of(job: Job, iteration: Iteration) -> JobSpec:
+    """Return the job as one of its epochs has it: one that goes on from a checkpoint has the streams it had there."""
+    if job.spec.feeds or not iteration.width:
+        return job.spec
+    return msgspec.structs.replace(job.spec, streams=iteration.width)
 
 
 def fixed_streams(spec: JobSpec) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import fitting_workers, fixed_streams, ready_runners
+from penstock.control.fitting import fitting_workers, fixed_streams, ready_runners, spec_of
 from penstock.control.records import Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED, owner_of
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
@@ -24,7 +24,7 @@ from penstock.wire.jobs import Feed
 def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> None:
     """Make the streams of an epoch whose number is the job's to say; those a checkpoint brought are there already."""
     job = draft.job(name)
-    spec = job.spec
+    spec = spec_of(job, job.iterations[attempt])
     fixed = fixed_streams(spec)
     if fixed is None:
         return
