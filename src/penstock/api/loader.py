@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from penstock.api.dataset import Dataset
-from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, Piped, State, load, save
+from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, State, load, save
+from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
 from penstock.client.statistics import LoaderStatistics
 from penstock.core.element import Element
