@@ -186,3 +186,30 @@ def test_epochs_after_one_loaded_on_another_number_of_ranks_are_those_of_a_run_t
         return [rank.result() for rank in ranks]
 
     assert second_epochs("resumed") == second_epochs("straight")
+
+
+@pytest.mark.parametrize("taken", [0, 5])
+def test_a_rank_with_operators_after_distribute_returns_before_its_first_output(
+    three_workers: ps.LocalService, taken: int
+) -> None:
+    def rank(consumer: int) -> ps.Loader:
+        numbers = ps.range(400).batch(4)
+        loader = numbers.distribute(
+            three_workers, job=f"piped-{taken}", consumers=2, consumer=consumer, uneven="pad", timeout=30
+        )
+        return loader.enumerate()
+
+    first = rank(0)
+    other = Background(lambda: [batch.copy() for _, batch in first])
+    with rank(1) as loader:
+        mine = [batch.copy() for _, (_, batch) in zip(range(taken), iter(loader))]
+        state = json.dumps(loader.state_dict())
+    for _ in range(2):  # the second one loads what was saved where the first stood, which had received nothing
+        with rank(1) as loader:
+            loader.load_state_dict(json.loads(state))
+            iter(loader)
+            state = json.dumps(loader.state_dict())
+    with rank(1) as loader:
+        loader.load_state_dict(json.loads(state))
+        mine += [batch.copy() for _, batch in loader]
+    assert_exactly_once([*mine, *other.result()], range(400))

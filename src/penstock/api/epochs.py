@@ -134,6 +134,7 @@ def save(
     weights: Weights | None,
     place: Any = None,
     skipped: int = 0,
+    attempts: list[tuple[int, str] | None] | None = None,
 ) -> dict[str, Any]:
     options = kind.options
     saved = SavedState(
@@ -146,6 +147,7 @@ def save(
         consumer=0 if options is None else options.consumer,
         weights=weights,
         skipped=skipped,
+        attempts=attempts,
         place=place,
     )
     return saved.plain()
@@ -181,7 +183,7 @@ class Here:
             raise StateMismatchError(
                 f"{len(saved)} states for a loader that reads in this process: it has one consumer and takes one"
             )
-        if parts_in(saved[0].place):
+        if saved[0].attempts is not None or parts_in(saved[0].place):
             raise StateMismatchError(
                 "the state was saved by a loader over a service, whose streams threads here do not have; load it there"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,15 @@ from penstock.runtime.iterator import Run
 from penstock.runtime.stats import StageMeter
 from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class PipedPlace:
+    """Where a pipeline here stood, and what the services that feed it knew it by."""
+
+    operators: Any
+    attempts: list[tuple[int, str] | None]
+    """Of the stages in the order they are made; empty: those of another number of ranks, which are over."""
 
 
 class Piped:
@@ -60,6 +69,7 @@ class Piped:
         may_rejoin = loaded is None or not loaded.changed
         seed = self.seed_of(seed)
         made: list[ServiceStage] = []
+        place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
 
         def stage(source: FromService, meter: StageMeter) -> ServiceStage:
             options = source.backend.options
@@ -71,6 +81,7 @@ class Piped:
                     may_rejoin=may_rejoin,
                     consumer=options.consumer,
                     consumers=options.consumers,
+                    attempt=place.attempts[len(made)] if len(made) < len(place.attempts) else None,
                 )
             )
             return made[-1]
@@ -80,17 +91,20 @@ class Piped:
         }
         run = Run(self._graph, seed=seed, epoch=epoch, budget=self._budget, source_of=open_source, stages=stages)
         try:
-            run.open(epoch, None if loaded is None else loaded.place)
+            run.open(epoch, place.operators)
         except BaseException:
             run.close()
             raise
         return _PipedEpoch(self, run, made, epoch, seed, weights)
 
-    def place_of(self, saved: Sequence[SavedState], changed: bool) -> Any:
-        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
-        if not all(parts_in(place) for place in places):
+    def place_of(self, saved: Sequence[SavedState], changed: bool) -> PipedPlace:
+        if any(one.attempts is None and not parts_in(one.place) for one in saved):
             raise StateMismatchError("the state was saved by a loader without operators after distribute()")
-        return copy.deepcopy(merged(places) if len(places) > 1 else places[0])
+        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
+        operators = copy.deepcopy(merged(places) if len(places) > 1 else places[0])
+        options = self.options
+        own = [one for one in saved if one.consumers == options.consumers and one.consumer in (None, options.consumer)]
+        return PipedPlace(operators, (own[0].attempts or []) if own else [])
 
 
 class _PipedEpoch:
@@ -110,7 +124,8 @@ class _PipedEpoch:
             phase="ended" if ended else "reading",
             weights=self._weights,
             skipped=self._run.skipped,
-            place=None if ended else self._run.state(),
+            attempts=None if ended else [stage.attempt for stage in self._stages],
+            place=None if ended else _reopened(self._run.state(), self._stages),
         )
 
     def set_weights(self, weights: Weights) -> None:
@@ -128,3 +143,11 @@ class _PipedEpoch:
 
     def close(self) -> None:
         self._run.close()
+
+
+def _reopened(place: Any, stages: Sequence[ServiceStage]) -> Any:
+    """Return the place in the words of the present attempts, where it is one that a stage was opened at."""
+    for stage in stages:
+        if stage.opened is not None and place is stage.opened[0]:
+            return stage.opened[1]
+    return [_reopened(part, stages) for part in place] if isinstance(place, list) else place
