@@ -234,6 +234,9 @@ class Direct:
         )
         return _DirectEpoch(self, reader, seed)
 
+    def check_weights_midway(self) -> None:
+        self._backend.check_weights_midway()
+
     def place_of(self, saved: Sequence[SavedState], changed: bool) -> Checkpoint:
         places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
         if any(parts_in(place) != [place] for place in places):
@@ -264,6 +267,8 @@ class _DirectEpoch:
         )
 
     def set_weights(self, weights: Weights) -> None:
+        if not self._reader.finished:
+            self._kind.check_weights_midway()
         self._reader.set_weights(weights)
 
     def statistics(self) -> LoaderStatistics:
