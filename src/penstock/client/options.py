@@ -13,6 +13,7 @@ from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
 from penstock.client.sharing import SharingOptions, check_sharing
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
+from penstock.runtime.budget import check_memory
 from penstock.wire.jobs import Guarantee, Order, Sharding, Target, Uneven
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
@@ -123,6 +124,8 @@ def check_options(
     _whole("max_workers", max_workers, 1)
     _whole("max_bytes", max_bytes, 1)
     _whole("memory_bytes", memory_bytes, 1)
+    if memory_bytes is not None:
+        check_memory(memory_bytes)
     _positive("weight", weight)
     _positive("timeout", timeout)
     _positive("collect_after", collect_after)
