@@ -56,6 +56,11 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.order == "deterministic" or self.streams == 1
 
     @property
+    def cached_by_arrival(self) -> bool:
+        """Of epochs after the first only the process that cached them can go on."""
+        return not self.in_order and self.feed is None and any(step.name == "cache" for step in self.after)
+
+    @property
     def in_turn(self) -> bool:
         return self.in_order or self.coordinated
 
@@ -201,6 +206,11 @@ RULES: tuple[Rule, ...] = (
         "a sampler reads by index (service.md)",
         ("feed", "index"),
         lambda p, m: m.feed is not None and any(source.kind not in INDEXABLE for source in p.sources),
+    ),
+    (
+        "ranks that cache what they got do not wait for one that has not (operators.md)",
+        ("cache",),
+        lambda p, m: m.ranks > 1 and m.feed is None and any(step.name == "cache" for step in m.after),
     ),
     (
         "after a relaxed distribute nothing may hold elements by their order of arrival",

@@ -81,6 +81,7 @@ class Piped:
                     may_rejoin=may_rejoin,
                     consumer=options.consumer,
                     consumers=options.consumers,
+                    in_order=options.order == "deterministic",
                     attempt=place.attempts[len(made)] if len(made) < len(place.attempts) else None,
                 )
             )

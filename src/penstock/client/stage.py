@@ -31,10 +31,12 @@ class ServiceStage(Stage):
         may_rejoin: bool,
         consumer: int,
         consumers: int,
+        in_order: bool,
         attempt: tuple[int, str] | None = None,
     ) -> None:
         """`attempt`: of a stage that a loaded state had opened, and from which nothing had come."""
         super().__init__(meter)
+        self._in_order = in_order
         self._open_reader = open_reader
         self._seed, self._may_rejoin = seed, may_rejoin
         self._consumer, self._consumers = consumer, consumers
@@ -56,6 +58,10 @@ class ServiceStage(Stage):
         self.reader = self._open_reader(beginning)
         self.attempt = (pass_, self.reader.session.view.attempt)
         self.opened = None if state is None else (state, self.reader.state().plain())
+
+    @property
+    def repeatable(self) -> bool:
+        return self._in_order
 
     def _pull(self, want: int) -> Chunk:
         reader = self.reader
