@@ -163,7 +163,7 @@ def check_options(
         trainers=trainers,
         writable=writable,
         coordinated=bool(coordinated),
-        consumers=consumers,
+        uneven=uneven,
         replica=replica,
         order=order,
     )
