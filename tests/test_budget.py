@@ -52,6 +52,8 @@ def test_arguments_come_before_the_environment_and_that_before_the_machine(monke
 def test_a_budget_too_small_is_refused():
     with pytest.raises(InvalidArgumentError, match="at least 1 MiB"):
         ps.range(3).iterator(memory_bytes=1000)
+    with pytest.raises(InvalidArgumentError, match="at least 1 MiB"):
+        ps.range(3).iterator(memory_bytes=0)
 
 
 def test_a_slow_reader_leaves_no_more_than_the_budget_buffered():

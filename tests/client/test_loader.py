@@ -613,3 +613,32 @@ def test_small_and_empty_epochs_end(service: ps.LocalService, pipeline: ps.Datas
     with pipeline.distribute(service, timeout=WAIT_S) as loader:
         for _ in range(2):
             assert list(loader) == list(pipeline)
+
+
+@pytest.mark.parametrize("order", ["relaxed", "deterministic"])
+def test_a_cache_after_distribute_goes_on_in_its_process_and_elsewhere_only_in_order(
+    service: ps.LocalService, order: str
+) -> None:
+    def make() -> ps.Loader:
+        return ps.range(40).distribute(service, order=order, timeout=WAIT_S).cache().map(lambda i: i)
+
+    with make() as loader:
+        first = list(loader)
+        iterator = iter(loader)
+        again = [next(iterator) for _ in range(5)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.load_state_dict(state)
+        assert [*again, *loader] == first
+    with make() as loader:
+        loader.load_state_dict(state)
+        if order == "deterministic":
+            assert [*again, *loader] == first
+        else:
+            with pytest.raises(StateMismatchError, match="has not cached them"):
+                list(loader)
+
+
+def test_several_consumers_do_not_cache_what_they_received(service: ps.LocalService) -> None:
+    loader = ps.range(40).distribute(service, consumers=2, consumer=0)
+    with pytest.raises(InvalidPipelineError, match="with 2 consumers"):
+        loader.cache()

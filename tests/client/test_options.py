@@ -36,6 +36,8 @@ from penstock.client.options import check_options, job_name
         ({"weight": -1.0}, "weight=-1.0"),
         ({"max_workers": 0}, "max_workers=0"),
         ({"memory_bytes": 1.5}, "memory_bytes=1.5"),
+        ({"memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
+        ({"to": 1, "memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
         ({"to": "udp://x:1"}, "tcp://host:port"),
         ({"to": 0}, "to=0"),
         ({"to": 3.5}, "to=3.5"),

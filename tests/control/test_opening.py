@@ -6,7 +6,7 @@ import pytest
 
 from penstock.control.records import KEPT_RAISES
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, Position, Ranges, Resume
+from penstock.wire.jobs import Cut, Feed, Position, Ranges, Resume
 from penstock.wire.messages import (
     Beat,
     Changes,
@@ -349,3 +349,15 @@ def test_a_cancelled_job_says_so_and_makes_room() -> None:
     assert refused.kind == "job_cancelled"
     cluster.ask(close("c0", "a0-r0", finished=False))
     assert cluster.open().view.failure == ""
+
+
+def test_an_epoch_from_a_checkpoint_has_the_streams_it_had_there_and_the_next_one_those_of_the_job() -> None:
+    cluster = Cluster()
+    cluster.register("w1")
+    described = spec(order="deterministic", streams=4)
+    resumed = cluster.open(spec=described, resume=resume(width=2))
+    assert (resumed.spec.streams, [stream.number for stream in resumed.view.streams]) == (2, [0, 1])
+    assert resumed.view.streams[1].feed == Feed(kind="dealt", number=1, of=2)
+    cluster.ask(close("c0", resumed.view.attempt))
+    after = cluster.open(epoch=1, spec=described)
+    assert (after.spec.streams, len(after.view.streams)) == (4, 4)

@@ -21,6 +21,7 @@ from . import adapter
 from .case import Case
 from .datasets import build
 from .happenings import Leg
+from .modes import refuses_weights
 from .reader import Portion, Reader, Shared
 from .samplers import Sampler, make_sampler
 
@@ -160,6 +161,7 @@ class Run:
             strike=strike,
             graveyard=self._graveyard,
             begins=None if states is None else self._beginnings(leg, states, count),
+            refuses_weights=refuses_weights(case.pipeline),
             saves_for_all=saves_for_all,
             stop=self._stop,
         )

@@ -89,9 +89,11 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
         choices["weights"] = 3.0
     if modes.uneven == "allow" or modes.sharing == "wait":
         del choices["break"]  # who breaks out leaves the others waiting, as documented
+    if modes.cached_by_arrival:
+        del choices["rejoin"], choices["second"]  # their loaders have not cached what the first one has
     if modes.replicas > 1 or modes.own_processes:
         for name in ON_READER:
-            del choices[name]  # a replica's place is its sibling's too; nobody else reads a service of one's own
+            choices.pop(name, None)  # a replica's place is its sibling's too; nobody else reads a service of one's own
     made = []
     for _ in range(rng.choices([0, 1, 2], [5, 3, 1])[0]):
         if not choices:

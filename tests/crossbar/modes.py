@@ -21,6 +21,8 @@ ONE_TO_ONE = frozenset({"value", "noise", "blob", "none", "slow", "tokens", "sel
 BATCH_OPERATORS = frozenset({"batch", "padded_batch", "ragged_batch"})
 ORDER_BOUND = frozenset({"shuffle", "bucket", "group", "pack", "interleave", "lists"})
 """What they hold depends on the order of arrival: after a relaxed `distribute` they could not be restored."""
+HOLDS_BACK = ORDER_BOUND | {"flat_map", "flat_map_rng", "generator", "unbatch", "rebatch"}
+"""What they hold after an output was read by the weights of then: in the middle of an epoch none may be set."""
 KEEPS_GROUPS = frozenset({"value", "batch_map", "select", "prefetch", "slow", "filter", "filter_column", "cache"})
 
 
@@ -52,6 +54,11 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def in_order(self) -> bool:
         """One order of streams, whatever the workers."""
         return self.order == "deterministic" or self.streams == 1
+
+    @property
+    def cached_by_arrival(self) -> bool:
+        """Of epochs after the first only the process that cached them can go on."""
+        return not self.in_order and self.feed is None and any(step.name == "cache" for step in self.after)
 
     @property
     def in_turn(self) -> bool:
@@ -201,11 +208,23 @@ RULES: tuple[Rule, ...] = (
         lambda p, m: m.feed is not None and any(source.kind not in INDEXABLE for source in p.sources),
     ),
     (
+        "ranks that cache what they got do not wait for one that has not (operators.md)",
+        ("cache",),
+        lambda p, m: m.ranks > 1 and m.feed is None and any(step.name == "cache" for step in m.after),
+    ),
+    (
         "after a relaxed distribute nothing may hold elements by their order of arrival",
         ("after distribute",),
         lambda p, m: not m.in_order and m.feed is None and any(step.name in ORDER_BOUND for step in m.after),
     ),
 )
+
+
+def refuses_weights(pipeline: Pipeline) -> bool:
+    """Say whether other weights of its mix are refused in the middle of an epoch."""
+    return any(
+        (step.arguments["how"] if step.name == "failing" else step.name) in HOLDS_BACK for step in pipeline.steps
+    )
 
 
 def refusals(pipeline: Pipeline, modes: Modes) -> list[Refusal]:

@@ -31,7 +31,7 @@ REMEDIES = ("use ", "give", "put ", "leave", "say ", "must ", "need", "make ", "
 def unclear(case: Case) -> bool:
     """Whether the pages leave open if this works: then it may be refused with a sentence, or must be right."""
     modes, pipeline = case.modes, case.pipeline
-    if apart(case):
+    if apart(case) or (modes.cached_by_arrival and len(case.legs) > 1):
         return True
     static = modes.sharding in ("file", "data", "file_or_data", "hint", "custom")
     several = len(pipeline.sources) > 1 or len(case.legs) > 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.errors import PenstockError, SupersededError
+from penstock.core.errors import InvalidArgumentError, PenstockError, SupersededError
 
 from . import adapter
 from .happenings import ON_ALL, ON_READER, ON_SERVICE, Event, Leg
@@ -43,6 +43,8 @@ class Shared:
     """Loaders whose trainer was killed: closed when the case is over."""
     begins: Any
     """The state each reader loads first, by reader; None: it begins anew."""
+    refuses_weights: bool = False
+    """The pipeline's operators hold elements of the old weights."""
     saves_for_all: bool = False
     """The checkpoint is to stand for all ranks."""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -177,7 +179,7 @@ class Reader:
         self.where = f"lets happen: {event}"
         match event.what:
             case "weights":
-                self._loader.set_weights(list(event.weights))
+                self._set_weights(list(event.weights))
                 return elements
             case "rejoin" | "reload":
                 kept = max(0, len(portion.outputs) - event.back)
@@ -198,6 +200,16 @@ class Reader:
             case _:
                 self._shared.strike(event.what)
                 return elements
+
+    def _set_weights(self, weights: list[float]) -> None:
+        try:
+            self._loader.set_weights(weights)
+        except InvalidArgumentError:
+            if not self._shared.refuses_weights:
+                raise
+        else:
+            if self._shared.refuses_weights:
+                raise Misused("set_weights() with an operator after the mix that holds elements was not refused")
 
     def _second(self, older: Iterator[Any], portion: Portion, *, fresh: bool) -> Iterator[Any]:
         """Open a second reader of this slot: the newest reads, the older one is refused."""

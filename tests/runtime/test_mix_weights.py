@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
+from penstock.runtime.placement import check_weights_midway
 from penstock.runtime.streams import StreamPart
 from tests.runtime.streams_kit import FakeFeed, Job
 
@@ -66,6 +68,45 @@ def test_an_input_without_weight_waits_for_one(job):
     both = read(job, (1.0, 1.0), alone.states[50], most=50)
     assert share_of_first(both.elements) == 25
     check_each_once(alone.elements + both.elements)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda mixed: mixed.batch(3),
+        lambda mixed: mixed.map(lambda x: x).filter(lambda x: x % 3 > 0),
+        lambda mixed: mixed.padded_batch(4, drop_last=True).prefetch(2),
+        lambda mixed: mixed.repeat(2),
+    ],
+)
+def test_after_operators_that_hold_nothing_weights_may_change_at_every_state(after):
+    mixed = ps.mix([ps.range(FIRST, 20), ps.range(SECOND, SECOND + 20)], [1, 3], stop="all")
+    job = Job(after(mixed))
+    check_weights_midway(job.graph)
+    whole = read(job, (1.0, 3.0))
+    expected = sorted(np.concatenate([np.ravel(x) for x in whole.elements]).tolist())
+    for done in range(len(whole.elements)):
+        rest = read(job, (5.0, 1.0), whole.states[done])
+        given = np.concatenate([np.ravel(x) for x in (*whole.elements[:done], *rest.elements)]).tolist()
+        assert sorted(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("shuffle", lambda mixed: mixed.shuffle(4)),
+        ("group_by_window", lambda mixed: mixed.group_by_window(lambda x: x % 2, size=3)),
+        ("flat_map", lambda mixed: mixed.flat_map(lambda x: [x, x]).batch(3)),
+        ("map", lambda mixed: mixed.map(lambda xs: xs, batch_size=4)),
+        ("unbatch", lambda mixed: mixed.batch(4).unbatch()),
+        ("rebatch", lambda mixed: mixed.batch(4).rebatch(3)),
+    ],
+)
+def test_after_an_operator_that_holds_elements_weights_may_not_change_in_the_middle(name, after):
+    mixed = ps.mix([ps.range(9), ps.range(9).shuffle(4)])
+    with pytest.raises(InvalidArgumentError, match=rf"{name}.* after the mix.*between epochs"):
+        check_weights_midway(Job(after(mixed)).graph)
+    check_weights_midway(Job(mixed).graph)  # what stands before the mix holds what it holds
 
 
 def test_weights_that_fit_no_mix_are_refused(job):

@@ -200,6 +200,13 @@ def test_weights_that_cannot_be_are_refused(one_worker: ps.LocalService) -> None
         loader.set_weights([1])
     with pytest.raises(ps.InvalidArgumentError, match="service"):
         mixed().distribute().set_weights([1, 1])
+    held = ps.mix([ps.range(900), ps.range(900)], [1, 1], stop="all").shuffle(4)
+    with held.distribute(one_worker, job="held back", timeout=60) as loader:
+        next(iter(loader))
+        with pytest.raises(ps.InvalidArgumentError, match="shuffle"):
+            loader.set_weights([1, 2])
+        list(loader)
+        loader.set_weights([1, 2])
     options = {"job": "relaxed", "consumers": 2, "memory_bytes": MEMORY, "timeout": 60}
     with mixed().distribute(one_worker, consumer=0, **options) as loader:
         next(iter(loader))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -160,3 +161,55 @@ def test_states_are_small(three_workers: ps.LocalService) -> None:
         for _ in range(200):
             next(iterator)
         assert len(json.dumps(loader.state_dict())) / 64 <= 300
+
+
+def test_epochs_after_one_loaded_on_another_number_of_ranks_are_those_of_a_run_that_never_stopped(
+    one_worker: ps.LocalService,
+) -> None:
+    numbers = ps.range(300).shuffle(seed=9).batch(5)
+    with numbers.distribute(one_worker, order="deterministic", timeout=30) as loader:
+        read_some(loader, 7)
+        state = loader.state_dict()
+
+    def second_epoch(rank: int, job: str) -> list[list[int]]:
+        with numbers.distribute(
+            one_worker, order="deterministic", consumers=2, consumer=rank, job=job, timeout=30
+        ) as loader:
+            if job == "resumed":
+                with pytest.warns(UserWarning, match="dealt anew"):
+                    loader.load_state_dict(state)
+            list(loader)
+            return [batch.tolist() for batch in loader]
+
+    def second_epochs(job: str) -> list[list[list[int]]]:
+        ranks = [Background(partial(second_epoch, rank, job)) for rank in range(2)]
+        return [rank.result() for rank in ranks]
+
+    assert second_epochs("resumed") == second_epochs("straight")
+
+
+@pytest.mark.parametrize("taken", [0, 5])
+def test_a_rank_with_operators_after_distribute_returns_before_its_first_output(
+    three_workers: ps.LocalService, taken: int
+) -> None:
+    def rank(consumer: int) -> ps.Loader:
+        numbers = ps.range(400).batch(4)
+        loader = numbers.distribute(
+            three_workers, job=f"piped-{taken}", consumers=2, consumer=consumer, uneven="pad", timeout=30
+        )
+        return loader.enumerate()
+
+    first = rank(0)
+    other = Background(lambda: [batch.copy() for _, batch in first])
+    with rank(1) as loader:
+        mine = [batch.copy() for _, (_, batch) in zip(range(taken), iter(loader))]
+        state = json.dumps(loader.state_dict())
+    for _ in range(2):  # the second one loads what was saved where the first stood, which had received nothing
+        with rank(1) as loader:
+            loader.load_state_dict(json.loads(state))
+            iter(loader)
+            state = json.dumps(loader.state_dict())
+    with rank(1) as loader:
+        loader.load_state_dict(json.loads(state))
+        mine += [batch.copy() for _, batch in loader]
+    assert_exactly_once([*mine, *other.result()], range(400))

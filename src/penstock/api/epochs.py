@@ -1,4 +1,4 @@
-"""The three ways a loader reads an epoch: threads here, a service directly, a service that feeds a pipeline here.
+"""Ways in which a loader reads an epoch: threads here, or a service directly. `api.piped` has the third.
 
 Each opens epochs at a place, and knows the pipeline's signature. States have one shape (`api.states`); what differs is
 what stands in a state's place: operators' states, what a service had delivered, or the first with the second in them.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from penstock.api.dataset import Dataset
@@ -20,27 +19,17 @@ from penstock.api.states import (
     Phase,
     PipelineSignature,
     SavedState,
-    merged,
     parts_in,
-    signature_of,
     with_parts,
 )
 from penstock.client.backend import ServiceBackend
 from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning
-from penstock.client.stage import ServiceStage
 from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
-from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
-from penstock.passes import canonicalize, optimize
-from penstock.runtime.budget import default_budget
-from penstock.runtime.contract import Stage
-from penstock.runtime.iterator import Run
-from penstock.runtime.stats import StageMeter
-from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Checkpoint, Weights, apart, check_whose, read_states
 
 State = Mapping[str, Any]
@@ -145,6 +134,7 @@ def save(
     weights: Weights | None,
     place: Any = None,
     skipped: int = 0,
+    attempts: list[tuple[int, str] | None] | None = None,
 ) -> dict[str, Any]:
     options = kind.options
     saved = SavedState(
@@ -157,6 +147,7 @@ def save(
         consumer=0 if options is None else options.consumer,
         weights=weights,
         skipped=skipped,
+        attempts=attempts,
         place=place,
     )
     return saved.plain()
@@ -192,7 +183,7 @@ class Here:
             raise StateMismatchError(
                 f"{len(saved)} states for a loader that reads in this process: it has one consumer and takes one"
             )
-        if parts_in(saved[0].place):
+        if saved[0].attempts is not None or parts_in(saved[0].place):
             raise StateMismatchError(
                 "the state was saved by a loader over a service, whose streams threads here do not have; load it there"
             )
@@ -243,6 +234,9 @@ class Direct:
         )
         return _DirectEpoch(self, reader, seed)
 
+    def check_weights_midway(self) -> None:
+        self._backend.check_weights_midway()
+
     def place_of(self, saved: Sequence[SavedState], changed: bool) -> Checkpoint:
         places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
         if any(parts_in(place) != [place] for place in places):
@@ -273,6 +267,8 @@ class _DirectEpoch:
         )
 
     def set_weights(self, weights: Weights) -> None:
+        if not self._reader.finished:
+            self._kind.check_weights_midway()
         self._reader.set_weights(weights)
 
     def statistics(self) -> LoaderStatistics:
@@ -297,110 +293,3 @@ def _check_batches(checkpoint: Checkpoint, saved: list[list[str]], own: list[lis
 
 def _batches(entries: list[list[str]]) -> list[list[str]]:
     return [entry for entry in entries if "Batch" in entry[2]]
-
-
-# A service that feeds a pipeline here
-
-
-class Piped:
-    def __init__(
-        self, node: Node, sources: list[FromService], *, threads: int | None, memory_bytes: int | None
-    ) -> None:
-        self._sources = sources
-        self._node = canonicalize(node)
-        self._budget = default_budget(threads, memory_bytes)
-        self._own: PipelineSignature | None = None
-        self._graph: Node | None = None
-
-    @property
-    def signature(self) -> PipelineSignature:
-        if self._own is None:
-            parts = [entry for source in self._sources for entry in source.dataset._plan.signature.entries]
-            here = signature_of(self._node, self._digest)
-            self._own = PipelineSignature([*parts, *(entry for entry in here.entries if entry[2] != "FromService")])
-        return self._own
-
-    def _digest(self, node: SourceNode) -> str:
-        return "" if isinstance(node, FromService) else source_digest(open_source(node))
-
-    @property
-    def options(self) -> JobOptions:
-        return self._sources[0].backend.options
-
-    def seed_of(self, seed: int | None) -> int:
-        return self._sources[0].dataset._plan.seed if seed is None else seed
-
-    def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
-        if self._graph is None:
-            self._graph = optimize(self._node)
-        may_rejoin = loaded is None or not loaded.changed
-        seed = self.seed_of(seed)
-        made: list[ServiceStage] = []
-
-        def stage(source: FromService, meter: StageMeter) -> ServiceStage:
-            options = source.backend.options
-            made.append(
-                ServiceStage(
-                    meter,
-                    lambda beginning: source.backend.open(replace(beginning, weights=weights)),
-                    seed=seed,
-                    may_rejoin=may_rejoin,
-                    consumer=options.consumer,
-                    consumers=options.consumers,
-                )
-            )
-            return made[-1]
-
-        stages: dict[SourceNode, Callable[[StageMeter], Stage]] = {
-            source: partial(stage, source) for source in self._sources
-        }
-        run = Run(self._graph, seed=seed, epoch=epoch, budget=self._budget, source_of=open_source, stages=stages)
-        try:
-            run.open(epoch, None if loaded is None else loaded.place)
-        except BaseException:
-            run.close()
-            raise
-        return _PipedEpoch(self, run, made, epoch, seed, weights)
-
-    def place_of(self, saved: Sequence[SavedState], changed: bool) -> Any:
-        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
-        if not all(parts_in(place) for place in places):
-            raise StateMismatchError("the state was saved by a loader without operators after distribute()")
-        return copy.deepcopy(merged(places) if len(places) > 1 else places[0])
-
-
-class _PipedEpoch:
-    def __init__(
-        self, kind: Piped, run: Run, stages: list[ServiceStage], epoch: int, seed: int, weights: Weights | None
-    ) -> None:
-        self._kind, self._run, self._stages = kind, run, stages
-        self._epoch, self._seed, self._weights = epoch, seed, weights
-        self.elements: Iterator[Element] = run
-
-    def state_dict(self) -> dict[str, Any]:
-        ended = self._run.ended
-        return save(
-            self._kind,
-            epoch=self._epoch,
-            seed=self._seed,
-            phase="ended" if ended else "reading",
-            weights=self._weights,
-            skipped=self._run.skipped,
-            place=None if ended else self._run.state(),
-        )
-
-    def set_weights(self, weights: Weights) -> None:
-        if not self._run.ended:
-            raise InvalidArgumentError(
-                "set_weights() in the middle of an epoch with operators after distribute(): they hold elements of the "
-                "old weights. Set weights between epochs, or put the operators before distribute()"
-            )
-        self._weights = weights
-
-    def statistics(self) -> LoaderStatistics:
-        here = self._run.statistics()
-        reader = self._stages[0].reader if self._stages else None
-        return statistics_here(here) if reader is None else statistics_of(reader, here.stages)
-
-    def close(self) -> None:
-        self._run.close()

@@ -11,8 +11,10 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from penstock.api.dataset import Dataset
-from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, Piped, State, load, save
+from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, State, load, save
+from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
+from penstock.client.options import JobOptions
 from penstock.client.statistics import LoaderStatistics
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, StateMismatchError
@@ -215,7 +217,7 @@ class Loader(Dataset):
     def _over(self, node: Node) -> Self:
         made = type(self)(node, threads=self._threads, memory_bytes=self._memory_bytes)
         for source in made._sources:
-            _check_cache(node)
+            _check_cache(node, source.backend.options)
             if source.backend.options.order == "relaxed":
                 _check_order(node)
         return made
@@ -231,8 +233,16 @@ def _check_order(node: Node) -> None:
         )
 
 
-def _check_cache(node: Node) -> None:
-    if isinstance(node, ops.Cache) and node.path is not None:
+def _check_cache(node: Node, options: JobOptions) -> None:
+    if not isinstance(node, ops.Cache):
+        return
+    if options.consumers > 1 and options.feed is None:
+        raise InvalidPipelineError(
+            f"cache() after distribute() with {options.consumers} consumers: one that has not cached the whole first "
+            "epoch, because it was restarted or max_bytes was too small, would wait for the others in every epoch, and "
+            "they read their caches. save() what is the same in every epoch and read that, or leave cache() out"
+        )
+    if node.path is not None:
         raise InvalidPipelineError(
             "cache(path) after distribute(): files would be found again by what stands here, not by what the service "
             "reads. Use cache() without a path, in memory"

@@ -40,6 +40,8 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: tuple[float, ...] | None = None
     """What a mix goes by, where that was changed."""
     skipped: int = 0
+    attempts: list[tuple[int, str] | None] | None = None
+    """By service that feeds a pipeline here: the pass that was opened last, and its attempt. None: there is none."""
     place: Any = None
     """The operators' own states, nested as they are. What a service delivers stands in it as a
     `stream.checkpoint.ConsumerState`."""

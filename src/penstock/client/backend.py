@@ -18,7 +18,7 @@ from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateM
 from penstock.core.ids import JobName
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
-from penstock.runtime.placement import mix_weights
+from penstock.runtime.placement import check_weights_midway, mix_weights
 from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
 
@@ -125,6 +125,10 @@ class ServiceBackend:
                 f"set_weights() with {argument}: what is read there is not this loader's alone to say, or not mixed"
             )
         return mix_weights(for_workers(self._pipeline.node, self.options.sharding), tuple(weights))
+
+    def check_weights_midway(self) -> None:
+        """Refuse other weights in the middle of an epoch where something read by the old ones is held back."""
+        check_weights_midway(self.prepared.root)
 
     def _open_fed(self, beginning: Beginning) -> EpochReader:
         """Open a job of this consumer's own: it begins where the sampler stood, and nothing else is resumed."""

@@ -13,6 +13,7 @@ from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
 from penstock.client.sharing import SharingOptions, check_sharing
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
+from penstock.runtime.budget import check_memory
 from penstock.wire.jobs import Guarantee, Order, Sharding, Target, Uneven
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
@@ -64,11 +65,6 @@ class JobOptions:
     sharing: SharingOptions | None = None
     feed: Feed | None = None
     """The consumer's own sampler says what is read: see `client.fed`."""
-
-    @property
-    def in_turn(self) -> bool:
-        """Consumers take rounds from the streams in turn, so that all of them read the same round in the same step."""
-        return self.order == "deterministic" or self.coordinated
 
     @property
     def dealt_streams(self) -> int:
@@ -128,6 +124,8 @@ def check_options(
     _whole("max_workers", max_workers, 1)
     _whole("max_bytes", max_bytes, 1)
     _whole("memory_bytes", memory_bytes, 1)
+    if memory_bytes is not None:
+        check_memory(memory_bytes)
     _positive("weight", weight)
     _positive("timeout", timeout)
     _positive("collect_after", collect_after)

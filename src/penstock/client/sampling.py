@@ -9,6 +9,8 @@ Rules:
 3. A place is the sampler's own state, if it has `state_dict` and `load_state_dict` (or its iterator has), and how many
    items were drawn. Without a state of its own the items are drawn again and passed over; a checksum over them finds a
    sampler that does not give the same ones.
+4. A sampler whose `__iter__` is a generator stands where the last epoch left it until the first item is drawn. Its own
+   state is left out of a place before that: such an epoch is begun anew, by `set_epoch` and `iter`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import copy
 import operator
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
@@ -143,13 +145,18 @@ class Drawing:
         if at is not None:
             self._units, self._items, self._checksum = at.units, at.items, at.checksum
         self._first: Unit | None = None
-        self._first_place = self.place()
+        self._first_place = self._beginning() if at is None else at
         self._first = self._draw()
 
     @property
     def lists(self) -> bool | None:
         """Whether the sampler gives lists; None: it has given nothing."""
         return self._lists
+
+    def _beginning(self) -> Place:
+        if self._held_by == "sampler" and isinstance(self._iterator, Generator):
+            return Place()
+        return self.place()
 
     def place(self) -> Place:
         """Return where the sampler stands: before the next unit."""

@@ -55,6 +55,8 @@ class Beginning:
     seed: int | None = None
     """None: the pipeline's."""
     checkpoint: Checkpoint | None = None
+    rejoin: AttemptId | None = None
+    """Without a checkpoint: the attempt to begin anew in, of which nothing was received; another if it is over."""
     may_rejoin: bool = True
     """False: the pipeline changed, so that streams of the old attempt would give something else."""
     weights: Weights | None = None
@@ -152,9 +154,7 @@ class EpochSession:
         patience, checkpoint = self._patience(), beginning.checkpoint
         own = None if checkpoint is None else checkpoint.own
         if checkpoint is None or self.feeder is not None:
-            self._take(self._ask(patience))
-            step = 0 if self.feeder is None else self.feeder.begins_at
-            self._progress = Progress(step=step, weights=beginning.weights)
+            self._begin(beginning, patience)
             return
         if own is not None and beginning.may_rejoin:
             answer = self._ask(patience, rejoin=own.attempt)
@@ -168,6 +168,15 @@ class EpochSession:
                 return
         self._start_from(checkpoint, patience)
         self._progress = begin_at(checkpoint, consumers=self._options.consumers, done=self._done)
+
+    def _begin(self, beginning: Beginning, patience: Patience) -> None:
+        answer: EpochOpened | NotKnown | None = None
+        if beginning.rejoin is not None and self.feeder is None:
+            answer = self._ask(patience, rejoin=beginning.rejoin)
+            self._returning = isinstance(answer, EpochOpened)
+        self._take(answer if isinstance(answer, EpochOpened) else self._ask(patience))
+        step = 0 if self.feeder is None else self.feeder.begins_at
+        self._progress = Progress(step=step, weights=beginning.weights)
 
     def _start_from(self, checkpoint: Checkpoint, patience: Patience) -> None:
         feeds = self._feeds(checkpoint.first)
@@ -215,7 +224,7 @@ class EpochSession:
         if spec.sharding == "off":
             return dict.fromkeys(numbers, Feed(kind="dealt", number=0, of=1))
         if spec.order == "deterministic":
-            return {number: Feed(kind="dealt", number=number, of=spec.streams) for number in range(spec.streams)}
+            return {number: Feed(kind="dealt", number=number, of=state.width) for number in range(state.width)}
         return dict.fromkeys(numbers, Feed(kind="granted"))
 
     def rejoin(self) -> bool:

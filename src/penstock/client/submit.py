@@ -174,9 +174,9 @@ def fed_source(pipeline: Pipeline) -> IndexableSource:
 def submission(
     prepared: Prepared, options: JobOptions, *, seed: int, workers: Callable[[], int], streams: int | None = None
 ) -> Submission:
-    """Return the job. `workers` is asked only where splits are assigned up front; `streams` overrides both.
+    """Return the job. `workers` is asked only where splits are assigned up front; `streams` overrides it there.
 
-    A state that is loaded says how many streams there were: they are what it knows.
+    A state that is loaded says how many streams were assigned splits: they are what it knows.
     """
     feeds: tuple[Feed, ...] = ()
     if options.static:
@@ -201,7 +201,7 @@ def submission(
         consumers=options.consumers,
         uneven=options.uneven,
         coordinated=options.coordinated,
-        streams=0 if feeds else (streams if options.in_turn else 0) or _at_most(options.streams, prepared),
+        streams=0 if feeds else _at_most(options.streams, prepared),
         feeds=feeds,
         compression=options.compression,
         requires=options.requires,

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from penstock.control.records import Agent, Job, Runner, Runners, Worker
+from penstock.control.records import Agent, Iteration, Job, Runner, Runners, Worker
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.wire.delivery import delivery_of
@@ -83,6 +83,13 @@ def most_workers(spec: JobSpec) -> int | None:
     fixed = delivery_of(spec).streams
     limits = [limit for limit in (spec.max_workers or None, None if fixed is None else max(1, fixed)) if limit]
     return min(limits, default=None)
+
+
+def spec_of(job: Job, iteration: Iteration) -> JobSpec:
+    """Return the job as one of its epochs has it: one that goes on from a checkpoint has the streams it had there."""
+    if job.spec.feeds or not iteration.width:
+        return job.spec
+    return msgspec.structs.replace(job.spec, streams=iteration.width)
 
 
 def runners_of(state: ClusterState, name: JobName) -> Runners:

@@ -17,7 +17,7 @@ import msgspec
 from penstock.control import events as e
 from penstock.control.completing import complete
 from penstock.control.draft import Draft
-from penstock.control.fitting import misfit
+from penstock.control.fitting import misfit, spec_of
 from penstock.control.placing import create_fixed_streams
 from penstock.control.records import Iteration, Job, Slot
 from penstock.control.runners import settle
@@ -52,8 +52,9 @@ def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[Blo
     settle(draft, request.job)
     draft.publish()
     job = draft.job(request.job)
+    iteration = job.iterations[chosen]
     return EpochOpened(
-        spec=job.spec, view=view_of(draft.state, request.job, chosen), done=job.iterations[chosen].done_before
+        spec=spec_of(job, iteration), view=view_of(draft.state, request.job, chosen), done=iteration.done_before
     )
 
 

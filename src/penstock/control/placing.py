@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import may_take_streams, ready_runners, runners_of
+from penstock.control.fitting import may_take_streams, ready_runners, runners_of, spec_of
 from penstock.control.records import Bound, Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
@@ -27,7 +27,7 @@ from penstock.wire.jobs import Feed
 def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> None:
     """Make the streams of an epoch whose number is the job's to say; those a checkpoint brought are there already."""
     job = draft.job(name)
-    spec = job.spec
+    spec = spec_of(job, job.iterations[attempt])
     delivery = delivery_of(spec)
     fixed = delivery.streams
     if fixed is None:

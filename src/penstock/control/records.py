@@ -224,6 +224,8 @@ class Iteration(Record, frozen=True):
     """Of the checkpoint it started from."""
     done_before: tuple[Ranges, ...] = ()
     """What was done there."""
+    width: int = 0
+    """How many streams took turns there; 0: as many as the job has."""
     streams: Streams = msgspec.field(default_factory=Streams)
     first_number: int = 0
     """Lower ones were the checkpoint's: a stream of this attempt must not be taken for one of those."""

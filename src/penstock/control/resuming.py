@@ -28,6 +28,7 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
         epoch=epoch,
         digest=resume.digest,
         done_before=resume.done,
+        width=resume.width,
         streams=Streams(streams),
         first_number=1 + max((held.number for held in resume.streams), default=-1),
         ledger=_ledger(spec, attempt, resume, kept),

@@ -21,6 +21,12 @@ class Node:
     """Parameters that stay in this process."""
     ONE_TO_ONE: ClassVar[bool] = False
     """Each output depends on exactly one input and stands at its place: a shuffle may move above it."""
+    HOLDS_BACK: ClassVar[bool] = False
+    """After an output it may hold elements, or a part of one: its state says from where to read the same again."""
+
+    @property
+    def holds_back(self) -> bool:
+        return self.HOLDS_BACK
 
     @property
     def name(self) -> str:

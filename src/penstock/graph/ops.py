@@ -59,6 +59,10 @@ class Map(Unary):
     on_error: SkipErrors | None = None
     salt: int = 0
 
+    @property
+    def holds_back(self) -> bool:
+        return self.batch_size is not None
+
     def __post_init__(self) -> None:
         _at_least("batch_size", self.batch_size, 1)
         _at_least("threads", self.threads, 1)
@@ -83,6 +87,7 @@ class Filter(Unary):
 class FlatMap(Unary):
     """Zero or more outputs, any iterable, for one input."""
 
+    HOLDS_BACK: ClassVar[bool] = True
     function: UserFunction
     salt: int = 0
 
@@ -91,6 +96,7 @@ class FlatMap(Unary):
 class Interleave(Unary):
     """Iterables made from `cycle` inputs at a time, read in turns of `block` elements."""
 
+    HOLDS_BACK: ClassVar[bool] = True
     function: UserFunction
     cycle: int = 8
     block: int = 1
@@ -109,6 +115,10 @@ class Shuffle(Unary):
     seed: int | None = None
     reshuffle: bool = True
     salt: int = 0
+
+    @property
+    def holds_back(self) -> bool:
+        return self.size is not None
 
     def __post_init__(self) -> None:
         _at_least("size", self.size, 1)
@@ -154,11 +164,14 @@ class RaggedBatch(Unary):
 class Unbatch(Unary):
     """The rows of each batch."""
 
+    HOLDS_BACK: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rebatch(Unary):
     """Batches of another size, cut and joined by columns without touching rows."""
 
+    HOLDS_BACK: ClassVar[bool] = True
     size: int
     drop_last: bool = False
 
@@ -274,6 +287,7 @@ class Mix(Node):
 class BucketByLength(Unary):
     """Padded batches of elements of like length; `batch_sizes` has one entry a bucket (len(boundaries) + 1)."""
 
+    HOLDS_BACK: ClassVar[bool] = True
     length: UserFunction
     boundaries: tuple[int, ...]
     batch_sizes: tuple[int, ...]
@@ -300,6 +314,7 @@ class GroupByWindow(Unary):
     With more than `max_pending` elements waiting, the window that waits longest is given short.
     """
 
+    HOLDS_BACK: ClassVar[bool] = True
     key: UserFunction
     size: int
     reduce: UserFunction | None = None
@@ -321,6 +336,7 @@ class Pack(Unary):
     Sequences are gathered in blocks of `lookahead` and fitted within a block, so that the state is a position.
     """
 
+    HOLDS_BACK: ClassVar[bool] = True
     length: int
     key: str | None = None
     long: PackLong = "split"

@@ -11,6 +11,7 @@ from penstock.core.errors import InvalidArgumentError
 
 DEFAULT_MEMORY_SHARE = 0.1  # of what the process may use: the rest is the trainer's
 MAX_DEFAULT_MEMORY = 4 << 30
+LEAST_MEMORY = 1 << 20
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60  # version 1 writes no limit as a very large number
@@ -27,12 +28,18 @@ class Budget:
 def default_budget(threads: int | None = None, memory_bytes: int | None = None) -> Budget:
     """Return the budget from arguments, then environment, then what the machine allows."""
     threads = threads or _from_environment("PENSTOCK_THREADS") or available_cores()
-    memory_bytes = memory_bytes or _from_environment("PENSTOCK_MEMORY_BYTES") or default_memory()
+    if memory_bytes is None:
+        memory_bytes = _from_environment("PENSTOCK_MEMORY_BYTES") or default_memory()
     if threads < 1:
         raise InvalidArgumentError(f"threads={threads} must be at least 1")
-    if memory_bytes < 1 << 20:
-        raise InvalidArgumentError(f"memory_bytes={memory_bytes} must be at least 1 MiB")
+    check_memory(memory_bytes)
     return Budget(threads=threads, memory_bytes=memory_bytes)
+
+
+def check_memory(memory_bytes: int) -> None:
+    """Refuse a budget that is smaller than what any pipeline holds."""
+    if memory_bytes < LEAST_MEMORY:
+        raise InvalidArgumentError(f"memory_bytes={memory_bytes} must be at least 1 MiB ({LEAST_MEMORY})")
 
 
 def core_limits() -> dict[str, int]:

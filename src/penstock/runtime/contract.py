@@ -193,6 +193,11 @@ class Stage:
             passed += len(chunk.elements)
         return passed
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a pass, opened again, gives the same elements in the same order."""
+        return all(stage.repeatable for stage in self.inputs)
+
     def run_ahead(self, allowed: bool) -> None:
         """Say whether stages from here up may make more than they are asked for; a restore skips too much for that."""
         for stage in self.inputs:

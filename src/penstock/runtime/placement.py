@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import InvalidPipelineError
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
+from penstock.graph.parameters import short_label
 from penstock.graph.regrouping import last_regrouping
 from penstock.graph.traverse import walk
 from penstock.runtime.buffers import is_large
@@ -160,9 +161,27 @@ class Placement:
 
 def mix_weights(root: Node, weights: tuple[float, ...]) -> tuple[float, ...]:
     """Return the weights as the one mix of a graph takes them."""
+    return replace(_one_mix(root), weights=weights).weights  # the operator checks them
+
+
+def check_weights_midway(root: Node) -> None:
+    """Raise `InvalidArgumentError` where the mix of a graph cannot go by other weights in the middle of an epoch.
+
+    An operator that holds something back reads it again from a state of the mix, which then has to give the same.
+    """
+    mix = _one_mix(root)
+    for node in walk(root):
+        if node.holds_back and any(above is mix for above in walk(node)):
+            raise InvalidArgumentError(
+                f"set_weights() in the middle of an epoch with {short_label(node)} after the mix: it holds elements of "
+                "the old weights. Set weights between epochs, or put the operator before the mix"
+            )
+
+
+def _one_mix(root: Node) -> ops.Mix:
     mixes = [node for node in walk(root) if isinstance(node, ops.Mix)]
     if len(mixes) != 1:
         raise InvalidPipelineError(
             f"weights were given for a pipeline with {len(mixes) or 'no'} mix() operators; it needs exactly one"
         )
-    return replace(mixes[0], weights=weights).weights  # the operator checks them
+    return mixes[0]

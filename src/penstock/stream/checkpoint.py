@@ -204,7 +204,8 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
         streams.append(merged)
     done = _done_by_any(ranks) if owned else _done_by_all(ranks)
     ranges = tuple(Ranges(*key, tuple(found.ranges())) for key, found in sorted(done.items()) if len(found))
-    resume = Resume(epoch=epoch, consumers=consumers, streams=tuple(streams), done=ranges)
+    width = first.width if first.alike else 0
+    resume = Resume(epoch=epoch, consumers=consumers, streams=tuple(streams), done=ranges, width=width)
     same: Any = resume
     if first.alike:
         # Each rank may load its own state, and which cut stands for a place depends on how rounds came in frames.

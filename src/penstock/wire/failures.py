@@ -2,6 +2,7 @@
 
 It is rebuilt as its own class where that class is known here already: a builtin, or one of a module that has been
 imported. Nothing is imported for it. What comes out must print the same as what went in; else it is a `RemoteError`.
+Its cause and the exceptions of a group come with it. `SystemExit` and its like arrive as what they are, as in process.
 """
 
 from __future__ import annotations
@@ -16,24 +17,37 @@ from penstock.core.errors import RemoteError
 from penstock.wire.frames import RemoteFailure
 
 _MAX_TEXT = 100_000
+_DEEPEST = 8  # causes of causes, and groups in groups
+_MOST_PARTS = 100
 _OUR_FRAMES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INT64 = range(-(1 << 63), 1 << 64)
 
 
 def describe_failure(error: BaseException) -> RemoteFailure:
+    return _described(error, _traceback(error), _DEEPEST)
+
+
+def _described(error: BaseException, story: str, deeper: int) -> RemoteFailure:
+    """`story` is told of the first alone: it has those of its cause and of its group in it."""
+    cause = error.__cause__ if deeper else None
+    parts = error.exceptions[:_MOST_PARTS] if isinstance(error, BaseExceptionGroup) and deeper else ()
     return RemoteFailure(
         module=type(error).__module__,
         qualname=type(error).__qualname__,
         args=_plain_arguments(error),
         message=_short(_text(error)),
-        traceback=_short(_traceback(error)),
+        traceback=_short(story),
         notes=tuple(_short(str(note)) for note in getattr(error, "__notes__", ())),
+        cause=None if cause is None else _described(cause, "", deeper - 1),
+        exceptions=tuple(_described(part, "", deeper - 1) for part in parts),
     )
 
 
-def rebuild_failure(failure: RemoteFailure) -> Exception:
+def rebuild_failure(failure: RemoteFailure) -> BaseException:
     """Return the exception, with its notes, and the worker's traceback as one more."""
     error = _rebuilt(failure) or RemoteError(_name(failure), failure.message)
+    if failure.cause is not None:
+        error.__cause__ = rebuild_failure(failure.cause)
     for note in failure.notes:
         error.add_note(note)
     if failure.traceback:
@@ -41,12 +55,15 @@ def rebuild_failure(failure: RemoteFailure) -> Exception:
     return error
 
 
-def _rebuilt(failure: RemoteFailure) -> Exception | None:
+def _rebuilt(failure: RemoteFailure) -> BaseException | None:
     kind = _known_class(failure.module, failure.qualname)
     if kind is None:
         return None
     said = _Said(failure.message)
-    for arguments in (failure.args, tuple(map(_as_tuples, failure.args)), (said,)):
+    attempts: list[tuple[Any, ...]] = [failure.args, tuple(map(_as_tuples, failure.args)), (said,)]
+    if failure.exceptions:
+        attempts = [(*failure.args, [rebuild_failure(part) for part in failure.exceptions])]
+    for arguments in attempts:
         try:
             error = kind(*arguments)
             if type(error) is kind and _text(error) == failure.message:
@@ -72,12 +89,12 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _known_class(module: str, qualname: str) -> type[Exception] | None:
+def _known_class(module: str, qualname: str) -> type[BaseException] | None:
     found: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in qualname.split("."):
         # Through `__dict__`: a module's `__getattr__` may import what it is asked for.
         found = getattr(found, "__dict__", {}).get(part)
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def _name(failure: RemoteFailure) -> str:
@@ -88,6 +105,8 @@ def _plain_arguments(error: BaseException) -> tuple[Any, ...]:
     arguments = error.args
     if isinstance(error, OSError) and error.filename is not None:
         arguments = (error.errno, error.strerror, error.filename)
+    if isinstance(error, BaseExceptionGroup):
+        arguments = (error.message,)  # its exceptions travel by themselves
     return tuple(arguments) if all(_is_plain(value, 4) for value in arguments) else ()
 
 

@@ -178,6 +178,9 @@ class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     traceback: str
     notes: tuple[str, ...] = ()
+    cause: RemoteFailure | None = None
+    exceptions: tuple[RemoteFailure, ...] = ()
+    """Of a group."""
 
 
 class StreamFailed(Message, frozen=True, tag="failed"):

@@ -177,6 +177,8 @@ class Resume(Message, frozen=True):
     done: tuple[Ranges, ...] = ()
     digest: str = ""
     """Of the merged state: consumers that load the same checkpoint send the same."""
+    width: int = 0
+    """How many streams take turns in the epoch; 0: as many as the job has. Epochs that begin have as many as it has."""
 
 
 class StreamView(Message, frozen=True):

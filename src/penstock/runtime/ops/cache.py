@@ -1,7 +1,8 @@
 """cache: elements of the first whole pass, kept in memory or in files, and read back in every pass after it.
 
 The state is `[elements given, input's state]`, the latter None while reading back. So a state restores without the
-cache too: directly, or by passing over what was given. The input is always opened at pass 0: a cache holds one pass.
+cache too: directly, or by passing over what was given, where the input gives the same again. The input is always opened
+at pass 0: a cache holds one pass.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core.element import Element, Ragged, element_bytes, map_leaves
+from penstock.core.errors import StateMismatchError
 from penstock.graph.ops import MemorySlot
 from penstock.runtime.contract import Chunk, Marks, Origin, Stage, State
 from penstock.runtime.ops.source import make_idents
@@ -142,6 +144,12 @@ class Caching(Stage):
         self._reading = self._store.complete
         if self._reading:
             return
+        if inner is None and self._given and not self.upstream.repeatable:
+            raise StateMismatchError(
+                f"the state was saved while cache() gave its elements again, {self._given} of them, and this process "
+                "has not cached them: they would come in another order. Load a state from between two epochs, or use "
+                "order='deterministic'"
+            )
         self.upstream.open(0, inner)
         if inner is None and self._given:
             self.upstream.skip(self._given)

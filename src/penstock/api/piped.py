@@ -1,0 +1,154 @@
+"""Reading an epoch through a service that feeds a pipeline here: operators stand after `distribute`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from penstock.api.epochs import Epoch, FromService, Loaded, save
+from penstock.api.states import PipelineSignature, SavedState, merged, parts_in, signature_of, with_parts
+from penstock.client.options import JobOptions
+from penstock.client.stage import ServiceStage
+from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
+from penstock.core.element import Element
+from penstock.core.errors import InvalidArgumentError, StateMismatchError
+from penstock.graph.node import Node
+from penstock.graph.readers import SourceNode
+from penstock.passes import canonicalize, optimize
+from penstock.runtime.budget import default_budget
+from penstock.runtime.contract import Stage
+from penstock.runtime.iterator import Run
+from penstock.runtime.stats import StageMeter
+from penstock.sources.registry import open_source, source_digest
+from penstock.stream.checkpoint import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class PipedPlace:
+    """Where a pipeline here stood, and what the services that feed it knew it by."""
+
+    operators: Any
+    attempts: list[tuple[int, str] | None]
+    """Of the stages in the order they are made; empty: those of another number of ranks, which are over."""
+
+
+class Piped:
+    def __init__(
+        self, node: Node, sources: list[FromService], *, threads: int | None, memory_bytes: int | None
+    ) -> None:
+        self._sources = sources
+        self._node = canonicalize(node)
+        self._budget = default_budget(threads, memory_bytes)
+        self._own: PipelineSignature | None = None
+        self._graph: Node | None = None
+
+    @property
+    def signature(self) -> PipelineSignature:
+        if self._own is None:
+            parts = [entry for source in self._sources for entry in source.dataset._plan.signature.entries]
+            here = signature_of(self._node, self._digest)
+            self._own = PipelineSignature([*parts, *(entry for entry in here.entries if entry[2] != "FromService")])
+        return self._own
+
+    def _digest(self, node: SourceNode) -> str:
+        return "" if isinstance(node, FromService) else source_digest(open_source(node))
+
+    @property
+    def options(self) -> JobOptions:
+        return self._sources[0].backend.options
+
+    def seed_of(self, seed: int | None) -> int:
+        return self._sources[0].dataset._plan.seed if seed is None else seed
+
+    def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
+        if self._graph is None:
+            self._graph = optimize(self._node)
+        may_rejoin = loaded is None or not loaded.changed
+        seed = self.seed_of(seed)
+        made: list[ServiceStage] = []
+        place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
+
+        def stage(source: FromService, meter: StageMeter) -> ServiceStage:
+            options = source.backend.options
+            made.append(
+                ServiceStage(
+                    meter,
+                    lambda beginning: source.backend.open(replace(beginning, weights=weights)),
+                    seed=seed,
+                    may_rejoin=may_rejoin,
+                    consumer=options.consumer,
+                    consumers=options.consumers,
+                    in_order=options.order == "deterministic",
+                    attempt=place.attempts[len(made)] if len(made) < len(place.attempts) else None,
+                )
+            )
+            return made[-1]
+
+        stages: dict[SourceNode, Callable[[StageMeter], Stage]] = {
+            source: partial(stage, source) for source in self._sources
+        }
+        run = Run(self._graph, seed=seed, epoch=epoch, budget=self._budget, source_of=open_source, stages=stages)
+        try:
+            run.open(epoch, place.operators)
+        except BaseException:
+            run.close()
+            raise
+        return _PipedEpoch(self, run, made, epoch, seed, weights)
+
+    def place_of(self, saved: Sequence[SavedState], changed: bool) -> PipedPlace:
+        if any(one.attempts is None and not parts_in(one.place) for one in saved):
+            raise StateMismatchError("the state was saved by a loader without operators after distribute()")
+        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
+        operators = copy.deepcopy(merged(places) if len(places) > 1 else places[0])
+        options = self.options
+        own = [one for one in saved if one.consumers == options.consumers and one.consumer in (None, options.consumer)]
+        return PipedPlace(operators, (own[0].attempts or []) if own else [])
+
+
+class _PipedEpoch:
+    def __init__(
+        self, kind: Piped, run: Run, stages: list[ServiceStage], epoch: int, seed: int, weights: Weights | None
+    ) -> None:
+        self._kind, self._run, self._stages = kind, run, stages
+        self._epoch, self._seed, self._weights = epoch, seed, weights
+        self.elements: Iterator[Element] = run
+
+    def state_dict(self) -> dict[str, Any]:
+        ended = self._run.ended
+        return save(
+            self._kind,
+            epoch=self._epoch,
+            seed=self._seed,
+            phase="ended" if ended else "reading",
+            weights=self._weights,
+            skipped=self._run.skipped,
+            attempts=None if ended else [stage.attempt for stage in self._stages],
+            place=None if ended else _reopened(self._run.state(), self._stages),
+        )
+
+    def set_weights(self, weights: Weights) -> None:
+        if not self._run.ended:
+            raise InvalidArgumentError(
+                "set_weights() in the middle of an epoch with operators after distribute(): they hold elements of the "
+                "old weights. Set weights between epochs, or put the operators before distribute()"
+            )
+        self._weights = weights
+
+    def statistics(self) -> LoaderStatistics:
+        here = self._run.statistics()
+        reader = self._stages[0].reader if self._stages else None
+        return statistics_here(here) if reader is None else statistics_of(reader, here.stages)
+
+    def close(self) -> None:
+        self._run.close()
+
+
+def _reopened(place: Any, stages: Sequence[ServiceStage]) -> Any:
+    """Return the place in the words of the present attempts, where it is one that a stage was opened at."""
+    for stage in stages:
+        if stage.opened is not None and place is stage.opened[0]:
+            return stage.opened[1]
+    return [_reopened(part, stages) for part in place] if isinstance(place, list) else place
