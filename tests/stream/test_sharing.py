@@ -87,7 +87,8 @@ class Stream:
 
     def sends(self, peer: str, most: int = 100) -> list[int]:
         """Send a reader what it is offered; return the rounds that its trainer has not had."""
-        reader, found = self.reader(peer), []
+        reader = self.reader(peer)
+        found: list[int] = []
         while most and (offer := self.served.offer(reader)) is not None:
             entry = offer.entry
             assert entry.seq - offer.skipped <= reader.due < entry.after, "rounds without a word would be a loss"
