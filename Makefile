@@ -14,7 +14,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crossbar check bench experiment docs clean
+.PHONY: help setup demo test crossbar mutants check bench experiment docs clean
 
 help:  ## list the recipes
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ test: $(STAMP)  ## run the tests
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
+
+mutants: $(STAMP)  ## break the stream protocol in 60 seeded ways, and see that its tests notice: make mutants [SEEDS=0-1] [ARGS="--cases 2000"]
+	$(BIN)/python tools/mutants.py $(or $(SEEDS),0) $(ARGS)
 
 check: $(STAMP)  ## formatting, lint, types, imports
 	$(BIN)/ruff format --check .
