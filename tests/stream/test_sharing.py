@@ -497,6 +497,26 @@ def test_trainers_that_never_come_are_given_up() -> None:
     assert stream.reads("a", 2) == [8, 9]
 
 
+def test_one_that_was_passed_over_and_is_given_rounds_again_is_a_reader_like_others() -> None:
+    stream = full()
+    stream.lose("b", now=2.0)
+    stream.served.pass_over(SHARE, 100.0)
+    stream.reads("a", 3)
+    stream.open("b", 1, now=100.0)
+    assert stream.sends("b", 1) == [3] and stream.starts == [0]
+    stream.open("b", 1, now=101.0)
+    assert stream.starts == [0, 1], "it came back from an older state, and is waited for"
+
+
+def test_an_older_word_about_what_was_taken_takes_nothing_back() -> None:
+    stream = full()
+    stream.sends("b")
+    stream.heard("b", 4)
+    stream.heard("b", 1)
+    assert stream.make(1) == 1 and len(stream.served.evicted()) == 1
+    assert stream.reader("b").taken == 4
+
+
 # Trainers of several ranks
 
 
@@ -556,7 +576,68 @@ def test_ranks_start_again_at_the_oldest_cut() -> None:
     assert stream.reads("A", 4) == [5, 6, 7, 8] and stream.sends("a") == [8]
 
 
+def test_rounds_are_made_again_for_a_rank_whose_trainer_had_them() -> None:
+    stream = Stream(consumers=2)
+    stream.open("a", 8)
+    stream.tick(1.0)
+    stream.open("A", 5, now=1.1)
+    assert stream.starts == [8, 5]
+    assert stream.reads("A", 4) == [5, 6, 7, 8] and stream.sends("a") == [8]
+
+
+def test_rounds_are_not_made_again_for_a_trainer_that_can_skip_them_as_a_whole() -> None:
+    stream = Stream(consumers=2)
+    stream.open("a", 8)
+    stream.tick(1.0)
+    for peer in "bB":
+        stream.open(peer, 3, now=1.1)
+    assert stream.starts == [8]
+    stream.reads("a", 1)
+    assert stream.sends("b") == stream.sends("B") == [8]
+
+
+def test_a_rank_that_never_comes_is_passed_over() -> None:
+    stream = Stream(consumers=2)
+    stream.open("a", now=1.0)
+    assert stream.reads("a", 20, now=1.0) == [*range(8)]
+    stream.heard("a", 8, now=30.0)
+    assert stream.served.pass_over(SHARE, 1.0 + TIMEOUT_S) == []
+    assert stream.served.pass_over(SHARE, 1.1 + TIMEOUT_S) == ["trainer 'trainer a' is gone"]
+    assert stream.reads("a", 2) == [8, 9]
+
+
+def test_where_one_rank_leaves_the_trainer_stands_where_the_furthest_of_it_does() -> None:
+    stream = Stream(consumers=2)
+    for peer in "aA":
+        stream.open(peer)
+    stream.read_together("aA", 4)
+    stream.reads("a", 1)
+    stream.lose("A", taken=2, leaving=True)
+    stream.lose("a", taken=3, leaving=True)
+    for peer in "aA":
+        stream.open(peer)
+    assert stream.sends("a", 1) == stream.sends("A", 1) == [3]
+    for peer, taken in (("A", 2), ("a", 4)):
+        stream.heard(peer, 4)
+        stream.lose(peer, taken=taken, leaving=True)
+    for peer in "aA":
+        stream.open(peer)
+    assert stream.sends("a", 1) == stream.sends("A", 1) == [4]
+
+
 # Ends
+
+
+def test_an_end_outlives_its_binding() -> None:
+    stream = Stream()
+    stream.open("a")
+    stream.reads("a", 3)
+    stream.end()
+    stream.open("b", 1, binding=2)
+    assert stream.starts == [0] and not stream.served.running
+    assert stream.sends("b") == [1, 2]
+    found = stream.told()["b"]
+    assert (found.seq, found.binding) == (3, 2)
 
 
 def test_an_end_is_told_to_who_has_had_all_rounds() -> None:
@@ -644,6 +725,26 @@ def test_memory_is_kept_for_those_who_are_expected() -> None:
     stream.lose("a", leaving=True)
     stream.served.retire()
     assert stream.served.holds_memory
+
+
+def test_the_end_goes_with_the_window() -> None:
+    stream = Stream()
+    stream.open("a")
+    stream.reads("a", 3)
+    stream.end()
+    stream.lose("a")
+    stream.served.retire()
+    stream.open("b")
+    assert stream.starts == [0, 0] and [*stream.told()] == ["a"] and stream.reads("b", 1) == [0]
+
+
+def test_rounds_larger_than_the_window_have_it_for_themselves() -> None:
+    stream = Stream()
+    stream.open("a", credit=10_000)
+    stream.reads("a", 2)
+    stream.make(size=20)
+    assert len(stream.served.evicted()) == 2 and stream.served.window_bytes == 2000
+    assert stream.sends("a") == [*range(2, 22)]
 
 
 def test_what_was_let_go_can_be_made_again() -> None:
