@@ -7,7 +7,7 @@ DOCS_STAMP := $(VENV)/.docs
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = coordinated sharing
+EXPERIMENTS = coordinated epochs sharing
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.

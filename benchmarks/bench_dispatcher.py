@@ -11,7 +11,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import msgspec
 import zmq
 from harness import Bench, BenchError, main, say
 from ours import dispatcher as load
+from ours import joins as joins_core
 from report import Result, machine, median_and_low, our_versions
 
-from penstock.core.ids import AgentId, AttemptId, StreamId, WorkerId
+from penstock.core.ids import AgentId, AttemptId, ClientId, StreamId, WorkerId
 from penstock.wire.jobs import StreamView
 from penstock.wire.messages import (
     AgentBeat,
@@ -31,12 +32,17 @@ from penstock.wire.messages import (
     GrantSplits,
     ListJobs,
     RegisterAgent,
+    RunnerPlace,
+    RunnerReady,
+    StartRunner,
+    ViewMoved,
     WorkerPlace,
 )
 
 ASKERS = 8
 EVENTS = 1_000_000
 WORKERS = 5_000
+CLIENTS = 8
 FILES = 1_000_000
 FILES_PER_SPLIT = 64
 
@@ -276,11 +282,112 @@ def registering(bench: Bench) -> None:
     bench.limit(f"a job over {files:,} files registers", seconds, 10.0, unit="s", listing_bytes=size)
 
 
+class Arrivals:
+    """Workers that join the job of some clients over real sockets, and how many bytes those clients are sent."""
+
+    def __init__(self, process: load.Process, agents: list[load.Asker], clients: list[load.Asker]) -> None:
+        self._agents, self._clients = agents, clients
+        self._poller = zmq.Poller()
+        for asker in (*agents, *clients):
+            self._poller.register(asker.socket, zmq.POLLIN)
+        self._sent = dict.fromkeys((asker.socket for asker in clients), 0)
+        self._shown = dict.fromkeys((asker.socket for asker in clients), 0)
+        self._open(process)
+
+    def _open(self, process: load.Process) -> None:
+        graph, listing = b"graph", b"listing"
+        with load.control(process.address) as control:
+            load.put(control, graph)
+            load.put(control, listing)
+        described = msgspec.structs.replace(load.spec(graph, listing, 1_000_000), consumers=len(self._clients))
+        for number, asker in enumerate(self._clients):
+            asker.ask(
+                msgspec.structs.replace(
+                    load.opening(described),
+                    consumer=number,
+                    client=ClientId(f"client{number}"),
+                    attempt=AttemptId(f"a{number}"),
+                )
+            )
+        self._until(lambda: all(self._sent.values()), "the epoch is open")
+        self._sent = dict.fromkeys(self._sent, 0)
+
+    def join(self, number: int) -> None:
+        asker = self._agents[number % len(self._agents)]
+        agent, worker = AgentId(f"agent{number:012x}"), WorkerId(f"worker{number:010x}")
+        asker.ask(RegisterAgent(agent=agent, host=f"h{number}", workers=(WorkerPlace(worker=worker),)))
+        asked: list[StartRunner] = []
+        self._until(lambda: bool(asked), "a process is asked for", asked)
+        place = RunnerPlace(asked[0].runner, asked[0].worker, asked[0].job, joins_core.address(number))
+        asker.ask(RunnerReady(agent=agent, place=place))
+        self._until(lambda: min(self._shown.values()) > number, "the clients are shown its stream")
+
+    def _until(self, condition: Callable[[], bool], what: str, asked: list[StartRunner] | None = None) -> None:
+        deadline = time.monotonic() + load.DEADLINE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise BenchError(f"waited {load.DEADLINE_S:.0f} s until {what}")
+            for socket, _ in self._poller.poll(1000):
+                frame = socket.recv()
+                body = load.decode_tell(frame).body
+                if socket in self._sent:
+                    self._sent[socket] += len(frame)
+                if isinstance(body, ViewMoved):
+                    self._shown[socket] += len(body.change.made)
+                elif isinstance(body, StartRunner) and asked is not None:
+                    asked.append(body)
+
+    @property
+    def sent_bytes(self) -> int:
+        return max(self._sent.values())
+
+
+def joins(bench: Bench) -> None:
+    """5,000 workers join one job one by one; what each of its clients is sent grows with them and not with the square.
+
+    On the dispatcher's decisions alone, and over sockets with fewer.
+    """
+    many = WORKERS // 10 if bench.options.quick else WORKERS
+    half, whole = joins_core.join(many, CLIENTS), joins_core.join(2 * many, CLIENTS)
+    share = many / WORKERS
+    results = [
+        bench.limit(
+            f"{many:,} workers join: sent to each of {CLIENTS} clients", [half.sent_bytes], 3e6 * share, unit="B"
+        ),
+        bench.limit("twice as many: sent", [whole.sent_bytes / half.sent_bytes], 2.1, unit="times as much"),
+        bench.limit(f"{many:,} workers join: processor time", [half.cpu_s], 10.0 * share, unit="s"),
+        bench.limit("twice as many: processor time", [whole.cpu_s], 10.0 * share, unit="s"),
+    ]
+    fewer = many // 10
+    with folder() as journal, load.running(journal) as process, load.askers(process.address, 20 + CLIENTS) as askers:
+        arrivals = Arrivals(process, askers[:20], askers[20:])
+        cpu = process.cpu_s()
+        for number in range(fewer):
+            arrivals.join(number)
+        cpu_s, sent = process.cpu_s() - cpu, arrivals.sent_bytes
+    share = fewer / WORKERS
+    results += [
+        bench.limit(f"{fewer:,} workers join over sockets: sent to each client", [sent], 3e6 * share, unit="B"),
+        bench.limit(f"{fewer:,} workers join over sockets: processor time", [cpu_s], 10.0 * share, unit="s"),
+    ]
+    missed = [result.case for result in results if result.ratio < 1.0]
+    if missed:
+        raise BenchError(f"missed: {'; '.join(missed)}")
+
+
+CASES = {
+    "granting": granting,
+    "registering": registering,
+    "heartbeats": heartbeats,
+    "restarting": restarting,
+    "joins": joins,
+}
+
+
 def run(bench: Bench) -> None:
-    granting(bench)
-    registering(bench)
-    heartbeats(bench)
-    restarting(bench)
+    for name, case in CASES.items():
+        if bench.options.case in name:
+            case(bench)
 
 
 if __name__ == "__main__":

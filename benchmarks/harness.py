@@ -366,8 +366,8 @@ def wait_for_turn(lock: TextIO) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def main(name: str, run: Callable[[Bench], None], *, trees_by_case: bool = False) -> None:
-    """Run one benchmark. The exit code says whether it could be measured, not whether targets were met.
+def main(name: str, run: Callable[[Bench], None], *, trees_by_case: bool = False) -> list[Result]:
+    """Run one benchmark. It ends with 1 if it could not be measured; whether targets were met is for the caller.
 
     Against another checkout it says both. `trees_by_case`: `run` itself compares two checkouts, case by case; others
     are run whole, with one and the other in turn.
@@ -405,3 +405,4 @@ def main(name: str, run: Callable[[Bench], None], *, trees_by_case: bool = False
     show_table(bench.results)
     if options.against is not None and any(result.missed for result in bench.results):
         sys.exit(1)
+    return bench.results

@@ -66,7 +66,10 @@ def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 30.
 
 
 def resident_bytes(pid: int) -> dict[str, int]:
-    """Return what a process holds: `anon` by itself, `shared` as far as touched, `pss` with shared pages divided."""
+    """Return what a process holds.
+
+    `anon` by itself, `shared` as far as touched, `pss` with shared pages divided, `rss` with all of them.
+    """
     status = Path(f"/proc/{pid}/status").read_text()
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
 
@@ -74,4 +77,20 @@ def resident_bytes(pid: int) -> dict[str, int]:
         found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
 
-    return {"anon": kb("RssAnon", status), "shared": kb("RssShmem", status), "pss": kb("Pss", rollup)}
+    return {
+        "anon": kb("RssAnon", status),
+        "shared": kb("RssShmem", status),
+        "pss": kb("Pss", rollup),
+        "rss": kb("Rss", rollup),
+    }
+
+
+def slab_bytes(pid: int) -> int:
+    """Return how much memory the slabs of a worker take."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "memfd:penstock" in os.readlink(entry):
+                return os.stat(entry).st_blocks * 512
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return 0

@@ -304,6 +304,15 @@ def test_many_open_and_close_cycles_do_not_hang():
     wait_until(lambda: not penstock_threads())
 
 
+@pytest.fixture
+def interruptible():
+    """Have SIGINT interrupt this process and those it starts, also where its parent, a background shell, ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_stops_promptly_and_leaves_the_process_usable():
     script = textwrap.dedent(
         """
@@ -350,6 +359,7 @@ def test_interrupting_stops_promptly_and_leaves_the_process_usable():
         assert "interrupted" in out and "usable 2" in out
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_iterator_says_so():
     def interrupt(x):
         os.kill(os.getpid(), signal.SIGINT)

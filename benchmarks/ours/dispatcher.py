@@ -47,6 +47,10 @@ AGENT, CLIENT = AgentId("agent"), ClientId("client")
 _tells = msgspec.msgpack.Decoder(Tell)
 
 
+def decode_tell(frame: bytes) -> Tell:
+    return _tells.decode(frame)
+
+
 class Process:
     """A dispatcher's process; `started_s` is from starting Python to the first request it takes."""
 

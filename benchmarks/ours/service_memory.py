@@ -1,6 +1,7 @@
-"""A trainer slower than its worker, watching what every process holds. Run as a script; prints one JSON line.
+"""What every process of a job holds, by a trainer that is slower or faster than its workers. Prints one JSON line.
 
 python -m ours.service_memory slow slabs|tcp BUDGET_BYTES BATCHES
+python -m ours.service_memory fast EPOCHS BATCHES        # of 131 KB, at default budgets
 python -m ours.service_memory hold            # reads until stdin is closed; first prints who is who
 """
 
@@ -15,11 +16,14 @@ from typing import Any
 
 import transfers
 from ours.service import batches_dataset, set_path
-from processes import resident_bytes
 
 import penstock as ps
+from processes import resident_bytes, slab_bytes
 
 PAUSE_S = 0.01
+FAST_WORKERS = 2
+FAST_BATCH = 16_384  # numbers of 8 bytes
+LOOK_EVERY = 100  # batches
 
 
 def slow(path: str, budget_bytes: int, batches: int) -> dict[str, Any]:
@@ -39,6 +43,22 @@ def slow(path: str, budget_bytes: int, batches: int) -> dict[str, Any]:
                     for kind, held in resident_bytes(pid).items():
                         peaks[who][kind] = max(peaks[who].get(kind, 0), held)
     return peaks
+
+
+def fast(epochs: int, batches: int) -> dict[str, Any]:
+    """Read as fast as batches come; return the most that the slabs of any worker and the trainer took."""
+    slabs = trainer = 0
+    dataset = ps.range(batches * FAST_BATCH).batch(FAST_BATCH)
+    with ps.LocalService(workers=FAST_WORKERS) as service, dataset.distribute(service) as loader:
+        began = time.perf_counter()
+        for epoch in range(epochs):
+            loader.set_epoch(epoch)
+            for step, _ in enumerate(loader):
+                if step % LOOK_EVERY == 0:
+                    slabs = max(slabs, *(slab_bytes(pid) for pid in service.worker_pids().values()))
+                    trainer = max(trainer, resident_bytes(os.getpid())["rss"])
+        seconds = time.perf_counter() - began
+    return {"slabs": slabs, "trainer": trainer, "batches_per_s": epochs * batches / seconds}
 
 
 def hold() -> None:
@@ -63,6 +83,8 @@ def main() -> None:
     match sys.argv[1:]:
         case ["slow", path, budget_bytes, batches]:
             print(json.dumps(slow(path, int(budget_bytes), int(batches))))
+        case ["fast", epochs, batches]:
+            print(json.dumps(fast(int(epochs), int(batches))))
         case ["hold"]:
             hold()
         case _:

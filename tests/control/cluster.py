@@ -22,6 +22,7 @@ from penstock.wire.messages import (
     GrantSplits,
     OpenEpoch,
     Push,
+    Rebind,
     RegisterAgent,
     Request,
     RunnerGone,
@@ -212,3 +213,9 @@ def started(workers: int = 1, **changes: Any) -> Cluster:
         cluster.open(consumer, spec=described)
     cluster.ready()
     return cluster
+
+
+def rebind(view: JobView, number: int = 0, **changes: Any) -> Rebind:
+    stream = view.streams[number]
+    fields: dict[str, Any] = {"job": JOB, "attempt": view.attempt, "stream": stream.stream, "binding": stream.binding}
+    return Rebind(**{**fields, "reason": "the connection was lost", **changes})

@@ -8,13 +8,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.control.draft import Draft
+from penstock.control.records import Streams
+from penstock.control.runners import settle_all
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, Named, Position, Ranges, Resume
+from penstock.wire.jobs import Cut, JobView, Named, Position, Ranges, Resume, StreamView
 from penstock.wire.messages import (
     AgentLeaving,
     Beat,
+    Changes,
     CloseClient,
+    Done,
     DrainWorker,
     EndStream,
     EpochOpened,
@@ -27,11 +32,20 @@ from penstock.wire.messages import (
     RunnerPlace,
     RunnerReady,
     SteerJob,
+    View,
+    ViewMoved,
     WorkerPlace,
 )
+from penstock.wire.views import HeldView
 from tests.control.cluster import JOB, Cluster, spec
 
 CHOICE = st.integers(min_value=0, max_value=1_000_000)
+
+
+def by_number(view: JobView) -> tuple[list[StreamView], tuple[Any, ...]]:
+    """Return all that a view says, streams by their numbers: in which order they came does not matter."""
+    streams = sorted(view.streams, key=lambda stream: stream.number)
+    return streams, (view.version, view.finished, view.failure, view.waiting_for, view.dropped)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -47,6 +61,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.sent: list[Request] = []
         self.versions: dict[str, int] = {}
         self.serving: dict[str, RunnerPlace] = {}
+        self.held: dict[str, HeldView] = {}
+        """What a client holds that hears some of the changes, by its peer's name."""
 
     @initialize(
         consumers=st.integers(1, 3),
@@ -136,10 +152,11 @@ class CoreMachine(RuleBasedStateMachine):
             if self.spec.order == "deterministic" or self.spec.sharding == "off":
                 changes.pop("resume")
         request = self.cluster.opening(consumer % self.spec.consumers, epoch=epoch, spec=self.spec, **changes)
-        answer = self.ask(request)
+        answer = self.ask(request, peer=request.client)
         if isinstance(answer, EpochOpened):
             assert answer.view.job == JOB
             self.clients.append((request.client, request.consumer, answer.view.attempt))
+            self.held[request.client] = HeldView(answer.view)
 
     @rule(choice=CHOICE, finished=st.booleans())
     def close(self, choice: int, finished: bool) -> None:
@@ -147,11 +164,32 @@ class CoreMachine(RuleBasedStateMachine):
             client, consumer, attempt = self.clients[choice % len(self.clients)]
             self.ask(CloseClient(job=JOB, client=client, consumer=consumer, attempt=attempt, finished=finished))
 
+    @rule(choice=CHOICE, knows=st.booleans())
+    def beat(self, choice: int, knows: bool) -> None:
+        """Whatever a client held, after the answer it holds what there is."""
+        if not self.clients:
+            return
+        client, consumer, attempt = self.clients[choice % len(self.clients)]
+        held = self.held[client]
+        version = held.version if knows else 0
+        answer = self.ask(Beat(job=JOB, client=client, consumer=consumer, attempt=attempt, version=version), client)
+        match answer:
+            case View():
+                held.take_view(answer.view)
+            case Changes():
+                assert held.take_change(answer.change) != "missed"
+        reading = self.cluster.state.reads(JOB, client)
+        if isinstance(answer, View | Changes) or (isinstance(answer, Done) and knows and reading):
+            assert by_number(held.view) == by_number(view_of(self.cluster.state, JOB, attempt))
+
     @rule(choice=CHOICE)
-    def beat(self, choice: int) -> None:
-        if self.clients:
-            client, consumer, attempt = self.clients[choice % len(self.clients)]
-            self.ask(Beat(job=JOB, client=client, consumer=consumer, attempt=attempt, version=0))
+    def hear_changes(self, choice: int) -> None:
+        """Some of what is pushed arrives: all of it, or what came after something that got lost."""
+        pushed = [(peer, push) for peer, push in self.cluster.pushed if isinstance(push, ViewMoved)]
+        for peer, push in pushed[choice % 3 :]:
+            if peer in self.held:
+                self.held[peer].take_change(push.change)
+        self.cluster.pushed.clear()
 
     def streams(self) -> list[tuple[str, Any]]:
         job = self.cluster.state.jobs.get(JOB)
@@ -294,6 +332,35 @@ class CoreMachine(RuleBasedStateMachine):
             if state.began_at is not None:
                 assert version >= self.versions.get(attempt, 0)
                 self.versions[attempt] = version
+
+    @invariant()
+    def everything_is_settled(self) -> None:
+        """Whatever shortcut a decision took, bringing all in line once more changes nothing."""
+        state = self.cluster.state
+        if state.began_at is None:
+            return
+        draft = Draft(state, now=self.cluster.now, draw=self.cluster.draw)
+        settle_all(draft)
+        assert draft.events == []
+
+    @invariant()
+    def indexes_say_what_the_streams_say(self) -> None:
+        job = self.cluster.state.jobs.get(JOB)
+        for iteration in job.iterations.values() if job else ():
+            streams = iteration.streams
+            anew = Streams(dict(streams))
+            assert streams.waiting == anew.waiting
+            assert (streams.unfinished, streams.reopened) == (anew.unfinished, anew.reopened)
+            assert streams.highest_number == anew.highest_number
+            assert streams.bound_beside(None) == anew.bound_beside(None)
+            for stream in streams.values():
+                bound = stream.bound
+                assert streams.own_runs(stream.home) == anew.own_runs(stream.home)
+                if bound is not None:
+                    assert streams.on(bound.runner) == anew.on(bound.runner)
+                    assert streams.at(bound.worker) == anew.at(bound.worker)
+                    assert streams.load(bound.runner) == anew.load(bound.runner)
+            assert streams.busiest(lambda _: True)[0] == anew.busiest(lambda _: True)[0]
 
     @invariant()
     def at_most_two_iterations_are_kept(self) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Resume
 from penstock.wire.messages import Done, GetPipeline, ListJobs, ListWorkers, NotKnown, PutPipeline, Refused, Spec
-from tests.control.cluster import JOB, Cluster, spec, started
-from tests.control.test_placing import rebind
+from tests.control.cluster import JOB, Cluster, rebind, spec, started
 
 REST = Cut(engine=["@", 0, 0, 3, 1], named=(Named(0, 0, (3,)),))
 

@@ -4,10 +4,23 @@ from typing import Any
 
 import pytest
 
+from penstock.control.records import KEPT_RAISES
 from penstock.control.views import view_of
 from penstock.wire.jobs import Cut, Position, Ranges, Resume
-from penstock.wire.messages import Beat, CloseClient, Done, EpochOpened, NotKnown, NotYet, Refused, SteerJob, View
-from tests.control.cluster import JOB, Cluster, spec, started
+from penstock.wire.messages import (
+    Beat,
+    Changes,
+    CloseClient,
+    Done,
+    EpochOpened,
+    NotKnown,
+    NotYet,
+    Refused,
+    SteerJob,
+    View,
+)
+from penstock.wire.views import HeldView
+from tests.control.cluster import JOB, Cluster, rebind, spec, started
 
 
 def beat(client: str, attempt: str = "a0-r0", *, consumer: int = 0, version: int = 0) -> Beat:
@@ -268,6 +281,28 @@ def test_a_view_is_sent_only_when_it_is_newer() -> None:
     assert isinstance(cluster.ask(beat("c0", version=answer.view.version)), Done)
 
 
+def test_a_beat_is_answered_with_what_changed_since_the_version_it_carries() -> None:
+    cluster = started()
+    held = HeldView(cluster.view())
+    known = held.version
+    cluster.register("w9", agent="B")
+    cluster.ready()
+    answer = cluster.ask(beat("c0", version=known))
+    assert isinstance(answer, Changes)
+    assert (len(answer.change.made), answer.change.moved) == (1, ())
+    assert held.take_change(answer.change) == "taken"
+    assert held.view == cluster.view()
+
+
+def test_a_beat_with_a_version_from_long_ago_is_answered_with_the_whole_view() -> None:
+    cluster = started(workers=2)
+    known = cluster.view().version
+    for _ in range(2 * KEPT_RAISES + 1):
+        cluster.ask(rebind(cluster.view()))
+    assert isinstance(cluster.ask(beat("c0", version=cluster.view().version - KEPT_RAISES)), Changes)
+    assert cluster.ask(beat("c0", version=known)) == View(view=cluster.view())
+
+
 def test_leases_begin_anew_after_a_restart_and_versions_never_go_back() -> None:
     cluster = started()
     before = view_of(cluster.state, JOB)
@@ -276,7 +311,7 @@ def test_leases_begin_anew_after_a_restart_and_versions_never_go_back() -> None:
     assert isinstance(answer, View)
     assert answer.view.version > before.version
     assert [stream.stream for stream in answer.view.streams] == [stream.stream for stream in before.streams]
-    assert cluster.state.clients[JOB].keys() == {"c0"}
+    assert set(cluster.state.clients[JOB]) == {"c0"}
 
 
 def test_a_job_nobody_holds_is_collected_and_its_name_is_free() -> None:
@@ -302,7 +337,7 @@ def test_a_silent_client_loses_its_lease_and_may_come_back() -> None:
     cluster.live(31)
     assert cluster.state.clients == {}
     assert isinstance(cluster.ask(beat("c0")), View)
-    assert cluster.state.clients[JOB].keys() == {"c0"}
+    assert set(cluster.state.clients[JOB]) == {"c0"}
 
 
 def test_a_cancelled_job_says_so_and_makes_room() -> None:

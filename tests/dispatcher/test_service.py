@@ -22,6 +22,7 @@ from penstock.dispatcher.truth import POSITION_LEAP
 from penstock.wire.blobs import PIECE_BYTES, blob_hash, put_blob_pieces
 from penstock.wire.jobs import Cut, Position, Resume
 from penstock.wire.messages import (
+    OLDEST_PROTOCOL,
     PROTOCOL,
     Ask,
     Beat,
@@ -38,7 +39,9 @@ from penstock.wire.messages import (
     Spec,
     Tell,
     TryAgain,
+    View,
     ViewChanged,
+    ViewMoved,
 )
 from penstock.wire.sockets import dial
 from tests.dispatcher.serving import (
@@ -141,7 +144,7 @@ def test_views_are_pushed_to_whoever_opened(tmp_path: Path) -> None:
         agent.serve_runner()
 
         def bound() -> bool:
-            return any(isinstance(p, ViewChanged) and any(s.runner for s in p.view.streams) for p in pushed)
+            return any(isinstance(p, ViewMoved) and any(s.runner for s in p.change.made) for p in pushed)
 
         wait_until(bound, "a view with a runner")
         agent.close()
@@ -201,7 +204,7 @@ def test_requests_that_cannot_be_read_are_refused_by_number() -> None:
             assert told.number == 9 and isinstance(told.body, Refused) and told.body.kind == "ProtocolError"
         for protocol in (0, PROTOCOL + 1):
             told = peer.tell({"type": "list_jobs"}, protocol=protocol)
-            assert isinstance(told.body, Refused) and "serves 1 to" in told.body.reason
+            assert isinstance(told.body, Refused) and f"serves {OLDEST_PROTOCOL} to" in told.body.reason
         peer.close()
 
 
@@ -210,6 +213,23 @@ def test_an_older_client_is_answered_in_its_own_protocol() -> None:
         peer = RawPeer(running.address)
         told = peer.tell({"type": "list_jobs"}, protocol=PROTOCOL - 1)
         assert told.protocol == PROTOCOL - 1
+        peer.close()
+
+
+def test_an_older_client_is_shown_whole_views(tmp_path: Path) -> None:
+    with served(tmp_path) as running, client(running.address) as control:
+        put_blobs(control)
+        peer = RawPeer(running.address)
+        opened = peer.tell(opening(), protocol=PROTOCOL - 1).body
+        assert isinstance(opened, EpochOpened)
+        agent = FakeAgent(running.address)
+        agent.register()
+        agent.serve_runner()
+        while not (isinstance(pushed := peer.receive().body, ViewChanged) and pushed.view.streams):
+            pass
+        told = peer.tell(a_beat(opened.view.attempt, opened.view.version), protocol=PROTOCOL - 1)
+        assert isinstance(told.body, View) and told.body.view == pushed.view
+        agent.close()
         peer.close()
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.core.errors import CodecError, NoFilesError, SaveMismatchError, WaitTimeoutError
-from penstock.sources.saved_files import MANIFEST, PROGRESS, Manifest, encode_manifest, load_manifest
+from penstock.core.errors import CodecError, NoFilesError, SaveFailedError, SaveMismatchError, WaitTimeoutError
+from penstock.sources.saved_files import FAILURE, MANIFEST, PROGRESS, Manifest, encode_manifest, load_manifest
+from penstock.wire import liveness
 
 from .checks import Background, assert_exactly_once, kill, wait_until
 
@@ -156,10 +157,80 @@ def test_it_can_be_read_while_it_is_written(three_workers: ps.LocalService, tmp_
 
 
 def test_a_reader_of_what_nobody_goes_on_writing_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NoFilesError, match="no saved dataset"):
-        list(ps.read_saved(tmp_path))
+    with pytest.raises(NoFilesError, match=r"no saved dataset, and none was begun there in 0\.2 s"):
+        list(ps.read_saved(tmp_path, wait=0.2))
     (tmp_path / PROGRESS).write_bytes(encode_manifest(Manifest(fingerprint="x")))
     with pytest.raises(WaitTimeoutError, match=r"more of .* than 0 parts: nothing was added"):
+        list(ps.read_saved(tmp_path, wait=0.2))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ps.range(10).repeat().batch(2),
+        ps.mix([ps.range(10), ps.range(10)], stop="never"),
+        ps.mix([ps.range(10).repeat(), ps.range(10).repeat()]),
+        ps.range(10).concatenate(ps.range(10).repeat()),
+    ],
+    ids=["repeat", "mix", "mix of repeats", "concatenate"],
+)
+def test_what_never_ends_is_refused_before_anything_is_written(tmp_path: Path, dataset: ps.Dataset) -> None:
+    with pytest.raises(ps.InvalidPipelineError, match=r"(repeat|mix).*never ends.*read_saved"):
+        dataset.save(None, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_reader_waits_for_a_save_that_has_not_begun(one_worker: ps.LocalService, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    reading = Background(lambda: list(ps.read_saved(folder, wait=30)))
+    saved = ps.range(100).save(one_worker, folder, rows_per_file=10)
+    assert saved.elements == 100
+    assert_exactly_once(reading.result(), range(100))
+
+
+def test_a_reader_that_waits_hears_why_saving_failed(one_worker: ps.LocalService, tmp_path: Path) -> None:
+    folder, hold = tmp_path / "saved", tmp_path / "go on"
+
+    def fails_at_the_end(i: int) -> int:
+        time.sleep(0.002)
+        while i == 1999 and not hold.exists():
+            time.sleep(0.01)
+        if i == 1999:
+            raise ArithmeticError("no 1999 today")
+        return i
+
+    dataset = ps.range(2000).map(fails_at_the_end)
+    saving = Background(lambda: dataset.save(one_worker, folder, rows_per_file=10))
+    wait_until(lambda: parts_of(folder) > 2, "the first parts")
+    reading = Background(lambda: list(ps.read_saved(folder, wait=30)))
+    elsewhere = Background(lambda: list(ps.read_saved(folder, wait=30).distribute(one_worker, timeout=60)))
+    hold.touch()
+    with pytest.raises(ArithmeticError):
+        saving.result()
+    for waiting in (reading, elsewhere):
+        with pytest.raises(SaveFailedError, match=r"has failed: ArithmeticError: no 1999 today; call save\(\) again"):
+            waiting.result()
+    with pytest.raises(ArithmeticError):  # the same again: it goes on, and fails again
+        dataset.save(one_worker, folder, rows_per_file=10)
+
+
+def test_a_failure_is_forgotten_when_saving_goes_on(one_worker: ps.LocalService, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with pytest.raises(ps.PenstockError):
+        ps.range(100).save("tcp://127.0.0.1:1", folder, rows_per_file=10, timeout=0.5)
+    with pytest.raises(SaveFailedError, match="InvalidArgumentError: nothing to prove"):
+        list(ps.read_saved(folder))
+    ps.range(100).save(one_worker, folder, rows_per_file=10)
+    assert_exactly_once(ps.read_saved(folder), range(100))
+    assert not (folder / FAILURE).exists()
+
+
+def test_a_reader_says_that_the_writer_has_died(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as writer:
+        name = liveness._named(writer.pid)
+        writer.kill()
+    (tmp_path / PROGRESS).write_bytes(encode_manifest(Manifest(fingerprint="x", writer=name)))
+    with pytest.raises(WaitTimeoutError, match=r"nothing was added, and the process that saved it has died; go on"):
         list(ps.read_saved(tmp_path, wait=0.2))
 
 

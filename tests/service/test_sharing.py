@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -322,6 +323,31 @@ def test_everybody_goes_on_when_the_dispatcher_restarts(sharing: str) -> None:
         assert loader.statistics().skipped == 0
 
 
+# Trainers of several ranks
+
+
+@pytest.mark.parametrize("kind", ["wait", "skip"])
+def test_trainers_of_several_ranks_read_all_of_it_in_equal_steps(one_worker: ps.LocalService, kind: str) -> None:
+    read: dict[tuple[str, int], list[list[int]]] = {}
+    more = {"trainers": 2} if kind == "wait" else {}
+
+    def rank(name: str, consumer: int) -> None:
+        seat = {"sharing": kind, "consumers": 2, "consumer": consumer, **more}
+        with trainer(one_worker, rows(400), name, f"ranks-{kind}", **seat) as loader:
+            read[name, consumer] = [ids(batch) for batch in loader]
+
+    threads = [threading.Thread(target=rank, args=(name, c)) for name in ("one", "other") for c in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    for name in ("one", "other"):
+        assert len(read[name, 0]) == len(read[name, 1]) > 0
+        given = [i for c in range(2) for batch in read[name, c] for i in batch]
+        assert len(set(given)) == len(given)
+        assert kind == "skip" or sorted(given) == list(range(400))
+
+
 # Refused
 
 
@@ -330,8 +356,8 @@ def test_refused_with_a_reason(one_worker: ps.LocalService) -> None:
     for options, reason in (
         ({}, "without trainer="),
         ({"trainer": " "}, "without trainer="),
-        ({"trainer": "t", "coordinated": True, "consumers": 2, "consumer": 0}, "coordinated"),
-        ({"trainer": "t", "consumers": 2, "consumer": 0}, "consumers=2"),
+        ({"trainer": "t", "consumers": 2, "consumer": 0, "uneven": "allow"}, "uneven='allow'"),
+        ({"trainer": "t", "replica": 1, "order": "deterministic"}, "replica=1"),
         ({"trainer": "t", "order": "deterministic"}, "order='deterministic'"),
         ({"trainer": "t", "streams": 1}, "streams=1"),
         ({"trainer": "t", "trainers": 3}, "waits for none"),

@@ -27,16 +27,21 @@ from penstock.api.loader import Loader
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
 from penstock.core.element import Element
-from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, SaveMismatchError
+from penstock.core.errors import DataError, InvalidArgumentError, InvalidPipelineError, SaveMismatchError
+from penstock.graph.length import endless_operator
+from penstock.graph.parameters import short_label
 from penstock.graph.regrouping import last_regrouping
 from penstock.passes import canonicalize
 from penstock.sources.saved_files import (
+    FAILURE,
     MANIFEST,
     PROGRESS,
     Manifest,
     Part,
     encode_manifest,
+    forget_failure,
     load_manifest,
+    note_failure,
     part_of,
     publish_manifest,
     remove_leftovers,
@@ -45,6 +50,7 @@ from penstock.sources.saved_files import (
     write_part,
 )
 from penstock.sources.storage import is_remote, normal_path
+from penstock.wire.liveness import process_name
 
 PROGRESS_EVERY_S = 0.2
 PROGRESS_SHARE = 20  # writing it, which takes longer the more files there are, takes at most 1/20 of the time
@@ -79,6 +85,12 @@ def save_dataset(
         raise InvalidArgumentError(
             f"path={path!r}: save writes to a folder that the workers and this process share; copy it from there"
         )
+    endless = endless_operator(dataset.node)
+    if endless is not None:
+        raise InvalidPipelineError(
+            f"{short_label(endless)} makes a dataset that never ends, so that saving it would not either; save it "
+            "without, and repeat or mix what read_saved() gives"
+        )
     folder = normal_path(path)
     writing = _writing(dataset, folder, rows_per_file)
     # Of the whole pipeline: other files of the same elements are another dataset to whoever goes on.
@@ -88,11 +100,23 @@ def save_dataset(
         remove_leftovers(folder, begun)
         return _summary(folder, begun)
     name = job or f"save-{fingerprint[:8]}-{hashlib.blake2b(folder.encode(), digest_size=4).hexdigest()}"
-    with _service(to) as service:
-        saved = _write(writing, service, folder, fingerprint, begun, name, timeout_s, progress)
-        _publish(service, folder, saved, name, timeout_s)
+    forget_failure(folder)
+    try:
+        with _service(to) as service:
+            saved = _write(writing, service, folder, fingerprint, begun, name, timeout_s, progress)
+            _publish(service, folder, saved, name, timeout_s)
+    except BaseException as error:
+        _tell_readers(folder, error)
+        raise
     remove_leftovers(folder, saved)
     return _summary(folder, saved)
+
+
+def _tell_readers(folder: str, error: BaseException) -> None:
+    try:
+        note_failure(folder, f"{type(error).__name__}: {error}")
+    except DataError:
+        pass  # the folder itself may be what fails: readers find out by waiting
 
 
 def _writing(dataset: Dataset, folder: str, rows_per_file: int) -> Dataset:
@@ -117,7 +141,7 @@ def _begun(folder: str, fingerprint: str) -> Manifest | None:
     os.makedirs(folder, exist_ok=True)
     begun = load_manifest(folder)
     if begun is None:
-        foreign = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        foreign = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != FAILURE)
         if foreign:
             raise SaveMismatchError(folder, f"it holds {foreign[0]!r} and no saved dataset")
         return None
@@ -184,7 +208,7 @@ class _Book:
     def keep(self, state: dict[str, Any] | None) -> None:
         """Write down the records together with the state that follows them; None: there are no more."""
         began = monotonic()
-        manifest = Manifest(fingerprint=self._fingerprint, parts=self.parts, state=state)
+        manifest = Manifest(fingerprint=self._fingerprint, parts=self.parts, state=state, writer=process_name())
         sync_folder(self._folder)
         write_atomically(os.path.join(self._folder, PROGRESS), encode_manifest(manifest))
         self.line.show(manifest)

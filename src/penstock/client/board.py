@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.wire.bell import Bell
-from penstock.wire.jobs import JobView
+from penstock.wire.jobs import JobView, StreamView, ViewChange
+from penstock.wire.views import HeldView
 
 
 @dataclass(slots=True)
@@ -43,14 +45,24 @@ class Metrics:
         self.buffered = nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class ViewNews:
+    """The newest view, and those of its streams that are new or changed since the last that was taken."""
+
+    view: JobView
+    streams: tuple[StreamView, ...]
+
+
 class Board:
     """The newest view, and whether the dispatcher still knows us."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_missed: Callable[[], None] | None = None) -> None:
+        """`on_missed` is called, in the thread that puts, when a change came whose predecessor did not."""
         self.bell = Bell()
         self.metrics = Metrics()
+        self._on_missed = on_missed
         self._lock = threading.Lock()
-        self._view: JobView | None = None
+        self._held: HeldView | None = None
         self._unread = False
         self._forgotten = ""
         self._refusal: Exception | None = None
@@ -58,27 +70,46 @@ class Board:
     def put_view(self, view: JobView) -> None:
         """Take a view over unless it is older than the one here."""
         with self._lock:
-            held = self._view
-            if held is not None and (view.attempt != held.attempt or view.version <= held.version):
+            if self._held is None:
+                self._held = HeldView(view)
+            elif self._held.take_view(view) != "taken":
                 return
-            self._view, self._unread = view, True
+            self._unread = True
         self.bell.ring()
+
+    def put_change(self, change: ViewChange) -> None:
+        """Take a change over, unless it is known or of another attempt."""
+        with self._lock:
+            fit = "known" if self._held is None else self._held.take_change(change)
+            self._unread |= fit == "taken"
+        if fit == "taken":
+            self.bell.ring()
+        elif fit == "missed" and self._on_missed is not None:
+            self._on_missed()
 
     def replace_view(self, view: JobView) -> None:
         """Begin with the view of an opening, whatever was here."""
         with self._lock:
-            self._view, self._unread, self._forgotten = view, False, ""
+            self._held, self._unread, self._forgotten = HeldView(view), False, ""
+            self._held.take_news()
+
+    def take_news(self) -> ViewNews | None:
+        """Return what is new since the last call, or since the opening; None: nothing."""
+        with self._lock:
+            self._unread, unread = False, self._unread
+            if not unread or self._held is None:
+                return None
+            return ViewNews(self._held.view, self._held.take_news())
 
     def take_view(self) -> JobView | None:
         """Return the view if it is new since the last call."""
-        with self._lock:
-            self._unread, unread = False, self._unread
-            return self._view if unread else None
+        news = self.take_news()
+        return None if news is None else news.view
 
     @property
     def version(self) -> int:
         with self._lock:
-            return 0 if self._view is None else self._view.version
+            return 0 if self._held is None else self._held.version
 
     def put_forgotten(self, what: str) -> None:
         """The dispatcher does not know this reader any more: it must open again."""

@@ -20,7 +20,7 @@ from penstock.core.errors import (
     ServiceFileMissingError,
     WaitTimeoutError,
 )
-from penstock.core.ids import AttemptId, BlobHash, JobName, RunnerId
+from penstock.core.ids import AttemptId, BlobHash, ClientId, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
 from penstock.wire.blobs import put_blob_pieces
@@ -39,7 +39,7 @@ from penstock.wire.messages import (
     Push,
     Request,
     Spec,
-    ViewChanged,
+    ViewMoved,
     Workers,
 )
 from penstock.wire.slab_reader import SlabReader
@@ -91,8 +91,8 @@ class ServiceLink:
         self.pid = os.getpid()
         self.context: Context = zmq.Context()
         self.control = ControlClient(service.address, service.credentials, name=name, on_push=self._pushed)
-        self.boards: dict[JobName, Board] = {}
-        """Where views of jobs that are being read go."""
+        self.boards: dict[ClientId, Board] = {}
+        """Where changes of the views that are being read go."""
         self.slabs: dict[RunnerId, SlabReader] = {}
         """Mapped once a process, and kept: what it placed stays readable when its connection, or itself, is gone, and
         what the trainer still held when an epoch ended is given back in the next."""
@@ -101,10 +101,9 @@ class ServiceLink:
         self._closed = False
 
     def _pushed(self, push: Push) -> None:
-        if isinstance(push, ViewChanged):
-            board = self.boards.get(push.view.job)
-            if board is not None:
-                board.put_view(push.view)
+        if isinstance(push, ViewMoved):
+            for board in list(self.boards.values()):
+                board.put_change(push.change)
 
     def ask(self, body: Request, patience: Patience, what: str) -> Answer:
         """Ask until there is an answer."""

@@ -165,7 +165,7 @@ def check_options(
         trainers=trainers,
         writable=writable,
         coordinated=bool(coordinated),
-        consumers=consumers,
+        uneven=uneven,
         replica=replica,
         order=order,
     )

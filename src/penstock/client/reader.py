@@ -253,10 +253,10 @@ class EpochReader:
         forgotten = self.session.board.take_forgotten()
         if forgotten:
             self._reopen(forgotten)
-        view = self.session.board.take_view()
-        if view is not None:
-            self._tell_dropped(view)
-            consumer.follow(view, now)
+        news = self.session.board.take_news()
+        if news is not None:
+            self._tell_dropped(news.view)
+            consumer.follow(news.view, now, changed=news.streams)
         for connection in connections.all():
             connection.flush()
             self._receive(connection, now)
@@ -266,7 +266,6 @@ class EpochReader:
                 connections.drop(connection)
                 consumer.lose(connection.runner, reason, now)
         consumer.look_after(now)
-        self._metrics.holds(consumer.buffered_bytes)
         self._carry_out()
         self._feed()
         connections.return_memory(idle=not consumer.has_ready)

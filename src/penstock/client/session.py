@@ -31,7 +31,18 @@ from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.envelopes import refusal
 from penstock.wire.frames import StorageOptions
 from penstock.wire.jobs import Feed, JobSpec, JobView, Ranges, Resume
-from penstock.wire.messages import Answer, Beat, CloseClient, EpochOpened, NotKnown, OpenEpoch, Refused, Request, View
+from penstock.wire.messages import (
+    Answer,
+    Beat,
+    Changes,
+    CloseClient,
+    EpochOpened,
+    NotKnown,
+    OpenEpoch,
+    Refused,
+    Request,
+    View,
+)
 
 BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
 
@@ -75,7 +86,7 @@ class EpochSession:
         self.consumer, self.replica = options.consumer, options.replica
         if options.sharing is not None:
             self.replica = trainer_number(options.sharing.trainer)
-        self.board = Board()
+        self.board = Board(on_missed=self._beat_once)
         self.feeder = feeder
         self._resumed = self._returning = False
         """The attempt began at a checkpoint; this consumer was in it before."""
@@ -85,11 +96,11 @@ class EpochSession:
         self._stop = threading.Event()
         self._beating = False
         self._closed = False
-        link.boards[self.job] = self.board
+        link.boards[self._client] = self.board
         try:
             self._open(beginning)
         except BaseException:
-            link.boards.pop(self.job, None)
+            del link.boards[self._client]
             self.board.bell.close()
             raise
         self._thread = threading.Thread(target=self._beat_on, name=f"penstock-beat-{self.job}", daemon=True)
@@ -267,12 +278,16 @@ class EpochSession:
 
     def _beat_on(self) -> None:
         while not self._stop.wait(BEAT_S):
-            if not self._beating:  # one at a time: while the dispatcher is away they would pile up
-                self._beating = True
-                try:
-                    self.link.control.post(self._beat(), self._heard)
-                except PenstockError:
-                    return
+            try:
+                self._beat_once()
+            except PenstockError:
+                return
+
+    def _beat_once(self) -> None:
+        """Beat, unless one is under way: while the dispatcher is away they would pile up."""
+        if not self._beating:
+            self._beating = True
+            self.link.control.post(self._beat(), self._heard)
 
     def _beat(self) -> Beat:
         metrics = self.board.metrics
@@ -298,10 +313,13 @@ class EpochSession:
             self.link.control.post(self._request(rejoin=self.view.attempt), self._rejoined)
             return
         self._beating = False
-        if isinstance(answer, View):
-            self.board.put_view(answer.view)
-        elif isinstance(answer, Refused):
-            self.board.put_refusal(refusal(answer))
+        match answer:
+            case View():
+                self.board.put_view(answer.view)
+            case Changes():
+                self.board.put_change(answer.change)
+            case Refused():
+                self.board.put_refusal(refusal(answer))
 
     def _rejoined(self, answer: Answer) -> None:
         self._beating = False
@@ -321,8 +339,7 @@ class EpochSession:
         self._stop.set()
         if finished:
             self.link.finished[self.job] = self.view.attempt
-        if self.link.boards.get(self.job) is self.board:
-            del self.link.boards[self.job]
+        self.link.boards.pop(self._client, None)
         self.post(
             CloseClient(
                 job=self.job,

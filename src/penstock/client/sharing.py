@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
-
-import numpy as np
+from typing import cast
 
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.wire.jobs import Sharing
@@ -17,8 +14,6 @@ KINDS = ("skip", "wait")
 TRAINER_TIMEOUT_S = 30.0
 SMALLEST_WINDOW_BYTES = 4096
 USUAL_WINDOW_BYTES = 256 << 20  # taken for it where nobody says: what a worker gives it is not known here
-MOST_AHEAD_BYTES = 4 << 20
-WINDOWS_AHEAD = 8  # a trainer receives ahead what is a small part of the window: its place there is where it reads
 SKIPPED_SHARE = 0.01
 FEW_ELEMENTS = 1_000  # before so many, a share says little
 
@@ -46,7 +41,7 @@ def check_sharing(
     trainers: int | None,
     writable: bool,
     coordinated: bool,
-    consumers: int,
+    uneven: str,
     replica: int,
     order: str,
 ) -> SharingOptions | None:
@@ -64,17 +59,17 @@ def check_sharing(
             f"sharing={sharing!r} without trainer=: the window keeps a place for each trainer, so each needs an id of "
             f"its own that it has again when it is restarted, such as trainer='lr-0.01' (given: {trainer!r})"
         )
-    if coordinated:
+    if replica:
         raise InvalidArgumentError(
-            f"sharing={sharing!r} with coordinated=True: coordinated consumers wait for each other in every step, and "
-            "trainers that share never do; give each its own job"
+            f"sharing={sharing!r} with replica={replica}: a trainer's place in the window is known by its trainer= id; "
+            "give each replica an id of its own, and leave replica= out"
         )
-    if consumers > 1 or replica:
+    if uneven == "allow":
         raise InvalidArgumentError(
-            f"sharing={sharing!r} with consumers={consumers}, replica={replica}: every trainer reads all of what is "
-            "shared; dealing a job to several ranks needs a job without sharing="
+            f"sharing={sharing!r} with uneven='allow': the ranks of a trainer take equal steps, whatever it skips; use "
+            "uneven='drop' or 'pad'"
         )
-    if order == "deterministic":
+    if order == "deterministic" and not coordinated:
         raise InvalidArgumentError(
             f"sharing={sharing!r} with order='deterministic' (or streams=1): there streams take turns by rounds that "
             "may be gone from the window; use order='relaxed'"
@@ -100,16 +95,6 @@ def trainer_number(trainer: str) -> int:
     True
     """
     return int.from_bytes(hashlib.blake2b(trainer.encode(), digest_size=6).digest())
-
-
-def own_buffers(buffers: Sequence[Any]) -> list[Any]:
-    """Return buffers that nobody else sees: what is shared, or cannot be written to, is copied."""
-    return [np.array(np.frombuffer(buffer, np.uint8)) if memoryview(buffer).readonly else buffer for buffer in buffers]
-
-
-def read_only(buffers: Sequence[Any]) -> list[Any]:
-    """Return the same memory, not to be written to: whether others see it depends on where the worker runs."""
-    return [memoryview(buffer).toreadonly() for buffer in buffers]
 
 
 class SkipWarning:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.control import events as e
 from penstock.control.blaming import blame
-from penstock.control.draft import Draft
+from penstock.control.draft import Decision, Draft
+from penstock.control.fitting import runners_of
 from penstock.control.placing import release_streams
 from penstock.control.records import Runner
-from penstock.control.runners import remove_runner, runner_died, settle, settle_all, stop_runner
+from penstock.control.runners import remove_runner, runner_died, settle, settle_all, settle_arrived, stop_runner
+from penstock.control.state import ClusterState
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.wire.messages import (
     AgentBeat,
@@ -27,88 +31,111 @@ from penstock.wire.messages import (
 
 def register_agent(draft: Draft, request: RegisterAgent, peer: str) -> Answer:
     """Take an agent's word for what it has: processes it does not name are gone, others go on."""
-    workers = {place.worker for place in request.workers}
-    dropped = [w.worker for w in draft.state.workers.values() if w.agent == request.agent and w.worker not in workers]
+    workers = [place.worker for place in request.workers]
+    dropped = [worker for worker in draft.state.workers_of(request.agent) if worker not in workers]
     draft.emit(e.AgentRegistered(request.agent, peer, request.host, request.workers, request.versions, draft.now))
-    serving = {place.runner: place for place in request.runners}
-    for runner in _runners_on(draft, {*workers, *dropped}):
+    serving = {place.runner for place in request.runners}
+    # Of one that takes over another agent's worker, or no longer has what it had, others may be affected too.
+    others_affected = bool(dropped) or any(_is_anothers(draft, worker, request.agent) for worker in workers)
+    for runner in _runners_on(draft, [*workers, *dropped]):
         if runner.ready and runner.runner not in serving:
             runner_died(draft, runner, f"agent {request.agent!r} does not have this process")
+            others_affected = True
     for place in request.runners:
-        _serve(draft, place, peer)
+        others_affected |= _serve(draft, place, peer)
     for name in list(draft.state.jobs):
-        _release_unknown(draft, name, workers)
-    settle_all(draft)
+        others_affected |= _release_unknown(draft, name, workers)
+    if others_affected:
+        settle_all(draft)
+    else:
+        settle_arrived(draft, workers, [r for r in _runners_on(draft, workers) if r.ready])
     draft.publish()
     return Done()
 
 
-def _serve(draft: Draft, place: RunnerPlace, peer: str) -> None:
-    """Take a process into service, unless its job or its place is somebody else's by now."""
+def _is_anothers(draft: Draft, worker: WorkerId, agent: AgentId) -> bool:
+    held = draft.before.workers.get(worker)
+    return held is not None and held.agent != agent
+
+
+def _serve(draft: Draft, place: RunnerPlace, peer: str) -> bool:
+    """Take a process into service, unless its job or its place is somebody else's by now.
+
+    Return whether others were stopped for it.
+    """
     state = draft.state
-    present = [r for r in state.runners.get(place.job, {}).values() if r.worker == place.worker]
+    present = runners_of(state, place.job).on(place.worker)
     rivals = [r for r in present if r.runner != place.runner]
     if place.job not in state.jobs or place.worker not in state.workers or any(r.ready for r in rivals):
         draft.pushes.append(
             (peer, StopRunner(runner=place.runner, reason="stopped: the job does not need this process"))
         )
-        return
+        return False
     for rival in rivals:
         stop_runner(draft, rival, "stopped: an older process serves in its place")
     if not any(r.runner == place.runner and r.ready and r.address == place.address for r in present):
         draft.emit(e.RunnerServes(place.job, place.worker, place.runner, place.address, draft.now))
+    return bool(rivals)
 
 
-def _release_unknown(draft: Draft, name: JobName, workers: set[WorkerId]) -> None:
-    """After a restart: streams bound to processes of these workers that are no more."""
-    known = draft.state.runners.get(name, {})
+def _release_unknown(draft: Draft, name: JobName, workers: Iterable[WorkerId]) -> bool:
+    """After a restart: let go of streams bound to processes of these workers that are no more; say whether any were."""
+    known = runners_of(draft.state, name)
     gone: dict[RunnerId, None] = {}
     for iteration in draft.iterations(name):
-        for stream in iteration.streams.values():
-            if stream.bound is not None and stream.bound.worker in workers and stream.bound.runner not in known:
-                gone[stream.bound.runner] = None
+        for worker in workers:
+            for stream in iteration.streams.at(worker):
+                if stream.bound is not None and stream.bound.runner not in known:
+                    gone[stream.bound.runner] = None
     for runner in gone:
         release_streams(draft, name, runner, "its process is gone", graceful=False)
+    return bool(gone)
 
 
-def _runners_on(draft: Draft, workers: set[WorkerId]) -> list[Runner]:
-    return [r for runners in draft.state.runners.values() for r in runners.values() if r.worker in workers]
+def _runners_on(draft: Draft, workers: Iterable[WorkerId]) -> list[Runner]:
+    return [runner for runners in draft.state.runners.values() for worker in workers for runner in runners.on(worker)]
 
 
-def agent_beat(draft: Draft, request: AgentBeat, peer: str) -> Answer:
-    agent = draft.state.agents.get(request.agent)
+def agent_beat(state: ClusterState, request: AgentBeat, *, now: float, peer: str) -> Decision:
+    """Keep an agent's lease: there is a beat a second of each, so no draft is made."""
+    agent = state.agents.get(request.agent)
     if agent is None:
-        return NotKnown(what=f"agent {request.agent!r}")
+        return Decision((), NotKnown(what=f"agent {request.agent!r}"))
     for worker in agent.workers:
-        if worker not in draft.state.workers:
+        if worker not in state.workers:
             # A late word of the agent that had it before took it over, and was then lost with it.
-            return NotKnown(what=f"worker {worker!r} of agent {request.agent!r}")
-    draft.emit(e.AgentSeen(request.agent, peer, draft.now, request.statistics, request.runners))
-    for runner in request.runners:
-        if not any(runner in runners for runners in draft.state.runners.values()):
-            draft.pushes.append((peer, StopRunner(runner=runner, reason="stopped: nobody knows this process any more")))
-    return Done()
+            return Decision((), NotKnown(what=f"worker {worker!r} of agent {request.agent!r}"))
+    seen = e.AgentSeen(request.agent, peer, now, request.statistics, request.runners)
+    pushes = tuple(
+        (peer, StopRunner(runner=runner, reason="stopped: nobody knows this process any more"))
+        for runner in request.runners
+        if not any(runner in runners for runners in state.runners.values())
+    )
+    return Decision((seen,), Done(), pushes)
 
 
 def runner_ready(draft: Draft, request: RunnerReady, peer: str) -> Answer:
     if request.agent not in draft.state.agents:
         return NotKnown(what=f"agent {request.agent!r}")
     place = request.place
-    if place.runner not in draft.state.runners.get(place.job, {}):
+    if place.runner not in runners_of(draft.state, place.job):
         draft.pushes.append(
             (peer, StopRunner(runner=place.runner, reason="stopped: another process was asked for since"))
         )
         return Done()
-    _serve(draft, place, peer)
+    others_affected = _serve(draft, place, peer)
     if draft.events:
-        settle(draft, place.job)
+        if others_affected:
+            settle(draft, place.job)
+        else:
+            settle_arrived(draft, (), [draft.state.runners[place.job][place.runner]])
         draft.publish()
     return Done()
 
 
 def runner_gone(draft: Draft, request: RunnerGone) -> Answer:
     blame(draft, request)
-    runner = draft.state.runners.get(request.job, {}).get(request.runner)
+    runner = runners_of(draft.state, request.job).get(request.runner)
     if runner is not None:
         runner_died(draft, runner, request.reason)
     else:
@@ -135,7 +162,7 @@ def agent_leaving(draft: Draft, request: AgentLeaving) -> Answer:
     new = tuple(sorted(w for w in workers if request.gone or not draft.state.workers[w].leaving))
     if new:
         draft.emit(e.WorkersLeft(new, request.gone))
-    if request.gone and not any(worker.agent == request.agent for worker in draft.state.workers.values()):
+    if request.gone and not draft.state.workers_of(request.agent):
         draft.emit(e.AgentRemoved(request.agent, "all its workers have left"))
     if draft.events:
         settle_all(draft)
@@ -160,7 +187,7 @@ def lose_silent_runners(draft: Draft, after_s: float) -> set[JobName]:
     Such a one may be stopped, not dead: it is ended, so that it does not come back as somebody nobody expects.
     """
     lost: set[JobName] = set()
-    for runner, heard in list(draft.state.heard.items()):
+    for runner, heard in draft.state.heard.items():
         if draft.now - heard > after_s:
             for found in [runners[runner] for runners in draft.state.runners.values() if runner in runners]:
                 reason = f"not seen alive for {draft.now - heard:.1f} s"
@@ -172,7 +199,7 @@ def lose_silent_runners(draft: Draft, after_s: float) -> set[JobName]:
 
 def remove_agent(draft: Draft, agent: AgentId, reason: str) -> None:
     """An agent is lost, and with it all its processes, as far as anybody can tell. What they still say is refused."""
-    workers = {worker.worker for worker in draft.state.workers.values() if worker.agent == agent}
+    workers = draft.state.workers_of(agent)
     draft.emit(e.AgentRemoved(agent, reason))
     for runner in _runners_on(draft, workers):
         remove_runner(draft, runner, reason, graceful=False)

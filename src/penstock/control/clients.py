@@ -11,9 +11,9 @@ from penstock.control.placing import rebind
 from penstock.control.records import Iteration, Slot
 from penstock.control.runners import settle
 from penstock.control.state import ClusterState
-from penstock.control.views import view_of
+from penstock.control.views import change_since, view_of
 from penstock.core.ids import ClientId
-from penstock.wire.messages import Answer, Beat, CloseClient, Done, NotKnown, Rebind, Refused, View
+from penstock.wire.messages import Answer, Beat, Changes, CloseClient, Done, NotKnown, Rebind, Refused, View
 
 
 def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Callable[[], str]) -> Decision:
@@ -28,10 +28,14 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
     if iteration.opened[slot].closed:
         return Decision((), Done())
     seen = e.ClientSeen(request.job, request.attempt, *slot, request.client, peer, now, request)
-    if request.client in state.clients.get(request.job, {}):
+    if state.reads(request.job, request.client):
         answer: Answer = Done()
-        if request.version != state.versions.get(request.attempt, state.generation << 32):
-            answer = View(view=view_of(state, request.job, request.attempt))
+        if request.version != state.view_version(request.attempt):
+            change = change_since(state, request.job, request.attempt, request.version)
+            if change is None:
+                answer = View(view=view_of(state, request.job, request.attempt))
+            else:
+                answer = Changes(change=change)
         return Decision((seen,), answer)
     draft = Draft(state, now=now, draw=draw)
     draft.emit(seen)
@@ -64,7 +68,7 @@ def rebind_stream(draft: Draft, request: Rebind) -> Answer:
             rebind(draft, request.job, request.attempt, [present])
         settle(draft, request.job)
         draft.publish()
-    return View(view=view_of(draft.state, request.job, request.attempt))
+    return Done()
 
 
 def close_client(draft: Draft, request: CloseClient) -> Answer:
@@ -74,7 +78,7 @@ def close_client(draft: Draft, request: CloseClient) -> Answer:
         if slot is not None and not iteration.opened[slot].closed:
             draft.emit(e.ConsumerClosed(request.job, request.attempt, *slot, request.client, request.finished))
             drop_left_behind(draft, request.job)
-    if request.client in draft.state.clients.get(request.job, {}):
+    if draft.state.reads(request.job, request.client):
         draft.emit(e.ClientGone(request.job, request.client, draft.now))
     if draft.events:
         settle(draft, request.job)

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import fitting_workers, fixed_streams
+from penstock.control.fitting import fitting_workers
 from penstock.control.placing import granted_streams
 from penstock.control.records import Iteration, Job
-from penstock.control.resuming import owner_of
 from penstock.core.ids import AttemptId, JobName
+from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import Feed, Leftover
 
 
@@ -48,29 +48,27 @@ def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
     if iteration.tail is None and leftovers and job.spec.sharding != "off":
         number = iteration.next_number
         feed = Feed(kind="tail", leftovers=leftovers)
-        draft.emit(e.StreamsCreated(name, attempt, (e.NewStream(number, feed, 1, owner_of(job.spec, number, feed)),)))
+        owner = delivery_of(job.spec).owner_of(number, feed)
+        draft.emit(e.StreamsCreated(name, attempt, (e.NewStream(number, feed, 1, owner),)))
     else:
         draft.emit(e.IterationFinished(name, attempt))
     return True
 
 
 def _all_ended(draft: Draft, job: Job, iteration: Iteration) -> bool:
-    streams = iteration.streams.values()
-    if not streams or not all(stream.ended or stream.lost for stream in streams):
+    if not iteration.streams or iteration.streams.unfinished:
         return False
-    if iteration.tail is not None:
+    if iteration.tail is not None or job.spec.sharding != "off":
         return True
-    if job.spec.sharding == "off":
-        return any(stream.ended for stream in streams) and not _yet_to_run(draft, job, iteration)
-    return True
+    return any(stream.ended for stream in iteration.streams.values()) and not _yet_to_run(draft, job, iteration)
 
 
 def _all_asked_for(job: Job, iteration: Iteration) -> bool:
     """Say whether a stream has ended that vouches for there being no split that no stream was granted."""
-    if job.spec.sharding == "off" or fixed_streams(job.spec) is not None or iteration.tail is not None:
+    if job.spec.sharding == "off" or delivery_of(job.spec).streams is not None or iteration.tail is not None:
         return True
     ended = [stream for stream in iteration.streams.values() if stream.ended and not stream.lost]
-    in_doubt = job.spec.uneven == "allow" or len(ended) < len(iteration.streams)
+    in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams)
     if iteration.digest is None or not in_doubt:
         return bool(ended)
     return any(stream.number >= iteration.first_number for stream in ended)
@@ -78,6 +76,8 @@ def _all_asked_for(job: Job, iteration: Iteration) -> bool:
 
 def _yet_to_run(draft: Draft, job: Job, iteration: Iteration) -> bool:
     """Say whether a worker that should run over everything has not begun: a small epoch must not end before it."""
-    homes = {stream.home for stream in iteration.streams.values()}
     failed = {worker for worker, name in draft.state.failed_starts if name == job.name}
-    return any(w.worker not in homes and w.worker not in failed for w in fitting_workers(draft.state, job))
+    return any(
+        not iteration.streams.own_runs(worker.worker) and worker.worker not in failed
+        for worker in fitting_workers(draft.state, job)
+    )

@@ -25,6 +25,7 @@ from penstock.control.agents import (
 from penstock.control.clients import beat, close_client, rebind_stream
 from penstock.control.draft import Decision, Draft
 from penstock.control.ending import end_stream
+from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
 from penstock.control.placing import rebind
@@ -87,6 +88,8 @@ def decide(
         return grant_splits(state, request)
     if isinstance(request, Beat):
         return beat(state, request, now=now, peer=peer, draw=draw)
+    if isinstance(request, AgentBeat):
+        return agent_beat(state, request, now=now, peer=peer)
     draft = Draft(state, now=now, draw=draw)
     answer = _answer(draft, request, peer, blobs)
     return draft.decision(answer)
@@ -114,8 +117,6 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
             return close_client(draft, request)
         case RegisterAgent():
             return register_agent(draft, request, peer)
-        case AgentBeat():
-            return agent_beat(draft, request, peer)
         case RunnerReady():
             return runner_ready(draft, request, peer)
         case RunnerGone():
@@ -142,7 +143,7 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
             return Spec(spec=job.spec, dropped=job.dropped, suspects=job.suspects)
         case PutBlob() | GetBlob():
             raise TypeError(f"{type(request).__name__}: blobs are kept beside the core, which only asks what is there")
-        case GrantSplits() | Beat():
+        case GrantSplits() | Beat() | AgentBeat():
             raise TypeError(f"{type(request).__name__} is decided without a draft")
         case _:
             assert_never(request)
@@ -202,7 +203,7 @@ def tick(state: ClusterState, *, now: float, draw: Callable[[], str]) -> Decisio
         remove_agent(draft, agent.agent, f"agent {agent.agent!r} silent for {now - agent.seen:.1f} s")
     unsettled = lose_silent_runners(draft, RUNNER_LOST_AFTER_S)
     for job, leases in draft.before.clients.items():
-        for lease in draft.state.clients.get(job, leases).values():
+        for lease in (draft.state.clients.get(job) or leases).values():
             if now - lease.seen > CLIENT_LOST_AFTER_S:
                 draft.emit(e.ClientGone(job, lease.client, now))
     _collect_jobs(draft)
@@ -231,9 +232,8 @@ def _rebind_orphans(draft: Draft, name: JobName) -> None:
     began_at = draft.state.began_at
     if began_at is None or draft.now - began_at <= AGENT_LOST_AFTER_S:
         return
-    known = draft.state.runners.get(name, {})
     for iteration in draft.iterations(name):
-        orphans = [s for s in iteration.streams.values() if s.bound is not None and s.bound.runner not in known]
+        orphans = iteration.streams.bound_beside(draft.state.runners.get(name))
         if orphans:
             rebind(draft, name, iteration.attempt, orphans)
 
@@ -241,7 +241,7 @@ def _rebind_orphans(draft: Draft, name: JobName) -> None:
 def _is_due(draft: Draft, name: JobName) -> bool:
     """Whether time alone may change a job's processes; anything else settles it when it happens."""
     state = draft.state
-    runners = state.runners.get(name, {})
+    runners = runners_of(state, name)
     if name not in state.jobs:
         return bool(runners)
     if any(job == name for _, job in state.failed_starts):
@@ -249,4 +249,4 @@ def _is_due(draft: Draft, name: JobName) -> bool:
     idle_since = state.idle_since.get(name)
     if idle_since is not None and runners and draft.now - idle_since > LINGER_S:
         return True
-    return any(not runner.ready and draft.now - runner.since > START_TIMEOUT_S for runner in runners.values())
+    return any(draft.now - runner.since > START_TIMEOUT_S for runner in runners.starting())

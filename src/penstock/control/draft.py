@@ -13,11 +13,11 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.control import events as e
-from penstock.control.records import Iteration, Job
+from penstock.control.records import Iteration, Job, Stream
 from penstock.control.state import ClusterState
-from penstock.control.views import view_of
+from penstock.control.views import about_epoch, change_since, shown_differently
 from penstock.core.ids import AgentId, AttemptId, JobName, WorkerId
-from penstock.wire.messages import Answer, Push, ViewChanged
+from penstock.wire.messages import Answer, Push, ViewMoved
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -61,38 +61,46 @@ class Draft:
         self.push_to_agent(None if found is None else found.agent, push)
 
     def publish(self) -> None:
-        """Raise the version of every view that changed, and push it to those who had the old one."""
+        """Raise the version of every view that changed, and push what did to those who had the old one.
+
+        What is the same object has not changed, so that this costs what has.
+        """
         state, before = self.state, self.before
-        soft_changed = (
-            state.workers != before.workers
-            or state.agents.keys() != before.agents.keys()
-            or state.drained != before.drained
-        )
+        fleet_changed = state.workers is not before.workers or state.drained is not before.drained
+        fleet_changed |= state.failed_starts is not before.failed_starts
         for name, job in state.jobs.items():
             old = before.jobs.get(name)
-            if old is None:
-                continue
-            if (
-                old is job
-                and not soft_changed
-                and state.runners.get(name) is before.runners.get(name)
-                and state.failed_starts == before.failed_starts
-            ):
-                continue
-            for attempt in job.iterations:
-                if attempt in old.iterations:
-                    self._publish(name, attempt)
+            same = old is job and state.runners.get(name) is before.runners.get(name) and not fleet_changed
+            if old is not None and not same:
+                for attempt in job.iterations:
+                    if attempt in old.iterations:
+                        self._publish(name, attempt)
 
     def _publish(self, job: JobName, attempt: AttemptId) -> None:
-        view = view_of(self.state, job, attempt)
-        if view == view_of(self.before, job, attempt):
+        streams = self.state.jobs[job].iterations[attempt].streams
+        old = self.before.jobs[job].iterations[attempt].streams
+        changed = [] if streams is old else sorted((streams[key] for key in streams.differing(old)), key=_by_number)
+        made = tuple(stream.stream for stream in changed if stream.stream not in old)
+        moved = tuple(
+            stream.stream
+            for stream in changed
+            if (was := old.get(stream.stream)) is not None and shown_differently(was, stream)
+        )
+        about, old_about = (about_epoch(state, job, attempt) for state in (self.state, self.before))
+        if not made and not moved and about == old_about:
             return
-        self.emit(e.ViewRaised(attempt, view.version + 1))
-        leases = self.before.clients.get(job, {})
-        new = msgspec.structs.replace(view, version=view.version + 1)
-        for client, lease in self.state.clients.get(job, {}).items():
-            if client in leases and lease.attempt == attempt:
-                self.pushes.append((lease.peer, ViewChanged(view=new)))
+        since = self.state.view_version(attempt)
+        self.emit(e.ViewRaised(attempt, since + 1, made, moved, about.dropped != old_about.dropped))
+        change = change_since(self.state, job, attempt, since)
+        assert change is not None
+        push = ViewMoved(change=change)
+        for lease in self.state.leases(job):
+            if lease.attempt == attempt and self.before.reads(job, lease.client):
+                self.pushes.append((lease.peer, push))
 
     def decision(self, answer: Answer | None = None) -> Decision:
         return Decision(tuple(self.events), answer, tuple(self.pushes))
+
+
+def _by_number(stream: Stream) -> int:
+    return stream.number

@@ -287,8 +287,14 @@ class RestartAsked(Soft, frozen=True, tag="restart_asked"):
 
 
 class ViewRaised(Soft, frozen=True, tag="view"):
+    """What consumers see of an attempt has changed: streams that were made, streams that moved, something else."""
+
     attempt: AttemptId
     version: int
+    made: tuple[StreamId, ...] = ()
+    moved: tuple[StreamId, ...] = ()
+    dropped: bool = False
+    """Elements were dropped."""
 
 
 AnyEvent: TypeAlias = (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from penstock.control.records import Agent, Job, Runner, Worker
+from penstock.control.records import Agent, Job, Runner, Runners, Worker
 from penstock.control.state import ClusterState
-from penstock.core.ids import RunnerId, WorkerId
+from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import JobSpec
 
 Hindrance: TypeAlias = Literal["leaving", "tags", "host", "versions"]
@@ -68,41 +68,41 @@ def _relevant(package: str, version: str) -> tuple[str, ...]:
 def fitting_workers(state: ClusterState, job: Job) -> list[Worker]:
     """Return the workers to serve a job: those that do already first, then the least busy."""
     spec = job.spec
-    serving = {runner.worker for runner in state.runners.get(job.name, {}).values()}
+    serving = {runner.worker for runner in runners_of(state, job.name).values()}
     busy: dict[WorkerId, int] = {}
     for runners in state.runners.values():
         for runner in runners.values():
             busy[runner.worker] = busy.get(runner.worker, 0) + 1
     found = [worker for worker in state.workers.values() if misfit(state, spec, worker) is None]
     found.sort(key=lambda worker: (worker.worker not in serving, busy.get(worker.worker, 0), worker.worker))
-    return found[: _most_workers(spec, len(found))]
+    return found[: most_workers(spec)]
 
 
-def _most_workers(spec: JobSpec, found: int) -> int:
-    most = found if spec.max_workers == 0 else min(found, spec.max_workers)
-    fixed = fixed_streams(spec)
-    return most if fixed is None else min(most, max(1, fixed))
+def most_workers(spec: JobSpec) -> int | None:
+    """Return how many workers serve a job at most; None: all that fit."""
+    fixed = delivery_of(spec).streams
+    limits = [limit for limit in (spec.max_workers or None, None if fixed is None else max(1, fixed)) if limit]
+    return min(limits, default=None)
 
 
-def fixed_streams(spec: JobSpec) -> int | None:
-    """Return the number of streams where it is the job's to say, or None: as workers join."""
-    if spec.sharding == "off":
-        return None
-    if spec.feeds:
-        return len(spec.feeds)
-    return max(1, spec.streams) if spec.order == "deterministic" or spec.coordinated else None
+def runners_of(state: ClusterState, name: JobName) -> Runners:
+    return state.runners.get(name) or Runners()
+
+
+def may_take_streams(state: ClusterState, runner: Runner) -> bool:
+    worker = state.workers.get(runner.worker) if runner.ready else None
+    return worker is not None and not worker.leaving and worker.worker not in state.drained
 
 
 def ready_runners(state: ClusterState, job: Job) -> dict[RunnerId, Runner]:
     """Return the processes that serve a job and may be given streams."""
-    return {
-        runner.runner: runner
-        for runner in state.runners.get(job.name, {}).values()
-        if runner.ready
-        and (worker := state.workers.get(runner.worker)) is not None
-        and not worker.leaving
-        and worker.worker not in state.drained
-    }
+    serving = runners_of(state, job.name).ready()
+    return {runner.runner: runner for runner in serving if may_take_streams(state, runner)}
+
+
+def is_served(state: ClusterState, job: Job) -> bool:
+    """Say whether there is such a process."""
+    return any(may_take_streams(state, runner) for runner in runners_of(state, job.name).ready())
 
 
 def version_failure(state: ClusterState, job: Job) -> str:
@@ -121,18 +121,21 @@ def version_failure(state: ClusterState, job: Job) -> str:
     )
 
 
-def waiting_for_runners(state: ClusterState, job: Job, ready: Mapping[RunnerId, Runner]) -> str:
+def waiting_for_runners(state: ClusterState, job: Job) -> str:
     """Return what keeps a job from having a process; empty: it has one."""
-    if ready:
+    if is_served(state, job):
         return ""
     if not state.workers:
         return "no worker is connected"
-    kinds = {found.kind if (found := misfit(state, job.spec, w)) else None for w in state.workers.values()}
-    if None in kinds:
-        failed = [f for (_, name), f in state.failed_starts.items() if name == job.name]
-        if failed:
-            return f"a worker's process ended before it was ready: {failed[-1].reason}"
-        return "a worker's process is starting"
+    kinds: set[Hindrance] = set()
+    for worker in state.workers.values():
+        found = misfit(state, job.spec, worker)
+        if found is None:
+            failed = [f for (_, name), f in state.failed_starts.items() if name == job.name]
+            if failed:
+                return f"a worker's process ended before it was ready: {failed[-1].reason}"
+            return "a worker's process is starting"
+        kinds.add(found.kind)
     if "versions" in kinds:
         return "no worker has the trainer's versions"
     if "host" in kinds:

@@ -177,11 +177,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
     if present is None:
         return _start(draft, request)
     opened = present.opened.get(slot)
-    wishes = {
-        asker: wish
-        for asker, wish in draft.state.wishes.get(present.attempt, {}).items()
-        if draft.now - wish.seen <= WISH_LASTS_S
-    }
+    wishes = _wishes(draft, present)
     if opened is not None and opened.client == request.client:
         return present.attempt
     # One that began at a checkpoint lacks, for a consumer without it, all that came before.
@@ -208,10 +204,33 @@ def _choose_shared(draft: Draft, job: Job, request: OpenEpoch) -> AttemptId | An
         return refused
     joined = epoch_to_join(draft, job, request)
     if joined is not None:
-        return joined.attempt
+        return _join_shared(draft, joined, request)
     newest = next(reversed(job.iterations.values()), None)
     epoch = request.epoch if newest is None else newest.epoch + 1
     return _start(draft, msgspec.structs.replace(request, epoch=epoch, resume=None))
+
+
+def _join_shared(draft: Draft, joined: Iteration, request: OpenEpoch) -> AttemptId | Answer:
+    """Let a rank in. One that was there and returns without its state waits for the others of its trainer."""
+    slot = (request.consumer, request.replica)
+    held = joined.opened.get(slot)
+    if draft.job(request.job).spec.consumers == 1 or held is None or held.closed or held.client == request.client:
+        return joined.attempt
+    asking = {*_wishes(draft, joined), slot}
+    draft.emit(e.RestartAsked(request.job, joined.attempt, *slot, request.client, draft.now))
+    ranks = [other for other, opened in joined.opened.items() if other[1] == slot[1] and not opened.closed]
+    reading = [other for other in ranks if other not in asking]
+    if reading:
+        return NotYet(waiting_for=_returned_alone(slot, reading))
+    for other in ranks:
+        draft.emit(e.ConsumerClosed(request.job, joined.attempt, *other, joined.opened[other].client, False))
+    return joined.attempt
+
+
+def _wishes(draft: Draft, iteration: Iteration) -> list[Slot]:
+    """Return who has asked lately to start over."""
+    wishes = draft.state.wishes.get(iteration.attempt, {})
+    return [slot for slot, wish in wishes.items() if draft.now - wish.seen <= WISH_LASTS_S]
 
 
 def _present(job: Job, request: OpenEpoch) -> Iteration | None:
@@ -264,9 +283,9 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
 
 
 def _release_clients(draft: Draft, job: JobName, attempt: AttemptId) -> None:
-    for client, lease in draft.state.clients.get(job, {}).items():
+    for lease in draft.state.leases(job):
         if lease.attempt == attempt:
-            draft.emit(e.ClientGone(job, client, draft.now))
+            draft.emit(e.ClientGone(job, lease.client, draft.now))
 
 
 # The slot
@@ -276,7 +295,7 @@ def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, peer: str) 
     opened = draft.job(request.job).iterations[attempt].opened.get((request.consumer, request.replica))
     if opened is None or opened.client != request.client or opened.closed:
         draft.emit(e.ConsumerOpened(request.job, attempt, request.consumer, request.replica, request.client))
-        if opened is not None and opened.client in draft.state.clients.get(request.job, {}):
+        if opened is not None and draft.state.reads(request.job, opened.client):
             draft.emit(e.ClientGone(request.job, opened.client, draft.now))
     draft.emit(e.ClientSeen(request.job, attempt, request.consumer, request.replica, request.client, peer, draft.now))
 
@@ -303,7 +322,7 @@ def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:
     """Return the readers of the oldest iteration that keep a third one from starting; the dead do not."""
     if job.spec.sharing == "skip":
         return []  # nobody waits for anybody: what is left of it is skipped
-    alive = {lease.client for lease in draft.state.clients.get(job.name, {}).values()}
+    alive = {lease.client for lease in draft.state.leases(job.name)}
     return [
         slot
         for slot in _still_reading(job, oldest)

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import fitting_workers, fixed_streams, ready_runners
-from penstock.control.records import Iteration, Job, Runner, Stream
-from penstock.control.resuming import GRANTED, owner_of
+from penstock.control.fitting import may_take_streams, ready_runners, runners_of
+from penstock.control.records import Bound, Iteration, Job, Runner, Stream
+from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
+from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import Feed
 
 
@@ -25,7 +28,8 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
     """Make the streams of an epoch whose number is the job's to say; those a checkpoint brought are there already."""
     job = draft.job(name)
     spec = job.spec
-    fixed = fixed_streams(spec)
+    delivery = delivery_of(spec)
+    fixed = delivery.streams
     if fixed is None:
         return
     dealt = tuple(Feed(kind="dealt", number=j, of=fixed) for j in range(fixed))
@@ -33,7 +37,7 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
     share = spec.shuffle_parts or fixed
     there = {stream.number for stream in job.iterations[attempt].streams.values()}
     made = tuple(
-        e.NewStream(number, feed, share, owner_of(spec, number, feed))
+        e.NewStream(number, feed, share, delivery.owner_of(number, feed))
         for number, feed in enumerate(feeds)
         if number not in there
     )
@@ -41,21 +45,24 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
         draft.emit(e.StreamsCreated(name, attempt, made))
 
 
-def place_streams(draft: Draft, name: JobName) -> None:
-    """Bind what is not bound, and make streams for processes that have none."""
+def place_streams(draft: Draft, name: JobName, arrived: Sequence[Runner] | None = None) -> None:
+    """Bind what is not bound, and make streams for processes that have none.
+
+    `arrived`: no others have come since streams were last placed. None: any may have.
+    """
     for attempt in [iteration.attempt for iteration in draft.iterations(name)]:
         job = draft.job(name)
-        ready = ready_runners(draft.state, job)
-        if not ready or job.paused or job.failure or not job.iterations[attempt].needs_runners:
+        iteration = job.iterations[attempt]
+        if job.paused or job.failure or not iteration.needs_runners:
             continue
-        _bind(draft, name, attempt, _waiting(job.iterations[attempt], ready))
-        _bind(draft, name, attempt, _moves_to_newcomers(job, draft.job(name).iterations[attempt], ready))
-        iteration = draft.job(name).iterations[attempt]
-        if fixed_streams(job.spec) is None and iteration.tail is None and not iteration.finished:
+        candidates = ready_runners(draft.state, job).values() if arrived is None else arrived
+        _bind(draft, name, attempt, _waiting(draft, job, iteration))
+        _bind(draft, name, attempt, _moves(draft, name, attempt, _idle(draft, name, attempt, candidates)))
+        if delivery_of(job.spec).streams is None and iteration.tail is None and not iteration.finished:
             made = (
-                _own_runs(job, iteration, ready)
+                _own_runs(draft, name, attempt, candidates)
                 if job.spec.sharding == "off"
-                else _newcomers(draft, job, iteration, ready)
+                else _newcomers(draft, name, attempt, _idle(draft, name, attempt, candidates))
             )
             if made:
                 draft.emit(e.StreamsCreated(name, attempt, tuple(stream for stream, _ in made)))
@@ -73,7 +80,7 @@ def rebind(draft: Draft, name: JobName, attempt: AttemptId, streams: Iterable[St
     """Take streams from whoever runs them and give them to another process, if one is ready; else they wait."""
     job = draft.job(name)
     ready = {} if job.paused or job.failure else ready_runners(draft.state, job)
-    loads = _loads(job.iterations[attempt], ready)
+    loads = {runner: job.iterations[attempt].streams.load(runner) for runner in ready}
     bindings = []
     for stream in streams:
         if stream.bound is not None and stream.bound.runner in loads:
@@ -87,7 +94,7 @@ def rebind(draft: Draft, name: JobName, attempt: AttemptId, streams: Iterable[St
 def release_streams(draft: Draft, name: JobName, runner: RunnerId, reason: str, *, graceful: bool) -> None:
     """Let go of all streams of a process that is no more (or, `graceful`, that is being let go)."""
     for iteration in draft.iterations(name):
-        held = [s for s in iteration.streams.values() if s.bound is not None and s.bound.runner == runner]
+        held = iteration.streams.on(runner)
         spec = draft.job(name).spec
         # Given up, a coordinated stream would end at another step for each consumer: it goes on, which is once too.
         if spec.guarantee == "at_most_once" and not spec.coordinated and not graceful:
@@ -96,14 +103,6 @@ def release_streams(draft: Draft, name: JobName, runner: RunnerId, reason: str, 
                 draft.emit(e.StreamsLost(name, iteration.attempt, lost, reason))
             held = [s for s in held if not s.wanted]
         rebind(draft, name, iteration.attempt, held)
-
-
-def _loads(iteration: Iteration, ready: Mapping[RunnerId, Runner]) -> dict[RunnerId, int]:
-    loads = dict.fromkeys(ready, 0)
-    for stream in iteration.streams.values():
-        if stream.wanted and stream.bound is not None and stream.bound.runner in loads:
-            loads[stream.bound.runner] += 1
-    return loads
 
 
 def _binding(stream: Stream, ready: Mapping[RunnerId, Runner], loads: dict[RunnerId, int]) -> e.NewBinding:
@@ -119,62 +118,64 @@ def _bind_to(stream: Stream, runner: Runner) -> e.NewBinding:
     return e.NewBinding(stream.stream, stream.binding + 1, runner.runner, runner.worker, runner.address)
 
 
-def _waiting(iteration: Iteration, ready: Mapping[RunnerId, Runner]) -> tuple[e.NewBinding, ...]:
-    waiting = [stream for stream in iteration.streams.values() if stream.bound is None and stream.wanted]
-    if not waiting:
-        return ()
-    loads = _loads(iteration, ready)
-    return tuple(_binding(stream, ready, loads) for stream in waiting)
+def _waiting(draft: Draft, job: Job, iteration: Iteration) -> list[e.NewBinding]:
+    waiting = iteration.streams.waiting
+    ready = ready_runners(draft.state, job) if waiting else {}
+    loads = {runner: iteration.streams.load(runner) for runner in ready}
+    return [_binding(stream, ready, loads) for stream in waiting if ready]
 
 
-def _idle(iteration: Iteration, ready: Mapping[RunnerId, Runner]) -> list[Runner]:
+def _idle(draft: Draft, job: JobName, attempt: AttemptId, candidates: Iterable[Runner]) -> list[Runner]:
     """Return the processes that have not had a stream of this epoch."""
-    busy = {stream.bound.runner for stream in iteration.streams.values() if stream.bound is not None}
-    return [runner for name, runner in ready.items() if name not in busy]
+    streams = draft.job(job).iterations[attempt].streams
+    return [r for r in candidates if may_take_streams(draft.state, r) and not streams.has_some(r.runner)]
 
 
-def _moves_to_newcomers(job: Job, iteration: Iteration, ready: Mapping[RunnerId, Runner]) -> tuple[e.NewBinding, ...]:
+def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runner]) -> list[e.NewBinding]:
     """Return what processes without a stream take over from those that have at least two shares more."""
+    job = draft.job(name)
     share = streams_a_process(job)
+    streams = job.iterations[attempt].streams
+    runners = runners_of(draft.state, name)
     moves: dict[StreamId, e.NewBinding] = {}
-    held: dict[RunnerId, list[Stream]] = {name: [] for name in ready}
-    for stream in iteration.streams.values():
-        if stream.wanted and stream.bound is not None and stream.bound.runner in held:
-            held[stream.bound.runner].append(stream)
-    for newcomer in _idle(iteration, ready):
-        mine = held[newcomer.runner]
+    for newcomer in idle:
         while True:
-            fullest = max(held.values(), key=len)
-            if len(fullest) < len(mine) + 2 * share:
+            load, busiest = streams.busiest(lambda r: r in runners and may_take_streams(draft.state, runners[r]))
+            if busiest is None or load < streams.load(newcomer.runner) + 2 * share:
                 break
-            stream = fullest.pop()
+            stream = next(stream for stream in reversed(streams.on(busiest)) if stream.wanted)
             moves[stream.stream] = _bind_to(stream, newcomer)
-            mine.append(stream)
-    return tuple(moves.values())
+            bound = Bound(runner=newcomer.runner, worker=newcomer.worker, address=newcomer.address)
+            streams = streams.put({stream.stream: msgspec.structs.replace(stream, bound=bound)})
+    return list(moves.values())
 
 
-def _own_runs(job: Job, iteration: Iteration, ready: Mapping[RunnerId, Runner]) -> list[tuple[e.NewStream, Runner]]:
+def _own_runs(
+    draft: Draft, name: JobName, attempt: AttemptId, candidates: Iterable[Runner]
+) -> list[tuple[e.NewStream, Runner]]:
     """Sharding "off": each worker, once, runs over everything."""
-    homes = {stream.home for stream in iteration.streams.values()}
-    feed = Feed(kind="dealt", number=0, of=1)
-    number = iteration.next_number
-    made: list[tuple[e.NewStream, Runner]] = []
-    without = [r for r in sorted(ready.values(), key=lambda r: r.worker) if r.worker not in homes]
+    job = draft.job(name)
+    streams, number = job.iterations[attempt].streams, job.iterations[attempt].next_number
     # A checkpoint's runs are nobody's in particular: each stands for one worker.
-    resumed = sum(1 for stream in iteration.streams.values() if stream.home is None)
-    for runner in without[resumed:]:
-        owner = owner_of(job.spec, number, feed)
+    resumed = streams.own_runs(None)
+    if resumed:
+        candidates = ready_runners(draft.state, job).values()
+    without = [r for r in candidates if may_take_streams(draft.state, r) and not streams.own_runs(r.worker)]
+    feed = Feed(kind="dealt", number=0, of=1)
+    made: list[tuple[e.NewStream, Runner]] = []
+    for runner in sorted(without, key=lambda r: r.worker)[resumed:]:
+        owner = delivery_of(job.spec).owner_of(number, feed)
         made.append((e.NewStream(number, feed, job.spec.shuffle_parts or 1, owner, runner.worker), runner))
         number += 1
     return made
 
 
 def _newcomers(
-    draft: Draft, job: Job, iteration: Iteration, ready: Mapping[RunnerId, Runner]
+    draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runner]
 ) -> list[tuple[e.NewStream, Runner]]:
     """Relaxed order: a process that has no stream gets one, or one for each consumer if streams have owners."""
-    idle = _idle(iteration, ready)
-    made = granted_streams(draft, job, iteration, processes=len(idle))
+    job = draft.job(name)
+    made = granted_streams(draft, job, job.iterations[attempt], processes=len(idle))
     return list(zip(made, (runner for runner in idle for _ in range(streams_a_process(job)))))
 
 
@@ -186,15 +187,17 @@ def granted_streams(draft: Draft, job: Job, iteration: Iteration, *, processes: 
     share = spec.shuffle_parts or expected_streams(draft, job)
     first = iteration.next_number
     return tuple(
-        e.NewStream(number, GRANTED, share, owner_of(spec, number, GRANTED))
+        e.NewStream(number, GRANTED, share, delivery_of(spec).owner_of(number, GRANTED))
         for number in range(first, first + processes * streams_a_process(job))
     )
 
 
 def expected_streams(draft: Draft, job: Job) -> int:
-    return max(1, len(fitting_workers(draft.state, job))) * streams_a_process(job)
+    """Return how many streams there will be: of the processes that serve, and of those that are being started."""
+    return max(1, len(runners_of(draft.state, job.name))) * streams_a_process(job)
 
 
 def streams_a_process(job: Job) -> int:
     """Return how many streams a new process gets in relaxed order: one, or one for each owner."""
-    return job.spec.consumers if job.spec.uneven == "allow" and fixed_streams(job.spec) is None else 1
+    delivery = delivery_of(job.spec)
+    return delivery.consumers if delivery.owned and delivery.streams is None else 1

@@ -1,17 +1,22 @@
 """What the cluster's state is made of.
 
 Rules: records are immutable, and so are the containers in them: a change makes a new record. So a decision can work on
-a shallow copy of the state and throw it away. The one exception is the `Ledger`, which only `SplitsGranted` changes:
-copying it for each grant would cost more than granting.
+a shallow copy of the state and throw it away, and what is the same object has not changed. What grows with the number
+of workers is a `Table`. The one exception is the `Ledger`, which only `SplitsGranted` changes: copying it for each
+grant would cost more than granting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.control.events import Element, Suspect
+from penstock.control.events import Element, Suspect, ViewRaised
+from penstock.control.ledger import Ledger
+from penstock.control.tables import ABSENT, Rows, Table
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, Feed, JobSpec, Ranges
 from penstock.wire.messages import Beat
@@ -22,65 +27,6 @@ Slot: TypeAlias = tuple[int, int]
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of what a snapshot holds: new fields have defaults."""
-
-
-class Cursor(msgspec.Struct, omit_defaults=True):
-    """Which ordinals of one pass are still to be granted: those from `next` on that no checkpoint has taken."""
-
-    count: int
-    left: int
-    next: int = 0
-    taken: list[tuple[int, int]] = []
-    """Disjoint half-open ranges, sorted."""
-
-    def peek(self, many: int) -> tuple[int, ...]:
-        """Return the next ordinals to grant, at most `many`.
-
-        >>> Cursor(count=9, left=5, taken=[(0, 1), (3, 6)]).peek(4)
-        (1, 2, 6, 7)
-        """
-        if not self.taken:
-            return tuple(range(self.next, min(self.next + many, self.count)))
-        found: list[int] = []
-        at = self.next
-        for start, stop in [*self.taken, (self.count, self.count)]:
-            found.extend(range(at, min(start, at + many - len(found))))
-            at = max(at, stop)
-            if len(found) == many:
-                break
-        return tuple(found)
-
-    def advance(self, ordinals: tuple[int, ...]) -> None:
-        self.next = ordinals[-1] + 1
-        self.left -= len(ordinals)
-        if self.taken:
-            self.taken = [gap for gap in self.taken if gap[1] > self.next]
-
-
-class Ledger(msgspec.Struct, omit_defaults=True):
-    """Which stream got which splits, in which order."""
-
-    counts: tuple[int, ...]
-    lists: dict[tuple[StreamId, int, int], list[int]] = {}
-    """(stream, source, pass) -> ordinals"""
-    cursors: dict[tuple[int, int], Cursor] = {}
-    """(source, pass); absent: nothing of the pass was granted or taken."""
-
-    def cursor(self, source: int, pass_: int) -> Cursor:
-        found = self.cursors.get((source, pass_))
-        return Cursor(count=self.counts[source], left=self.counts[source]) if found is None else found
-
-    def grant(self, stream: StreamId, source: int, pass_: int, ordinals: tuple[int, ...]) -> None:
-        cursor = self.cursor(source, pass_)
-        if ordinals[0] < cursor.next or ordinals[-1] >= cursor.count:
-            raise ValueError(f"ordinals {ordinals} of {cursor.count}, but the next one is {cursor.next}")
-        cursor.advance(ordinals)
-        self.cursors[source, pass_] = cursor
-        granted = self.lists.get((stream, source, pass_))
-        if granted is None:
-            self.lists[stream, source, pass_] = list(ordinals)
-        else:
-            granted.extend(ordinals)
 
 
 class Bound(Record, frozen=True):
@@ -116,6 +62,150 @@ class Stream(Record, frozen=True):
         return not self.lost and (not self.ended or self.reopened)
 
 
+class _StreamRows(Rows[StreamId, Stream]):
+    """Streams, and what is asked of them all whenever one changes or a process comes or goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on: dict[RunnerId, dict[StreamId, None]] = {}
+        """Bound there, wanted or not."""
+        self.at: dict[WorkerId, dict[StreamId, None]] = {}
+        self.loads: dict[RunnerId, int] = {}
+        """How many wanted ones a process has; at least one."""
+        self.with_load: dict[int, dict[RunnerId, None]] = {}
+        self.waiting: dict[StreamId, None] = {}
+        self.homes: dict[WorkerId | None, int] = {}
+        self.unfinished = self.reopened = 0
+        self.highest: list[int] = [-1]
+        """The highest number after each stream that was made: they go in the reverse order, if they go at all."""
+
+    def change(self, key: StreamId, value: Stream) -> Stream:
+        before = super().change(key, value)
+        if before is not ABSENT:
+            self._count(before, -1)
+        if value is not ABSENT:
+            self._count(value, 1)
+        if before is ABSENT:
+            self.highest.append(max(self.highest[-1], value.number))
+        elif value is ABSENT:
+            self.highest.pop()
+        return before
+
+    def _count(self, stream: Stream, by: int) -> None:
+        self.unfinished += by * (not stream.ended and not stream.lost)
+        self.reopened += by * stream.reopened
+        _add(self.homes, stream.home, by)
+        if stream.bound is None:
+            if stream.wanted:
+                _enter(self.waiting, stream.stream, by)
+            return
+        _enter_under(self.on, stream.bound.runner, stream.stream, by)
+        _enter_under(self.at, stream.bound.worker, stream.stream, by)
+        if stream.wanted:
+            runner = stream.bound.runner
+            load = self.loads.get(runner, 0)
+            if load:
+                _enter_under(self.with_load, load, runner, -1)
+            _add(self.loads, runner, by)
+            if load + by:
+                _enter_under(self.with_load, load + by, runner, 1)
+
+
+class Streams(Table[StreamId, Stream]):
+    """An epoch's streams, in the order they were made."""
+
+    __slots__ = ()
+
+    def _new_rows(self) -> Rows[StreamId, Stream]:
+        return _StreamRows()
+
+    def _index(self) -> _StreamRows:
+        rows = self.rows()
+        assert isinstance(rows, _StreamRows)
+        return rows
+
+    def on(self, runner: RunnerId) -> list[Stream]:
+        """Return the streams that are bound to a process, by number."""
+        rows = self._index()
+        return _by_number(rows.values[stream] for stream in rows.on.get(runner, ()))
+
+    def at(self, worker: WorkerId) -> list[Stream]:
+        rows = self._index()
+        return _by_number(rows.values[stream] for stream in rows.at.get(worker, ()))
+
+    def bound_beside(self, known: Runners | None) -> list[Stream]:
+        """Return the streams that are bound to other processes than the known ones."""
+        rows = self._index()
+        others = rows.on.keys() - known.rows().values.keys() if known is not None else rows.on.keys()
+        return _by_number(rows.values[stream] for runner in others for stream in rows.on[runner])
+
+    @property
+    def waiting(self) -> list[Stream]:
+        """Those that somebody has to run and nobody does, by number."""
+        rows = self._index()
+        return _by_number(rows.values[stream] for stream in rows.waiting)
+
+    def has_some(self, runner: RunnerId) -> bool:
+        """Say whether a process was ever given a stream and has not been parted from it."""
+        return runner in self._index().on
+
+    def load(self, runner: RunnerId) -> int:
+        """Return how many streams a process has to run."""
+        return self._index().loads.get(runner, 0)
+
+    def busiest(self, may: Callable[[RunnerId], bool]) -> tuple[int, RunnerId | None]:
+        """Return the most streams that one of the processes that `may` has to run, and that process."""
+        with_load = self._index().with_load
+        for load in sorted(with_load, reverse=True):
+            for runner in with_load[load]:
+                if may(runner):
+                    return load, runner
+        return 0, None
+
+    def own_runs(self, worker: WorkerId | None) -> int:
+        """Return how many are a worker's own runs over everything; None: no worker's in particular."""
+        return self._index().homes.get(worker, 0)
+
+    @property
+    def unfinished(self) -> int:
+        """How many have neither ended nor been lost."""
+        return self._index().unfinished
+
+    @property
+    def reopened(self) -> int:
+        return self._index().reopened
+
+    @property
+    def highest_number(self) -> int:
+        return self._index().highest[-1]
+
+
+def _by_number(streams: Iterable[Stream]) -> list[Stream]:
+    return sorted(streams, key=lambda stream: stream.number)
+
+
+def _enter(found: dict[Any, None], key: Any, by: int) -> None:
+    if by > 0:
+        found[key] = None
+    else:
+        del found[key]
+
+
+def _enter_under(found: dict[Any, dict[Any, None]], group: Any, key: Any, by: int) -> None:
+    if by > 0:
+        found.setdefault(group, {})[key] = None
+    else:
+        del found[group][key]
+        if not found[group]:
+            del found[group]
+
+
+def _add(counts: dict[Any, int], key: Any, by: int) -> None:
+    counts[key] = counts.get(key, 0) + by
+    if not counts[key]:
+        del counts[key]
+
+
 class Opened(Record, frozen=True):
     """Who reads a slot, or was the last to."""
 
@@ -134,7 +224,7 @@ class Iteration(Record, frozen=True):
     """Of the checkpoint it started from."""
     done_before: tuple[Ranges, ...] = ()
     """What was done there."""
-    streams: dict[StreamId, Stream] = {}
+    streams: Streams = msgspec.field(default_factory=Streams)
     first_number: int = 0
     """Lower ones were the checkpoint's: a stream of this attempt must not be taken for one of those."""
     opened: dict[Slot, Opened] = {}
@@ -143,11 +233,11 @@ class Iteration(Record, frozen=True):
 
     @property
     def next_number(self) -> int:
-        return max(self.first_number, 1 + max((stream.number for stream in self.streams.values()), default=-1))
+        return max(self.first_number, 1 + self.streams.highest_number)
 
     @property
     def needs_runners(self) -> bool:
-        return not self.finished or any(stream.reopened for stream in self.streams.values())
+        return not self.finished or self.streams.reopened > 0
 
 
 class Job(Record, frozen=True):
@@ -201,6 +291,50 @@ class Runner(Record, frozen=True):
     since: float = 0.0
 
 
+class _RunnerRows(Rows[RunnerId, Runner]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.on: dict[WorkerId, dict[RunnerId, None]] = {}
+        self.ready: dict[RunnerId, None] = {}
+        self.starting: dict[RunnerId, None] = {}
+
+    def change(self, key: RunnerId, value: Runner) -> Runner:
+        before = super().change(key, value)
+        for runner, by in ((before, -1), (value, 1)):
+            if runner is not ABSENT:
+                _enter_under(self.on, runner.worker, key, by)
+                _enter(self.ready if runner.ready else self.starting, key, by)
+        return before
+
+
+class Runners(Table[RunnerId, Runner]):
+    """A job's processes."""
+
+    __slots__ = ()
+
+    def _new_rows(self) -> Rows[RunnerId, Runner]:
+        return _RunnerRows()
+
+    def _index(self) -> _RunnerRows:
+        rows = self.rows()
+        assert isinstance(rows, _RunnerRows)
+        return rows
+
+    def on(self, worker: WorkerId) -> list[Runner]:
+        """Return the processes in a worker's place: one, but for a moment."""
+        rows = self._index()
+        return [rows.values[runner] for runner in rows.on.get(worker, ())]
+
+    def ready(self) -> Iterable[Runner]:
+        """Go over the processes that serve. No other version may be looked at meanwhile."""
+        rows = self._index()
+        return map(rows.values.__getitem__, rows.ready)
+
+    def starting(self) -> list[Runner]:
+        rows = self._index()
+        return [rows.values[runner] for runner in rows.starting]
+
+
 class Lease(Record, frozen=True):
     client: ClientId
     attempt: AttemptId
@@ -221,3 +355,32 @@ class RestartWish(Record, frozen=True):
     client: ClientId
     seen: float
     since: float = 0.0
+
+
+KEPT_RAISES = 256  # a client that misses one asks at the next; one that was away for longer gets the whole view
+
+
+class ViewLog(Record, frozen=True):
+    """The last changes of what consumers see of an attempt."""
+
+    base: int
+    """The version before the first change it has."""
+    older: tuple[ViewRaised, ...] = ()
+    recent: tuple[ViewRaised, ...] = ()
+
+    @property
+    def version(self) -> int:
+        return self.recent[-1].version
+
+    def add(self, raised: ViewRaised) -> ViewLog:
+        if len(self.recent) < KEPT_RAISES:
+            return ViewLog(base=self.base, older=self.older, recent=(*self.recent, raised))
+        base = self.older[-1].version if self.older else self.base
+        return ViewLog(base=base, older=self.recent, recent=(raised,))
+
+    def since(self, version: int) -> list[ViewRaised] | None:
+        """Return the changes after a version, oldest first; None: they are not known any more."""
+        if version < self.base:
+            return None
+        newest_first = chain(reversed(self.recent), reversed(self.older))
+        return list(takewhile(lambda raised: raised.version > version, newest_first))[::-1]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.control.records import Cursor, Iteration, Ledger, Stream
+from penstock.control.ledger import Cursor, Ledger
+from penstock.control.records import Iteration, Stream, Streams
 from penstock.core.ids import AttemptId, StreamId, stream_id
+from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import Cut, Feed, JobSpec, Position, Resume
 
 GRANTED = Feed(kind="granted")
@@ -26,7 +28,7 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
         epoch=epoch,
         digest=resume.digest,
         done_before=resume.done,
-        streams=streams,
+        streams=Streams(streams),
         first_number=1 + max((held.number for held in resume.streams), default=-1),
         ledger=_ledger(spec, attempt, resume, kept),
         tail=None if tail is None else tail.stream,
@@ -51,7 +53,7 @@ def _is_under_way(held: Position) -> bool:
 def _stream(spec: JobSpec, attempt: AttemptId, held: Position, resume: Resume) -> Stream:
     same = resume.consumers == spec.consumers
     feed = GRANTED if held.feed is None else held.feed
-    owner = owner_of(spec, held.number, feed)
+    owner = delivery_of(spec).owner_of(held.number, feed)
     readers = range(spec.consumers) if owner is None else (owner,)
     return Stream(
         stream=stream_id(attempt, held.number),
@@ -66,16 +68,6 @@ def _stream(spec: JobSpec, attempt: AttemptId, held: Position, resume: Resume) -
         ended_by=dict.fromkeys(readers, held.round) if held.ended else {},
         leftover=held.cut if held.ended else None,
     )
-
-
-def owner_of(spec: JobSpec, number: int, feed: Feed) -> int | None:
-    """Return the one consumer of a stream, or None: all of them.
-
-    By number, so that a checkpoint need not say. Relaxed streams are made one a consumer, with numbers in a row.
-    """
-    if spec.uneven != "allow":
-        return None
-    return 0 if feed.kind == "tail" else number % spec.consumers
 
 
 def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Position, ...]) -> Ledger:

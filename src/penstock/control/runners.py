@@ -6,13 +6,15 @@ change who is there ends with it. Asked twice, it does nothing the second time.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+
 from penstock.control import events as e
 from penstock.control.completing import complete
 from penstock.control.draft import Draft
-from penstock.control.fitting import fitting_workers
+from penstock.control.fitting import fitting_workers, misfit, most_workers, runners_of
 from penstock.control.placing import place_streams, release_streams
-from penstock.control.records import Job, Runner
-from penstock.core.ids import JobName, RunnerId
+from penstock.control.records import Job, Runner, Worker
+from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.wire.messages import StartRunner, StopRunner
 
 START_TIMEOUT_S = 20.0
@@ -23,13 +25,13 @@ LONGEST_BACKOFF_S = 10.0
 
 
 def settle(draft: Draft, name: JobName) -> None:
-    """Start and stop a job's processes, and give them its streams."""
+    """Start and stop a job's processes, and give them its streams, whatever may have changed."""
     state = draft.state
     job = state.jobs.get(name)
     keep = job is not None and _may_run(draft, job)
     fitting = fitting_workers(state, job) if job is not None and keep else []
     allowed = {worker.worker for worker in fitting}
-    for runner in list(state.runners.get(name, {}).values()):
+    for runner in runners_of(state, name).values():
         if runner.worker not in allowed:
             stop_runner(draft, runner, "stopped: the job does not need this process any more")
         elif not runner.ready and draft.now - runner.since > START_TIMEOUT_S:
@@ -41,19 +43,54 @@ def settle(draft: Draft, name: JobName) -> None:
     for iteration in draft.iterations(name):
         complete(draft, name, iteration.attempt)  # a stream given up may have been the last
     if keep and _must_run(draft, name):
-        served = {runner.worker for runner in state.runners.get(name, {}).values()}
-        for worker in fitting:
-            failed = state.failed_starts.get((worker.worker, name))
-            if worker.worker not in served and (failed is None or failed.not_before <= draft.now):
-                runner_id = RunnerId(draft.draw())
-                draft.emit(e.RunnerAsked(name, worker.worker, runner_id, draft.now))
-                draft.push_to_worker(worker.worker, StartRunner(worker=worker.worker, job=name, runner=runner_id))
+        _start_on(draft, name, fitting)
     place_streams(draft, name)
 
 
 def settle_all(draft: Draft) -> None:
     for name in {**draft.state.jobs, **draft.state.runners}:
         settle(draft, name)
+
+
+def settle_arrived(draft: Draft, workers: Collection[WorkerId], runners: Sequence[Runner]) -> None:
+    """Do what `settle_all` does where nothing changed but that these workers and processes have come.
+
+    Its cost does not grow with how many others there are: they are where the last `settle` left them.
+    """
+    arrived: dict[JobName, list[Runner]] = {}
+    for runner in runners:
+        arrived.setdefault(runner.job, []).append(runner)
+    for name in {**draft.state.jobs, **draft.state.runners} if workers else arrived:
+        job = draft.state.jobs.get(name)
+        here = [runner for worker in workers for runner in runners_of(draft.state, name).on(worker)]
+        if job is None or not _may_run(draft, job) or not all(_still_fits(draft, job, runner) for runner in here):
+            settle(draft, name)
+            continue
+        if workers and _must_run(draft, name):
+            unserved = (w for w in sorted(workers) if not runners_of(draft.state, name).on(w))
+            found = [draft.state.workers[worker] for worker in unserved]
+            fitting = [worker for worker in found if misfit(draft.state, job.spec, worker) is None]
+            most = most_workers(job.spec)
+            if most is not None:  # below it, all others that fit are served, or are to be spared for a while
+                fitting = fitting[: max(0, most - len(runners_of(draft.state, name)))]
+            _start_on(draft, name, fitting)
+        if name in arrived:
+            place_streams(draft, name, arrived[name])
+
+
+def _still_fits(draft: Draft, job: Job, runner: Runner) -> bool:
+    worker = draft.state.workers.get(runner.worker)
+    return worker is not None and misfit(draft.state, job.spec, worker) is None
+
+
+def _start_on(draft: Draft, name: JobName, workers: Iterable[Worker]) -> None:
+    """Ask for a process on each of these workers that has none and is not to be spared for a while."""
+    for worker in workers:
+        failed = draft.state.failed_starts.get((worker.worker, name))
+        if not runners_of(draft.state, name).on(worker.worker) and (failed is None or failed.not_before <= draft.now):
+            runner_id = RunnerId(draft.draw())
+            draft.emit(e.RunnerAsked(name, worker.worker, runner_id, draft.now))
+            draft.push_to_worker(worker.worker, StartRunner(worker=worker.worker, job=name, runner=runner_id))
 
 
 def _may_run(draft: Draft, job: Job) -> bool:
@@ -69,7 +106,7 @@ def _may_run(draft: Draft, job: Job) -> bool:
 
 def _must_run(draft: Draft, name: JobName) -> bool:
     """Whether processes that are not there are started: somebody reads an epoch that has not finished."""
-    read = {lease.attempt for lease in draft.state.clients.get(name, {}).values()}
+    read = {lease.attempt for lease in draft.state.leases(name)}
     return any(iteration.attempt in read and iteration.needs_runners for iteration in draft.iterations(name))
 
 

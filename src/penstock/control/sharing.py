@@ -52,7 +52,7 @@ def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | Non
     newest = next(reversed(job.iterations.values()), None)
     if newest is None or _has_finished(newest, slot):
         return None
-    read = any(lease.attempt == newest.attempt for lease in draft.state.clients.get(job.name, {}).values())
+    read = any(lease.attempt == newest.attempt for lease in draft.state.leases(job.name))
     return newest if read or (not newest.finished and _may_be_served(draft, job)) else None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from penstock.control.records import Job
+from penstock.control.records import Job, Stream, Streams
 from penstock.control.state import ClusterState
-from penstock.core.ids import JobName, WorkerId
+from penstock.core.ids import JobName, StreamId, WorkerId
 from penstock.wire.jobs import JobSpec
 
 FORMAT = 1
@@ -20,8 +22,20 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     drained: tuple[WorkerId, ...]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Snapshot)
+def _as_dict(table: Any) -> dict[StreamId, Stream]:
+    if not isinstance(table, Streams):
+        raise NotImplementedError(f"a snapshot holds no {type(table).__name__}")
+    return dict(table.items())
+
+
+def _as_table(kind: type, rows: Any) -> Streams:
+    if kind is not Streams:
+        raise NotImplementedError(f"a snapshot holds no {kind.__name__}")
+    return Streams(msgspec.convert(rows, dict[StreamId, Stream]))
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_dict)
+_DECODER = msgspec.msgpack.Decoder(_Snapshot, dec_hook=_as_table)
 
 
 def snapshot(state: ClusterState) -> bytes:

@@ -5,7 +5,8 @@ Rules:
 1. Only `apply` changes the state, and it needs nothing but the event: no clock, no randomness, no decision.
 2. What journaled events change is the *hard* part: it is what a snapshot holds and what replay rebuilds. What the
    others change is *soft*: who is alive, until when. No journaled event's outcome depends on the soft part.
-3. Records are replaced, never changed (the ledger apart), so `copy` is shallow and a decision may try events on a copy.
+3. Records and tables are replaced, never changed (the ledger apart), so `copy` is shallow and a decision may try events
+   on a copy.
 
 An event that does not fit the state is a bug of ours, not of a peer: it raises, with what happened before.
 """
@@ -22,7 +23,6 @@ from penstock.control.records import (
     BLAMED_RUNNERS,
     PAST_CLIENTS,
     Agent,
-    Bound,
     FailedStart,
     Iteration,
     Job,
@@ -30,14 +30,17 @@ from penstock.control.records import (
     Opened,
     RestartWish,
     Runner,
+    Runners,
     Slot,
-    Stream,
+    ViewLog,
     Worker,
 )
 from penstock.control.resuming import new_iteration
+from penstock.control.streams import after
+from penstock.control.tables import Table
 from penstock.core.errors import PenstockError
-from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId, stream_id
-from penstock.wire.jobs import Cut, JobSpec
+from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, WorkerId
+from penstock.wire.jobs import JobSpec
 
 STORY_LENGTH = 64
 
@@ -68,7 +71,7 @@ class ClusterState:
         "runners",
         "story",
         "ticked_at",
-        "versions",
+        "view_logs",
         "wishes",
         "workers",
     )
@@ -82,16 +85,16 @@ class ClusterState:
         # soft
         self.began_at: float | None = None
         self.ticked_at: float | None = None
-        self.agents: dict[AgentId, Agent] = {}
-        self.workers: dict[WorkerId, Worker] = {}
-        self.runners: dict[JobName, dict[RunnerId, Runner]] = {}
-        self.heard: dict[RunnerId, float] = {}
+        self.agents: Table[AgentId, Agent] = Table()
+        self.workers: Table[WorkerId, Worker] = Table()
+        self.runners: dict[JobName, Runners] = {}
+        self.heard: Table[RunnerId, float] = Table()
         """When a process that serves was last known to be alive."""
-        self.failed_starts: dict[tuple[WorkerId, JobName], FailedStart] = {}
-        self.clients: dict[JobName, dict[ClientId, Lease]] = {}
+        self.failed_starts: Table[tuple[WorkerId, JobName], FailedStart] = Table()
+        self.clients: dict[JobName, Table[ClientId, Lease]] = {}
         self.idle_since: dict[JobName, float] = {}
         self.wishes: dict[AttemptId, dict[Slot, RestartWish]] = {}
-        self.versions: dict[AttemptId, int] = {}
+        self.view_logs: dict[AttemptId, ViewLog] = {}
         self.story: deque[e.AnyEvent] = deque(maxlen=STORY_LENGTH)
 
     def copy(self) -> ClusterState:
@@ -105,6 +108,20 @@ class ClusterState:
     def iteration(self, job: JobName, attempt: AttemptId) -> Iteration | None:
         found = self.jobs.get(job)
         return None if found is None else found.iterations.get(attempt)
+
+    def leases(self, job: JobName) -> list[Lease]:
+        """Return who reads a job."""
+        found = self.clients.get(job)
+        return [] if found is None else found.values()
+
+    def reads(self, job: JobName, client: ClientId) -> bool:
+        found = self.clients.get(job)
+        return found is not None and client in found
+
+    def view_version(self, attempt: AttemptId) -> int:
+        """Return the version of what consumers see of an attempt: no dispatcher before this one gave it another."""
+        log = self.view_logs.get(attempt)
+        return self.generation << 32 if log is None else log.version
 
     def apply(self, event: e.AnyEvent) -> None:
         """Change the state by an event."""
@@ -125,10 +142,9 @@ class ClusterState:
             case e.AgentSeen():
                 agent = self.agents[event.agent]
                 statistics = event.statistics or agent.statistics
-                self.agents[event.agent] = replace(agent, seen=event.now, peer=event.peer, statistics=statistics)
-                for seen in event.runners:
-                    if seen in self.heard:
-                        self.heard[seen] = event.now
+                agent = replace(agent, seen=event.now, peer=event.peer, statistics=statistics)
+                self.agents = self.agents.put({event.agent: agent})
+                self.heard = self.heard.put({seen: event.now for seen in event.runners if seen in self.heard})
             case e.ClientSeen():
                 self._see_client(event)
             case e.DispatcherBegan():
@@ -150,7 +166,9 @@ class ClusterState:
                     self._forget_attempt(attempt)
                 self.clients.pop(event.job, None)
                 self.idle_since.pop(event.job, None)
-                self.failed_starts = {k: v for k, v in self.failed_starts.items() if k[1] != event.job}
+                self.failed_starts = self.failed_starts.drop(
+                    *(key for key in self.failed_starts if key[1] == event.job)
+                )
             case e.JobSteered():
                 self.jobs[event.job] = replace(self.jobs[event.job], paused=event.paused, failure=event.failure)
             case e.IterationStarted():
@@ -167,54 +185,42 @@ class ClusterState:
                 self._open_slot(event)
             case e.ConsumerClosed():
                 self._close_slot(event)
-            case e.StreamsCreated():
-                self._create_streams(event)
-            case e.StreamsBound():
-                self._bind_streams(event)
-            case e.StreamsLost():
-                iteration = self._iteration(event.job, event.attempt)
-                changed = {s: _unbound(iteration.streams[s], lost=True) for s in event.streams}
-                self._put(event.job, replace(iteration, streams={**iteration.streams, **changed}))
-            case e.StreamReopened():
-                iteration = self._iteration(event.job, event.attempt)
-                stream = iteration.streams[event.stream]
-                if not stream.ended or stream.lost:
-                    raise ValueError(f"stream {event.stream!r} has not ended")
-                self._put_stream(event.job, iteration, replace(stream, reopened=True))
-            case e.ConsumerEnded():
-                self._end_stream(event)
+            case e.StreamsCreated() | e.StreamsBound() | e.StreamsLost() | e.StreamReopened() | e.ConsumerEnded():
+                job = self.jobs[event.job]
+                self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.consumers))
             case e.ElementsBlamed():
                 self._blame(event)
             case e.LeasesBegan():
                 self.began_at = event.now if self.began_at is None else self.began_at
-                self.agents = {k: replace(agent, seen=event.now) for k, agent in self.agents.items()}
+                self.agents = Table({k: replace(agent, seen=event.now) for k, agent in self.agents.items()})
                 self.clients = {
-                    job: {k: replace(lease, seen=event.now) for k, lease in leases.items()}
+                    job: Table({k: replace(lease, seen=event.now) for k, lease in leases.items()})
                     for job, leases in self.clients.items()
                 }
-                self.heard = dict.fromkeys(self.heard, event.now)
+                self.heard = Table(dict.fromkeys(self.heard, event.now))
                 self.idle_since = {job: event.now for job in self.jobs if not self.clients.get(job)}
             case e.Ticked():
                 self.ticked_at = event.now
             case e.AgentRegistered():
                 self._register(event)
             case e.AgentRemoved():
-                del self.agents[event.agent]
-                self.workers = {k: worker for k, worker in self.workers.items() if worker.agent != event.agent}
-                self.failed_starts = {k: v for k, v in self.failed_starts.items() if k[0] in self.workers}
+                self.workers = self.workers.drop(*self.workers_of(event.agent))
+                self.agents = self.agents.drop(event.agent)
+                gone = [key for key in self.failed_starts if key[0] not in self.workers]
+                self.failed_starts = self.failed_starts.drop(*gone)
             case e.WorkersLeft():
                 for left in event.workers:
                     worker = self.workers[left]
                     if not event.gone:
-                        self.workers[left] = replace(worker, leaving=True)
+                        self.workers = self.workers.put({left: replace(worker, leaving=True)})
                         continue
-                    del self.workers[left]
+                    self.workers = self.workers.drop(left)
                     owner = self.agents[worker.agent]
                     kept = tuple(w for w in owner.workers if w != left)
-                    self.agents[worker.agent] = replace(owner, workers=kept)
+                    self.agents = self.agents.put({worker.agent: replace(owner, workers=kept)})
             case e.RunnerAsked():
                 runner = Runner(runner=event.runner, worker=event.worker, job=event.job, since=event.now)
-                self.runners[event.job] = {**self.runners.get(event.job, {}), event.runner: runner}
+                self._put_runner(runner)
             case e.RunnerServes():
                 runner = Runner(
                     runner=event.runner,
@@ -224,22 +230,22 @@ class ClusterState:
                     ready=True,
                     since=event.now,
                 )
-                self.runners[event.job] = {**self.runners.get(event.job, {}), event.runner: runner}
-                self.heard[event.runner] = event.now
-                self.failed_starts.pop((event.worker, event.job), None)
+                self._put_runner(runner)
+                self.heard = self.heard.put({event.runner: event.now})
+                self.failed_starts = self.failed_starts.drop((event.worker, event.job))
             case e.RunnerRemoved():
-                rest = {k: runner for k, runner in self.runners[event.job].items() if k != event.runner}
-                self.runners.pop(event.job)
-                self.heard.pop(event.runner, None)
+                rest = self.runners.pop(event.job).drop(event.runner)
+                self.heard = self.heard.drop(event.runner)
                 if rest:
                     self.runners[event.job] = rest
             case e.StartFailed():
                 key = (event.worker, event.job)
                 count = self.failed_starts[key].count + 1 if key in self.failed_starts else 1
-                self.failed_starts[key] = FailedStart(count=count, reason=event.reason, not_before=event.not_before)
+                failed = FailedStart(count=count, reason=event.reason, not_before=event.not_before)
+                self.failed_starts = self.failed_starts.put({key: failed})
             case e.ClientGone():
-                rest_clients = {k: v for k, v in self.clients.get(event.job, {}).items() if k != event.client}
-                self.clients.pop(event.job, None)
+                leases = self.clients.pop(event.job, None)
+                rest_clients = leases.drop(event.client) if leases is not None else None
                 if rest_clients:
                     self.clients[event.job] = rest_clients
                 elif event.job in self.jobs:
@@ -251,7 +257,8 @@ class ClusterState:
                 wish = RestartWish(client=event.client, seen=event.now, since=since)
                 self.wishes[event.attempt] = {**wishes, (event.consumer, event.replica): wish}
             case e.ViewRaised():
-                self.versions[event.attempt] = event.version
+                log = self.view_logs.get(event.attempt) or ViewLog(base=self.view_version(event.attempt))
+                self.view_logs[event.attempt] = log.add(event)
             case _:
                 assert_never(event)
 
@@ -264,9 +271,6 @@ class ClusterState:
         record = self.jobs[job]
         self.jobs[job] = replace(record, iterations={**record.iterations, iteration.attempt: iteration})
 
-    def _put_stream(self, job: JobName, iteration: Iteration, stream: Stream) -> None:
-        self._put(job, replace(iteration, streams={**iteration.streams, stream.stream: stream}))
-
     def _drop_iteration(self, event: e.IterationDropped) -> None:
         job = self.jobs[event.job]
         dropped = job.iterations[event.attempt]
@@ -276,7 +280,7 @@ class ClusterState:
         self._forget_attempt(event.attempt)
 
     def _forget_attempt(self, attempt: AttemptId) -> None:
-        self.versions.pop(attempt, None)
+        self.view_logs.pop(attempt, None)
         self.wishes.pop(attempt, None)
 
     def _open_slot(self, event: e.ConsumerOpened) -> None:
@@ -299,58 +303,6 @@ class ClusterState:
         job = self.jobs[event.job]
         self.jobs[event.job] = replace(job, past_clients=_add_past(job, event.client))
 
-    def _create_streams(self, event: e.StreamsCreated) -> None:
-        iteration = self._iteration(event.job, event.attempt)
-        new: dict[StreamId, Stream] = {}
-        tail = iteration.tail
-        for made in event.streams:
-            stream = stream_id(event.attempt, made.number)
-            if stream in iteration.streams:
-                raise ValueError(f"stream {stream!r} exists")
-            new[stream] = Stream(
-                stream=stream,
-                number=made.number,
-                feed=made.feed,
-                share=made.share,
-                owner=made.owner,
-                home=made.home,
-                start=Cut(share=made.share),
-            )
-            if made.feed.kind == "tail":
-                tail = stream
-        self._put(event.job, replace(iteration, streams={**iteration.streams, **new}, tail=tail))
-
-    def _bind_streams(self, event: e.StreamsBound) -> None:
-        iteration = self._iteration(event.job, event.attempt)
-        changed: dict[StreamId, Stream] = {}
-        for made in event.bindings:
-            stream = changed.get(made.stream) or iteration.streams[made.stream]
-            if made.binding <= stream.binding:
-                raise ValueError(f"binding {made.binding} of stream {made.stream!r} after {stream.binding}")
-            if made.runner is None or made.worker is None:
-                changed[made.stream] = replace(stream, binding=made.binding, bound=None)
-            else:
-                bound = Bound(runner=made.runner, worker=made.worker, address=made.address)
-                changed[made.stream] = replace(stream, binding=made.binding, bound=bound, last_worker=made.worker)
-        self._put(event.job, replace(iteration, streams={**iteration.streams, **changed}))
-
-    def _end_stream(self, event: e.ConsumerEnded) -> None:
-        iteration = self._iteration(event.job, event.attempt)
-        stream = iteration.streams[event.stream]
-        ended_by = {**stream.ended_by, event.consumer: event.rounds}
-        needed = self.jobs[event.job].spec.consumers if stream.owner is None else 1
-        self._put_stream(
-            event.job,
-            iteration,
-            replace(
-                stream,
-                ended_by=ended_by,
-                leftover=event.leftover if stream.leftover is None else stream.leftover,
-                ended=len(ended_by) >= needed,
-                reopened=False,
-            ),
-        )
-
     def _blame(self, event: e.ElementsBlamed) -> None:
         job = self.jobs[event.job]
         deaths = dict(job.deaths)
@@ -367,7 +319,7 @@ class ClusterState:
     # soft
 
     def _see_client(self, event: e.ClientSeen) -> None:
-        leases = self.clients.get(event.job, {})
+        leases = self.clients.get(event.job) or Table()
         held = leases.get(event.client)
         lease = Lease(
             client=event.client,
@@ -378,33 +330,47 @@ class ClusterState:
             seen=event.now,
             beat=event.beat if event.beat is not None else None if held is None else held.beat,
         )
-        self.clients[event.job] = {**leases, event.client: lease}
+        self.clients[event.job] = leases.put({event.client: lease})
         self.idle_since.pop(event.job, None)
 
+    def _put_runner(self, runner: Runner) -> None:
+        self.runners[runner.job] = (self.runners.get(runner.job) or Runners()).put({runner.runner: runner})
+
+    def workers_of(self, agent: AgentId) -> list[WorkerId]:
+        """Return the workers that are an agent's: another may have taken over one that it registered."""
+        found = self.agents.get(agent)
+        registered = () if found is None else found.workers
+        return [w for w in registered if (worker := self.workers.get(w)) is not None and worker.agent == agent]
+
     def _register(self, event: e.AgentRegistered) -> None:
-        self.agents[event.agent] = Agent(
-            agent=event.agent,
-            peer=event.peer,
-            host=event.host,
-            versions=dict(event.versions),
-            seen=event.now,
-            workers=tuple(place.worker for place in event.workers),
+        before = {worker: self.workers[worker] for worker in self.workers_of(event.agent)}
+        self.agents = self.agents.put(
+            {
+                event.agent: Agent(
+                    agent=event.agent,
+                    peer=event.peer,
+                    host=event.host,
+                    versions=dict(event.versions),
+                    seen=event.now,
+                    workers=tuple(place.worker for place in event.workers),
+                )
+            }
         )
-        before = self.workers
-        self.workers = {k: worker for k, worker in before.items() if worker.agent != event.agent}
-        for place in event.workers:
-            held = before.get(place.worker)
-            leaving = held is not None and held.agent == event.agent and held.leaving
-            self.workers[place.worker] = Worker(
-                worker=place.worker, agent=event.agent, tags=place.tags, leaving=leaving
+        registered = {
+            place.worker: Worker(
+                worker=place.worker,
+                agent=event.agent,
+                tags=place.tags,
+                leaving=place.worker in before and before[place.worker].leaving,
             )
+            for place in event.workers
+        }
+        self.workers = self.workers.drop(*(key for key in before if key not in registered)).put(
+            {key: worker for key, worker in registered.items() if worker != self.workers.get(key)}
+        )
 
 
 _UNTOLD = frozenset({e.SplitsGranted, e.AgentSeen, e.ClientSeen, e.Ticked, e.ViewRaised, e.RestartAsked})
-
-
-def _unbound(stream: Stream, *, lost: bool) -> Stream:
-    return replace(stream, binding=stream.binding + 1, bound=None, lost=lost)
 
 
 def _add_past(job: Job, *clients: ClientId) -> tuple[ClientId, ...]:

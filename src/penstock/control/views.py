@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from penstock.control.events import Element
 from penstock.control.figures import worker_figures
-from penstock.control.fitting import ready_runners, version_failure, waiting_for_runners
+from penstock.control.fitting import is_served, ready_runners, version_failure, waiting_for_runners
 from penstock.control.records import Iteration, Job, Stream
 from penstock.control.state import ClusterState
 from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
-from penstock.wire.jobs import JobView, StreamView
+from penstock.wire.jobs import JobView, StreamMove, StreamView, ViewChange
 from penstock.wire.messages import JobLine, RunnerFigures, TrainerLine, WorkerLine
 
 
@@ -16,17 +18,74 @@ def view_of(state: ClusterState, job: JobName, attempt: AttemptId | None = None)
     """Return the view of an attempt; None: of the newest. Raises KeyError if there is none."""
     record = state.jobs[job]
     iteration = record.iterations[next(reversed(record.iterations)) if attempt is None else attempt]
-    ready = ready_runners(state, record)
+    about = about_epoch(state, job, iteration.attempt)
     return JobView(
         job=job,
         attempt=iteration.attempt,
         epoch=iteration.epoch,
-        version=state.versions.get(iteration.attempt, state.generation << 32),
+        version=state.view_version(iteration.attempt),
         streams=tuple(map(_stream_view, iteration.streams.values())),
-        finished=iteration.finished,
-        failure=record.failure or (version_failure(state, record) if not ready and not iteration.finished else ""),
-        waiting_for=_waiting_for(state, record, iteration),
-        dropped=tuple(map(element_name, record.dropped)),
+        finished=about.finished,
+        failure=about.failure,
+        waiting_for=about.waiting_for,
+        dropped=tuple(map(element_name, about.dropped)),
+    )
+
+
+def change_since(state: ClusterState, job: JobName, attempt: AttemptId, version: int) -> ViewChange | None:
+    """Return what changed in a view since a version; None: that is not known any more."""
+    log = state.view_logs.get(attempt)
+    raises = None if log is None else log.since(version)
+    if raises is None:
+        return None
+    streams = state.jobs[job].iterations[attempt].streams
+    made = dict.fromkeys(stream for raised in raises for stream in raised.made)
+    moved = dict.fromkeys(stream for raised in raises for stream in raised.moved if stream not in made)
+    about = about_epoch(state, job, attempt)
+    dropped = any(raised.dropped for raised in raises)
+    return ViewChange(
+        job=job,
+        attempt=attempt,
+        since=version,
+        version=state.view_version(attempt),
+        made=tuple(_stream_view(streams[stream]) for stream in made),
+        moved=tuple(_stream_move(streams[stream]) for stream in moved),
+        finished=about.finished,
+        failure=about.failure,
+        waiting_for=about.waiting_for,
+        dropped=tuple(map(element_name, about.dropped)) if dropped else None,
+    )
+
+
+class AboutEpoch(NamedTuple):
+    """What a view says beside its streams."""
+
+    finished: bool
+    failure: str
+    waiting_for: str
+    dropped: tuple[Element, ...]
+
+
+def about_epoch(state: ClusterState, job: JobName, attempt: AttemptId) -> AboutEpoch:
+    record = state.jobs[job]
+    iteration = record.iterations[attempt]
+    failure = record.failure
+    if not failure and not iteration.finished and not is_served(state, record):
+        failure = version_failure(state, record)
+    return AboutEpoch(iteration.finished, failure, _waiting_for(state, record, iteration), record.dropped)
+
+
+def shown_differently(one: Stream, other: Stream) -> bool:
+    """Say whether two states of a stream look different to a consumer."""
+    return _stream_move(one) != _stream_move(other)
+
+
+def _stream_move(stream: Stream) -> StreamMove:
+    bound = stream.bound
+    if bound is None:
+        return StreamMove(stream.number, stream.binding, ended=stream.ended, lost=stream.lost)
+    return StreamMove(
+        stream.number, stream.binding, bound.runner, bound.worker, bound.address, stream.ended, stream.lost
     )
 
 
@@ -55,7 +114,7 @@ def _waiting_for(state: ClusterState, job: Job, iteration: Iteration) -> str:
         return ""
     if job.paused:
         return "the job is paused; `penstock jobs resume` lets it go on"
-    waiting = waiting_for_runners(state, job, ready_runners(state, job))
+    waiting = waiting_for_runners(state, job)
     if waiting:
         return waiting
     here = {consumer for consumer, _ in iteration.opened}
@@ -83,7 +142,7 @@ def _job_line(state: ClusterState, job: Job) -> JobLine:
         owner=job.spec.owner,
         epoch=-1 if iteration is None else iteration.epoch,
         consumers=job.spec.consumers,
-        clients=len(state.clients.get(job.name, ())),
+        clients=len(state.leases(job.name)),
         workers=len(ready_runners(state, job)),
         streams=0 if iteration is None else len(iteration.streams),
         splits_left=0 if iteration is None else splits_left(iteration),
@@ -97,7 +156,7 @@ def _trainer_lines(state: ClusterState, job: Job) -> tuple[TrainerLine, ...]:
     if not job.spec.sharing:
         return ()
     lines = []
-    for lease in state.clients.get(job.name, {}).values():
+    for lease in state.leases(job.name):
         iteration, beat = job.iterations.get(lease.attempt), lease.beat
         if iteration is not None and beat is not None:
             lines.append(
@@ -132,7 +191,7 @@ def _job_status(state: ClusterState, job: Job, iteration: Iteration | None) -> s
         return "nobody reads it"
     if iteration is None or iteration.finished:
         return "epoch finished"
-    return waiting_for_runners(state, job, ready_runners(state, job)) or "reading"
+    return waiting_for_runners(state, job) or "reading"
 
 
 def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:

@@ -270,6 +270,14 @@ class SaveMismatchError(PenstockError, ValueError):
         super().__init__(f"cannot save to {path}: {reason}; give an empty folder that all workers share")
 
 
+class SaveFailedError(PenstockError):
+    """What is being read was being saved, and that has failed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"saving {path} has failed: {reason}; call save() again, which goes on where it was")
+
+
 class SupersededError(PenstockError):
     """Another reader has taken this one's place: a consumer has one reader, the newest."""
 

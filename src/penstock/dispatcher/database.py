@@ -29,6 +29,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         *("beegfs", "orangefs", "pvfs2", "virtiofs", "vboxsf"),
     )
 )
+CACHE_KB = 256  # what was written is read at a restart only; SQLite's own 2 MB fill up with it epoch by epoch
 _CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
 
 
@@ -89,7 +90,10 @@ class Database:
         try:
             connection = self._connect(str(self.path))
             mode = "WAL" if self.uses_log else "TRUNCATE"
-            for pragma in ("locking_mode=EXCLUSIVE", f"journal_mode={mode}", "synchronous=FULL", "temp_store=MEMORY"):
+            for pragma in (
+                *("locking_mode=EXCLUSIVE", f"journal_mode={mode}", "synchronous=FULL", "temp_store=MEMORY"),
+                f"cache_size=-{CACHE_KB}",
+            ):
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
             if tuple(sql for (sql,) in found) != self._tables:

@@ -20,7 +20,7 @@ from penstock.dispatcher.database import Connect, Database, DirectoryLock, check
 
 SNAPSHOT_EVENTS = 50_000
 SNAPSHOT_BYTES = 64 << 20
-MEMORY_SNAPSHOT_BYTES = 256 << 10  # without a directory rows are memory; no less than a snapshot, which costs as much
+MEMORY_SNAPSHOT_BYTES = 64 << 10  # without a directory rows are memory; no less than a snapshot, which costs as much
 
 _TABLES = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",

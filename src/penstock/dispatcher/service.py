@@ -19,10 +19,11 @@ import zmq
 
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ClientFigures, WorkerFigures, client_figures, worker_figures
+from penstock.control.views import view_of
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
-from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+from penstock.wire.messages import PROTOCOL, Answer, Ask, Changes, Push, Refused, TryAgain, View, ViewChanged, ViewMoved
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -172,7 +173,7 @@ class Service:
             if ask.protocol < PROTOCOL:
                 self._older[peer] = ask.protocol
             if answer is not None:
-                self._outbox.append((peer, ask.protocol, ask.number, answer))
+                self._outbox.append((peer, ask.protocol, ask.number, self._for(ask.protocol, answer)))
         return True
 
     def _tick(self, now: float) -> None:
@@ -189,7 +190,8 @@ class Service:
     def _push(self, pushes: Iterable[tuple[str, Push]]) -> None:
         for name, push in pushes:
             peer = name.encode("latin-1")
-            self._outbox.append((peer, self._older.get(peer, PROTOCOL), 0, push))
+            protocol = self._older.get(peer, PROTOCOL)
+            self._outbox.append((peer, protocol, 0, self._for(protocol, push)))
 
     def _commit(self) -> None:
         begin = self._clock()
@@ -199,8 +201,11 @@ class Service:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
         position = self._truth.position
+        last: tuple[int, int, Answer | Push] | None = None
         for peer, protocol, number, body in outbox:
-            frame = encode_tell(protocol, number, position, body)
+            if last is None or number or (protocol, 0) != last[:2] or body is not last[2]:
+                frame = encode_tell(protocol, number, position, body)
+                last = (protocol, number, body)  # a change of a view is pushed to many in a row
             try:
                 self._socket.send_multipart((peer, frame), zmq.NOBLOCK, copy=len(frame) < 65536)
             except zmq.ZMQError as error:
@@ -208,6 +213,13 @@ class Service:
                     raise
                 self._unreachable += 1
                 self._older.pop(peer, None)
+
+    def _for(self, protocol: int, body: Answer | Push) -> Answer | Push:
+        """Return the same as a client of the protocol before takes it: views are whole there."""
+        if protocol == PROTOCOL or not isinstance(body, ViewMoved | Changes):
+            return body
+        view = view_of(self._truth.state, body.change.job, body.change.attempt)
+        return View(view=view) if isinstance(body, Changes) else ViewChanged(view=view)
 
     def publish(self) -> None:
         """Make the statistics anew, for other threads to read."""

@@ -1,4 +1,4 @@
-"""How many elements a pipeline has, where that follows from the graph alone."""
+"""How many elements a pipeline has, and whether it ends, where that follows from the graph alone."""
 
 from __future__ import annotations
 
@@ -19,6 +19,29 @@ def known_length(root: Node, source_length: Callable[[SourceNode], Length]) -> L
         inputs = [lengths[upstream] for upstream in node.inputs]
         lengths[node] = source_length(node) if isinstance(node, SourceNode) else _length(node, inputs)
     return lengths[root]
+
+
+def endless_operator(root: Node) -> Node | None:
+    """Return what makes a pipeline go on for ever, as far as the graph tells; None: nothing."""
+    endless: dict[Node, Node | None] = {}
+    for node in walk(root):
+        inputs = [endless[upstream] for upstream in node.inputs]
+        endless[node] = _endless(node, inputs)
+    return endless[root]
+
+
+def _endless(node: Node, inputs: list[Node | None]) -> Node | None:
+    found = [one for one in inputs if one is not None]
+    match node:
+        case ops.Repeat(count=ops.NEVER_ENDS) | ops.Mix(stop="never"):
+            return node
+        case ops.WithEpoch():
+            return None
+        case ops.Take(count=count) if count != ops.NEVER_ENDS:
+            return None
+        case ops.Zip() | ops.Mix(stop="first") if len(found) < len(inputs):
+            return None
+    return found[0] if found else None
 
 
 def _length(node: Node, inputs: list[Length]) -> Length:

@@ -58,7 +58,7 @@ from penstock.wire.messages import (
     RunnerReady,
     StartRunner,
     StopRunner,
-    ViewChanged,
+    ViewMoved,
 )
 
 BEAT_S = 1.0
@@ -217,7 +217,7 @@ class Agent:
                 for runner in self._runners.values():
                     if runner.runner == push.runner:
                         self._stop(runner, push.reason)
-            case ViewChanged():
+            case ViewMoved():
                 pass  # for clients
 
     def _start(self, push: StartRunner) -> None:

@@ -1,7 +1,8 @@
 """Saved datasets: the parts in the order of the manifest.
 
 Of one that is still being written, what is there so far makes splits as ever, and what will come is one more split: its
-reader looks for more until the manifest is complete. Parts are only ever added, so a position in it stays true.
+reader looks for more until the manifest is complete, or the writer says that it has failed. Parts are only ever added,
+so a position in it stays true. Of one that is not begun yet, the first sign is waited for when the splits are listed.
 `FileRange.stop` is a part's number of elements; in the split of what will come, `start` is the first part's number.
 """
 
@@ -10,16 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from time import monotonic
+from time import monotonic, sleep
 
 from penstock.core.element import Element
-from penstock.core.errors import CorruptRecordError, NoFilesError, WaitTimeoutError
+from penstock.core.errors import CorruptRecordError, NoFilesError, SaveFailedError, WaitTimeoutError
 from penstock.graph.readers import ReadSaved
 from penstock.sources.base import FileRange, Position, Records, Split
 from penstock.sources.listing import FileSplits
 from penstock.sources.projection import group_ranges
-from penstock.sources.saved_files import PROGRESS, Manifest, Part, decode, load_manifest, read_part
+from penstock.sources.saved_files import PROGRESS, Manifest, Part, decode, load_failure, load_manifest, read_part
 from penstock.sources.storage import Options, folder_of, is_remote, normal_path
+from penstock.wire.liveness import is_gone
 
 LOOK_S = 0.1  # between two looks for more
 
@@ -39,12 +41,26 @@ class SavedSource(FileSplits):
         return [split for folder in self._folders for split in self._list(folder)]
 
     def _list(self, folder: str) -> list[Split]:
-        manifest = _manifest(folder, self._node.storage_options)
+        manifest = self._begun(folder)
         splits = group_ranges([(_range(folder, part), float(part.nbytes)) for part in manifest.parts])
         if not manifest.complete:
             rest = FileRange(f"{folder}/{PROGRESS}", 0, start=len(manifest.parts))
             splits.append(Split(files=(rest,), note=repr(self._node.wait_s)))
         return splits
+
+    def _begun(self, folder: str) -> Manifest:
+        """Return what there is so far, waiting for the writer to begin; a failure of an earlier one is not awaited."""
+        began = monotonic()
+        while (manifest := _look(folder, self._node.storage_options)) is None:
+            waited_s = monotonic() - began
+            if waited_s >= self._node.wait_s:
+                raise NoFilesError(
+                    folder,
+                    f"holds no saved dataset, and none was begun there in {waited_s:.1f} s",
+                    remedy="see the path, or give a longer wait=",
+                )
+            sleep(min(LOOK_S, self._node.wait_s - waited_s))
+        return manifest
 
     def open(self, split: Split, at: Position) -> SavedReader:
         return SavedReader(split, at, self._node.storage_options)
@@ -98,7 +114,9 @@ class SavedReader:
         """Yield parts as they come. The deadline is for each next one: a dataset may take days to write."""
         since = monotonic()
         while True:
-            manifest = _manifest(folder, self._options)
+            manifest = _look(folder, self._options)
+            if manifest is None:
+                raise NoFilesError(folder, "holds no saved dataset any more")
             for part in manifest.parts[known:]:
                 yield _range(folder, part)
             if manifest.complete:
@@ -107,17 +125,24 @@ class SavedReader:
                 known, since = len(manifest.parts), monotonic()
             waited_s = monotonic() - since
             if waited_s >= wait_s:
-                why = "nothing was added; go on with save() if it was killed, or give a longer wait="
+                why = f"{_why_nothing_comes(manifest)}; go on with save() if it was killed, or give a longer wait="
                 raise WaitTimeoutError(f"more of {folder} than {known} parts", why, waited_s)
             if self._closed.wait(min(LOOK_S, wait_s - waited_s)):
                 raise ValueError(f"{folder}: the reader was closed")
 
 
-def _manifest(folder: str, options: Options) -> Manifest:
+def _look(folder: str, options: Options) -> Manifest | None:
+    """Return what is saved so far; `SaveFailedError` if no more will come."""
+    failure = load_failure(folder, options)  # before the manifest: a writer that goes on removes it first
     manifest = load_manifest(folder, options)
-    if manifest is None:
-        raise NoFilesError(folder, "holds no saved dataset")
+    if failure is not None and (manifest is None or not manifest.complete):
+        raise SaveFailedError(folder, failure)
     return manifest
+
+
+def _why_nothing_comes(manifest: Manifest) -> str:
+    gone = bool(manifest.writer) and is_gone(manifest.writer)
+    return "nothing was added" + (", and the process that saved it has died" if gone else "")
 
 
 def _range(folder: str, part: Part) -> FileRange:

@@ -3,7 +3,8 @@
 A part is an Arrow IPC file: each record batch is a run of elements (`wire.runs`), its layout and its buffers. A part is
 named by a hash of its bytes, written under another name, synced and renamed; so writing it twice is writing it once,
 and a part is whole or not there. Only the manifest says what belongs to the dataset: while it is being written that is
-`_progress.json`, to which parts are only ever added, and in the end `_manifest.json`.
+`_progress.json`, to which parts are only ever added, and in the end `_manifest.json`. Where saving has failed, and has
+not been begun again, `_failure.txt` says why.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.core.errors import CorruptRecordError, DataError
 from penstock.sources.storage import Options, is_remote, open_file, storage_for
 from penstock.wire.runs import decode_run, encode_run
 
-MANIFEST, PROGRESS = "_manifest.json", "_progress.json"
+MANIFEST, PROGRESS, FAILURE = "_manifest.json", "_progress.json", "_failure.txt"
 PART_PREFIX, PART_SUFFIX = "part-", ".arrow"
 TEMPORARY_PREFIX = ".writing-"
 VERSION = 1
@@ -55,6 +56,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     complete: bool = False
     state: dict[str, Any] | None = None
     """Of the loader that reads the parts' records, while it is being written."""
+    writer: str = ""
+    """The process that writes it (see `wire.liveness`), while it is being written."""
 
     @property
     def elements(self) -> int:
@@ -106,6 +109,21 @@ def load_manifest(folder: str, options: Options = ()) -> Manifest | None:
         if content is not None:
             return _parsed(path, content)
     return None
+
+
+def note_failure(folder: str, reason: str) -> None:
+    """Tell readers that wait for more that none will come."""
+    write_atomically(os.path.join(folder, FAILURE), reason.encode("utf-8", "backslashreplace"))
+
+
+def forget_failure(folder: str) -> None:
+    Path(folder, FAILURE).unlink(missing_ok=True)
+
+
+def load_failure(folder: str, options: Options = ()) -> str | None:
+    """Return why saving has failed; None: nobody says that it has."""
+    content = _content(f"{folder.rstrip('/')}/{FAILURE}", options)
+    return None if content is None else content.decode("utf-8", "replace")
 
 
 def read_part(path: str, size: int, checksum: str, options: Options = ()) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -160,7 +178,7 @@ def remove_leftovers(folder: str, manifest: Manifest) -> int:
     removed = 0
     for name in os.listdir(folder):
         is_part = name.startswith(PART_PREFIX) and name.endswith(PART_SUFFIX)
-        if name.startswith(TEMPORARY_PREFIX) or name == PROGRESS or (is_part and name not in listed):
+        if name.startswith(TEMPORARY_PREFIX) or name in (PROGRESS, FAILURE) or (is_part and name not in listed):
             Path(folder, name).unlink(missing_ok=True)
             removed += 1
     return removed

@@ -92,6 +92,8 @@ class Consumer:
         self.view = view
         self.readers: dict[StreamId, StreamReader] = {}
         self._by_number: dict[int, StreamReader] = {}
+        self._to_open: dict[StreamId, StreamReader] = {}
+        """Those that may have to be opened: few, where thousands are open."""
         self.step = progress.step
         self.reconnects = 0
         self.made_for_others = 0
@@ -121,10 +123,10 @@ class Consumer:
 
     # The view
 
-    def follow(self, view: JobView, now: float) -> None:
-        """Take over a view: new streams, new bindings, ends."""
+    def follow(self, view: JobView, now: float, changed: Sequence[StreamView] | None = None) -> None:
+        """Take over a view: new streams, new bindings, ends. `changed` are its new and changed streams, if known."""
         self.view = view
-        for shown in view.streams:
+        for shown in view.streams if changed is None else changed:
             if self._is_mine(shown):
                 self._show(shown)
         self._open_due(now)
@@ -139,6 +141,7 @@ class Consumer:
             fresh = shared and shown.number not in self._loaded
             reader = StreamReader(shown, self._standing(shown), shared=shared, fresh=fresh)
             self.readers[shown.stream] = self._by_number[shown.number] = reader
+        self._to_open[shown.stream] = reader
         reader.show(shown)
         if reader.standing.ended and not shown.ended and not reader.told_end:
             self._tell_end(reader)
@@ -181,11 +184,12 @@ class Consumer:
                     self._send_credit(reader)
 
     def _open_due(self, now: float) -> None:
-        waiting = [reader for reader in self.readers.values() if reader.wants_opening(now) and self._may_open(reader)]
+        waiting = [reader for reader in self._to_open.values() if reader.wants_opening(now) and self._may_open(reader)]
         if waiting:
             window = self._window_bytes()
             for reader in waiting:
                 self._open(reader, window, now)
+        self._to_open = {stream: reader for stream, reader in self._to_open.items() if reader.may_be_opened}
 
     def _may_open(self, reader: StreamReader) -> bool:
         """Where trainers read the same they read it in the same order: the tail last, though others are through."""
@@ -224,6 +228,7 @@ class Consumer:
             credit=credit,
             fresh=fresh,
             returning=fresh and self._returning,
+            begun=reader.begun if self.delivery.shared else -1,
             trainer=seat.trainer,
             mixes=self._mixes.get(reader.number, ()),
         )
@@ -272,6 +277,7 @@ class Consumer:
         if reader.is_open and not lost:
             self._tell(reader, CloseStream(stream=reader.stream, opening=reader.opening))
         binding = reader.give_up(now)
+        self._to_open[reader.stream] = reader
         if binding is not None:
             self.reconnects += 1
             self._rebind(reader, binding, reason)
@@ -398,6 +404,7 @@ class Consumer:
             if not reader.exhausted:
                 self._close(reader)
                 reader.take_back()
+                self._to_open[reader.stream] = reader
         self._open_due(now)
 
     # State
@@ -420,6 +427,7 @@ class Consumer:
         self._loaded = held
         self.readers.clear()
         self._by_number.clear()
+        self._to_open.clear()
         self._order.forget()
         self._serving = None
         self._resumed = True

@@ -79,6 +79,8 @@ class StreamReader:
         self.told_end = False
         self.elements = 0
         self.skipped = 0
+        self.begun = NEVER
+        """The first round that arrived."""
         self._shared, self._fresh = shared, fresh
         self._binding = self._given_up = NEVER
         """Of the last opening; found not to work: a newer one is waited for."""
@@ -137,16 +139,14 @@ class StreamReader:
         self.view = view
 
     def wants_opening(self, now: float) -> bool:
+        return self.may_be_opened and bool(self.view.address) and now >= self._not_before
+
+    @property
+    def may_be_opened(self) -> bool:
+        """The view shows a binding that was not tried: it is opened when its time comes."""
         view = self.view
-        return (
-            view.runner is not None
-            and bool(view.address)
-            and view.binding > max(self._binding, self._given_up)
-            and not self.complete
-            and not self.standing.ended
-            and not view.lost
-            and now >= self._not_before
-        )
+        newer = view.runner is not None and view.binding > max(self._binding, self._given_up)
+        return newer and not self.complete and not self.standing.ended and not view.lost
 
     def open(self, opening: int, window: int, now: float) -> int:
         """Note a new opening where the view says; return its first credit."""
@@ -200,6 +200,7 @@ class StreamReader:
         match message:
             case Rounds():
                 self._skip_to(message.seq)
+                self.begun = message.seq if self.begun == NEVER else self.begun
                 self.frames.append(Arrived(message, payload, max(self.due - message.seq, message.had)))
                 self.queued_bytes += message.nbytes
                 self.due = message.seq + message.count

@@ -98,6 +98,7 @@ class Life:
     def __init__(self, begun: int | None) -> None:
         self.begun = begun
         """None: wherever the window begins when the first of them can be sent something."""
+        self._given = False
         self._seats: set[int] = set()
 
     def join(self, seat: int) -> bool:
@@ -109,6 +110,12 @@ class Life:
     def begin(self, round_: int) -> int:
         self.begun = round_ if self.begun is None else self.begun
         return self.begun
+
+    def give(self, round_: int) -> bool:
+        """One of them is sent its first round, and all begin there; False: that was known."""
+        first, self._given = not self._given, True
+        self.begun = round_ if first else self.begun
+        return first
 
 
 class Absent(NamedTuple):
@@ -162,12 +169,9 @@ class Shared(Served[RankKey, RankReader]):
 
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None:
         key = self._key(message)
-        next_round: int | None = message.round
-        absent = self._absent.pop(key, None)
-        if message.fresh:
-            next_round = self._life_of(key, message).begun
-        elif absent is not None:
-            next_round = max(message.round, absent.taken)
+        self._absent.pop(key, None)
+        life = self._life_of(key, message)
+        next_round = life.begun if message.fresh else message.round
         reader = self.readers[key] = RankReader(peer, message, key, next_round, now)
         self._names[key[0]] = reader.name
         self._first_at = now if self._first_at is None else self._first_at
@@ -176,12 +180,16 @@ class Shared(Served[RankKey, RankReader]):
         self._admit(reader, now)
 
     def _life_of(self, key: RankKey, message: OpenStream) -> Life:
-        """Return the reading that a rank which holds nothing is part of; a new one if it was part of the last."""
+        """Return the reading that a rank is part of; a new one if it holds nothing and was part of the last."""
         trainer, seat = key
         life = self._lives.get(trainer)
         if life is None:
-            life = self._lives[trainer] = Life(message.round if self._sharing.trainers else None)
-        if not life.join(seat) and not message.returning:
+            # Of several ranks one may have begun elsewhere; and what is gone from the window they skip together.
+            from_beginning = self._sharing.trainers or self.delivery.width > 1
+            life = self._lives[trainer] = Life(message.round if from_beginning and message.fresh else None)
+        if message.begun >= 0:
+            life.give(message.begun)
+        if message.fresh and not life.join(seat) and not message.returning:
             life = self._lives[trainer] = Life(self._sent.get(trainer, life.begun))
             life.join(seat)
         return life
@@ -397,23 +405,26 @@ class Shared(Served[RankKey, RankReader]):
         )
 
     def _begin(self, reader: RankReader) -> None:
-        """Let a trainer that holds nothing begin where the window does, and expect its other ranks there."""
+        """Let a trainer that holds nothing begin where the window does."""
         if reader.next_round is not None:
             return
-        trainer, life = reader.trainer, self._lives[reader.trainer]
-        begins = life.begun is None
-        first = life.begin(self._window.first)
+        first = self._lives[reader.trainer].begin(self._window.first)
         reader.begin_at(first)
-        self._fronts[trainer] = max(first, self._fronts.get(trainer, first))
-        if begins:
-            others = [(trainer, seat) for seat in range(self.delivery.width) if (trainer, seat) not in self.readers]
-            self._absent.update({key: Absent(reader.name, first, reader.heard_at) for key in others})
+        self._fronts[reader.trainer] = max(first, self._fronts.get(reader.trainer, first))
 
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
         """A reader was sent what it was offered."""
-        after = offer.entry.after
-        reader.send(after, nbytes)
-        self._note_sent(reader, after)
+        entry = offer.entry
+        if self._lives[reader.trainer].give(entry.seq):
+            self._expect_ranks(reader, entry.seq)
+        reader.send(entry.after, nbytes)
+        self._note_sent(reader, entry.after)
+
+    def _expect_ranks(self, reader: RankReader, round_: int) -> None:
+        """One rank of a trainer is given its first round: it is kept for the others, who have not come yet."""
+        ranks = [(reader.trainer, seat) for seat in range(self.delivery.width)]
+        missing = [key for key in ranks if key not in self.readers and key not in self._absent]
+        self._absent.update({key: Absent(reader.name, round_, reader.heard_at) for key in missing})
 
     def _note_sent(self, reader: RankReader, after: int) -> None:
         trainer = reader.trainer

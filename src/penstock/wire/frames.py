@@ -50,6 +50,8 @@ class OpenStream(Message, frozen=True, tag="open"):
     """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
     returning: bool = False
     """It has a state, in which nothing of this stream was received: it begins where it once began."""
+    begun: int = -1
+    """The first round of the stream that it ever received: where other ranks of its trainer begin; -1: none yet."""
     trainer: str = ""
     """Its id, for messages."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()

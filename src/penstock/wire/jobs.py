@@ -201,6 +201,18 @@ class StreamView(Message, frozen=True):
     """Given up for good (`at_most_once`)."""
 
 
+class StreamMove(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What changes of a stream in its life, as it is now. The rest of its view is sent once, when it is made."""
+
+    number: int
+    binding: int
+    runner: RunnerId | None = None
+    worker: WorkerId | None = None
+    address: str = ""
+    ended: bool = False
+    lost: bool = False
+
+
 class JobView(Message, frozen=True):
     """A consumer's picture of its epoch. `version` grows with every change."""
 
@@ -216,3 +228,24 @@ class JobView(Message, frozen=True):
     """What keeps it from going on right now (no worker, paused); empty: nothing."""
     dropped: tuple[str, ...] = ()
     """Elements that killed three processes and are left out, by name."""
+
+
+class ViewChange(Message, frozen=True):
+    """What is different in a view since version `since`, each as it is at `version`.
+
+    It fits every version from `since` on: what changed before that is in it once more, and is the same.
+    """
+
+    job: JobName
+    attempt: AttemptId
+    since: int
+    version: int
+    made: tuple[StreamView, ...] = ()
+    """Streams that were not there."""
+    moved: tuple[StreamMove, ...] = ()
+    """Streams that were, and are bound otherwise, have ended or are lost."""
+    finished: bool = False
+    failure: str = ""
+    waiting_for: str = ""
+    dropped: tuple[str, ...] | None = None
+    """None: as before."""

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume
+from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, ViewChange
 
-PROTOCOL = 2
-OLDEST_PROTOCOL = 1
+PROTOCOL = 3
+OLDEST_PROTOCOL = 2
 
 
 class OpenEpoch(Message, frozen=True, tag="open_epoch"):
@@ -64,7 +64,7 @@ class PutBlob(Message, frozen=True, tag="put_blob"):
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """A consumer is alive. The answer is the view if it is newer than `version`."""
+    """A consumer is alive. The answer is what changed since `version`, or the whole view where that is not known."""
 
     job: JobName
     client: ClientId
@@ -252,6 +252,8 @@ class GetBlob(Message, frozen=True, tag="get_blob"):
 
 class GetSpec(Message, frozen=True, tag="get_spec"):
     job: JobName
+    attempt: AttemptId | None = None
+    """As it is run in that attempt; None: in the newest."""
 
 
 class Done(Message, frozen=True, tag="done"):
@@ -260,6 +262,10 @@ class Done(Message, frozen=True, tag="done"):
 
 class View(Message, frozen=True, tag="view"):
     view: JobView
+
+
+class Changes(Message, frozen=True, tag="changes"):
+    change: ViewChange
 
 
 class Granted(Message, frozen=True, tag="granted"):
@@ -358,7 +364,13 @@ class StopRunner(Message, frozen=True, tag="stop_runner"):
     reason: str
 
 
+class ViewMoved(Message, frozen=True, tag="view_moved"):
+    change: ViewChange
+
+
 class ViewChanged(Message, frozen=True, tag="view_changed"):
+    """The same for clients of protocol 2, who take whole views."""
+
     view: JobView
 
 
@@ -385,9 +397,21 @@ Request: TypeAlias = (
     | GetSpec
 )
 Answer: TypeAlias = (
-    Done | View | EpochOpened | NotYet | Granted | BlobPiece | Spec | Jobs | Workers | NotKnown | Refused | TryAgain
+    Done
+    | View
+    | Changes
+    | EpochOpened
+    | NotYet
+    | Granted
+    | BlobPiece
+    | Spec
+    | Jobs
+    | Workers
+    | NotKnown
+    | Refused
+    | TryAgain
 )
-Push: TypeAlias = StartRunner | StopRunner | ViewChanged
+Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import NamedTuple
 
 from penstock.core.errors import DispatcherUnavailableError, ProtocolError
-from penstock.core.ids import BlobHash, JobName
+from penstock.core.ids import AttemptId, BlobHash, JobName
 from penstock.graph import ops
 from penstock.graph.codec import decode_graph
 from penstock.graph.node import Node
@@ -29,6 +30,7 @@ from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
 SAY_AFTER_S = 30.0
 REFRESH_S = 2.0
+KEPT_PLANS = 4  # of attempts: consumers are an epoch apart at most, and a checkpoint may be loaded meanwhile
 
 _log = logging.getLogger(__name__)
 
@@ -60,43 +62,64 @@ class LoadedJob:
         return source_of
 
 
+class Plan(NamedTuple):
+    """What an attempt runs, and what it leaves out."""
+
+    job: LoadedJob
+    excluded: Spec
+
+
 class Job:
-    """Asks the dispatcher for the job; any thread may ask for it."""
+    """Asks the dispatcher for the job; any thread may. Plans are kept by attempt: the next one's may be another."""
 
     def __init__(self, control: ControlClient, name: JobName) -> None:
         self.name = name
         self._control = control
         self._lock = threading.Lock()
-        self._loaded: LoadedJob | None = None
-        self._spec: Spec | None = None
+        self._plans: dict[AttemptId | None, Plan] = {}
+        """Of the newest attempts, and of the job as it was when this process began (None)."""
 
     def load(self, is_stopped: Callable[[], bool]) -> LoadedJob:
         """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
         with self._lock:
-            if self._loaded is None:
+            if None not in self._plans:
                 spec = self._ask_spec(is_stopped)
-                graph = optimize(decode_graph(self._blob(spec.spec.graph, "the pipeline", is_stopped)))
-                listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
-                self._spec = spec
-                self._loaded = LoadedJob(
-                    spec=spec.spec,
-                    graph=graph,
-                    listings=tuple(listings),
-                    caches=_caches(graph),
-                    makes_rounds=spec.spec.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
-                )
-            return self._loaded
+                self._plans[None] = Plan(self._made_of(spec, is_stopped), spec)
+            return self._plans[None].job
 
-    def excluded(self) -> Spec:
-        """Return what to leave out, as fresh as the dispatcher can say now: others may have died since this started."""
-        assert self._spec is not None
+    def plan(self, attempt: AttemptId, is_stopped: Callable[[], bool]) -> Plan:
+        """Return what an attempt runs, and what to leave out, as fresh as the dispatcher can say now.
+
+        Others may have died since this process began, over elements that are left out from then on.
+        """
+        self.load(is_stopped)
+        known = self._plans.get(attempt) or self._plans[None]
         try:
-            answer = self._control.ask(GetSpec(job=self.name), timeout_s=REFRESH_S, what="elements to leave out")
+            request = GetSpec(job=self.name, attempt=attempt)
+            answer = self._control.ask(request, timeout_s=REFRESH_S, what="what to run, and what to leave out")
         except DispatcherUnavailableError:
-            return self._spec
+            return known
         if isinstance(answer, Spec):
-            self._spec = answer
-        return self._spec
+            with self._lock:
+                known = self._plans[attempt] = Plan(self._made_of(answer, is_stopped), answer)
+                for old in [each for each in self._plans if each is not None][:-KEPT_PLANS]:
+                    del self._plans[old]
+        return known
+
+    def _made_of(self, spec: Spec, is_stopped: Callable[[], bool]) -> LoadedJob:
+        """Return the plan of a spec: one that is here already, or made of what the dispatcher has."""
+        for plan in self._plans.values():
+            if plan.job.spec == spec.spec:
+                return plan.job
+        graph = optimize(decode_graph(self._blob(spec.spec.graph, "the pipeline", is_stopped)))
+        listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
+        return LoadedJob(
+            spec=spec.spec,
+            graph=graph,
+            listings=tuple(listings),
+            caches=_caches(graph),
+            makes_rounds=spec.spec.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
+        )
 
     def _ask_spec(self, is_stopped: Callable[[], bool]) -> Spec:
         answer = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)

@@ -74,8 +74,7 @@ class RunOpener:
         self._storage.pop(stream, None)
 
     def open(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
-        job = self._job.load(lambda: pump.abandoned)
-        excluded = self._job.excluded()
+        job, excluded = self._job.plan(terms.attempt, lambda: pump.abandoned)
         spec, feed_spec = job.spec, terms.feed
         ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
         final = feed_spec.kind in ("tail", "fed") or spec.sharding == "off"

@@ -99,6 +99,8 @@ class SharedStream(HostedStream[Shared, SharedHost]):
         super().__init__(served, host, makes_rounds=makes_rounds)
         self._timeout_s = spec.trainer_timeout_s
         self._leaving = Leaving()
+        self._own_bytes = 0
+        """Of the window, in this process's own memory: there was no room where readers map it."""
         self._stuck = False
         """Memory was waited for in vain, and is not again until there is room."""
 
@@ -154,6 +156,8 @@ class SharedStream(HostedStream[Shared, SharedHost]):
             self._leaving.add(kept)
             if kept.places is not None:
                 self._host.release(kept.places.lease)
+            else:
+                self._own_bytes -= kept.frame.nbytes
 
     def _send(self, reader: RankReader, offer: Offer) -> bool:
         """Send rounds, unless too much is on its way already; it is tried again, and may be skipped until then."""
@@ -189,9 +193,20 @@ class SharedStream(HostedStream[Shared, SharedHost]):
     # What the pump says. Called by its thread.
 
     def _room(self, pump: Pump) -> int | None:
-        room = self._served.room(pump.number, self._host.window_share())
+        share = self._host.window_share()
+        room = self._served.room(pump.number, share)
         self._let_go()
-        return room
+        return room if room is not None and self._own_memory_allows(share) else None
+
+    def _own_memory_allows(self, share: int) -> bool:
+        """Say whether more may be made, where readers hold so much shared memory that batches lie outside of it.
+
+        What is outside counts beside the shared memory, which is then full: so it is little, whatever readers do.
+        """
+        most_bytes = share // FRAMES_A_WINDOW
+        while self._own_bytes + self._leaving.own_bytes > most_bytes and self._own_bytes and self._served.evict():
+            self._let_go()
+        return self._own_bytes + self._leaving.own_bytes <= most_bytes
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
         frames = [encode_frame(taken.seq, taken.of(seat)) for seat in range(self._served.delivery.width)]
@@ -219,8 +234,11 @@ class SharedStream(HostedStream[Shared, SharedHost]):
     def _keep(self, pump: Pump, frame: Frame) -> KeptFrame:
         """Put a frame where readers map it; slow readers may hold much of that, and then the window is smaller."""
         kept = self._take_memory(pump, partial(self._host.keep, frame.buffers), least_bytes=0)
-        places, buffers = (None, frame.buffers) if kept is None else kept
-        return KeptFrame(frame, places, buffers)
+        if kept is not None:
+            return KeptFrame(frame, *kept)
+        with self._changed:
+            self._own_bytes += frame.nbytes
+        return KeptFrame(frame, None, frame.buffers)
 
     def _take_memory(self, pump: Pump, take: Callable[[], Made | None], *, least_bytes: int) -> Made | None:
         """Return what `take` gives, once there is room: the window gives way until it has `least_bytes`.

@@ -77,6 +77,10 @@ class StreamRun(Run):
             state = None
         super().open(pass_, state)
 
+    def close(self) -> None:
+        super().close()
+        self._outputs = iter(())  # what makes them refers back to this
+
     def pull(self, want: int) -> Chunk:
         if self._given < self._in_gaps:
             elements = list(islice(self._outputs, want))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from penstock.testing.simulator.engine import PASS, Batch, Shape
@@ -16,13 +17,18 @@ def check(read: Read, *, streams_moved: bool) -> None:
         # Who comes back without a state is known to the process that served it, and to nobody else.
         check_shared(read, may_repeat=streams_moved and read.joined_late)
     else:
-        check_histories(shape, read.histories, read.before)
+        check_histories(shape, read.histories, read.before, read.padded)
     if shape.streams and shape.uneven != "allow":
         check_steps(read.places)
 
 
-def check_histories(shape: Shape, histories: list[list[Batch]], before: list[Batch] = []) -> None:  # noqa: B006
-    """Every element once, up to what does not fill a last round; `before`: given while there was another number."""
+def check_histories(
+    shape: Shape, histories: list[list[Batch]], before: Sequence[Batch] = (), padded: Sequence[int] = ()
+) -> None:
+    """Every element once, up to what does not fill a last round.
+
+    `before` was given while there was another number of consumers, and a last round of theirs may repeat `padded`.
+    """
     if shape.uneven == "allow":
         histories = [[batch for batch in history if batch] for history in histories]  # without the steps they sat out
     given = sorted(x for batches in (before, *histories) for batch in batches for x in batch)
@@ -33,7 +39,7 @@ def check_histories(shape: Shape, histories: list[list[Batch]], before: list[Bat
         earlier = [
             x for batches in (before, *(history[:-1] for history in histories)) for batch in batches for x in batch
         ]
-        twice = sorted({*(set(twice) - last), *(last & set(earlier))})
+        twice = sorted({*(set(twice) - last), *(last & set(earlier))} - set(padded))
     if twice:
         raise Failed(f"elements {twice} were given more than once")
     missing = sorted(set(shape.everything) - set(given))
@@ -55,14 +61,14 @@ def _check_known(shape: Shape, given: list[int]) -> None:
 
 
 def check_shared(read: Read, *, may_repeat: bool = False) -> None:
-    """Nothing twice, all ranks as many steps; with "wait" everything, unless it came late or without its state."""
+    """Nothing twice, all ranks as many steps, with "wait" everything; less of one that came back without its state."""
     shape, histories = read.shape, read.histories
     given = sorted(x for history in histories for batch in history for x in batch)
     _check_known(shape, given)
     twice = sorted({a for a, b in pairwise(given) if a == b})
     if twice and not may_repeat:
         raise Failed(f"a trainer was given {twice} more than once")
-    if len({len(history) for history in histories}) > 1:
+    if len({len(history) for history in histories}) > 1 and not read.joined_late:
         raise Failed(f"the ranks of a trainer ended at different steps: {[len(history) for history in histories]}")
     missing = sorted(set(shape.everything) - set(given))
     most = shape.batch * (shape.consumers - 1) if shape.uneven == "drop" else 0

@@ -19,10 +19,11 @@ from penstock.testing.simulator.world import Failed, Link, Peer
 from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import OpenStream, Rounds, Units
 from penstock.wire.jobs import Feed as SplitsFeed
-from penstock.wire.jobs import JobView, Resume
+from penstock.wire.jobs import Resume, ViewChange
 from penstock.wire.messages import (
     Answer,
     Beat,
+    Changes,
     CloseClient,
     EndStream,
     EpochOpened,
@@ -32,8 +33,9 @@ from penstock.wire.messages import (
     Push,
     Refused,
     View,
-    ViewChanged,
+    ViewMoved,
 )
+from penstock.wire.views import HeldView
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.trainer import Trainer
@@ -54,6 +56,7 @@ class FakeClient(Peer):
         self.trainer, self.rank, self.shape = trainer, rank, trainer.shape
         self.attempt: AttemptId | None = None
         self.consumer: Consumer | None = None
+        self._held: HeldView | None = None
         self.spec = trainer.spec
         self._state = trainer.saved[rank][-1]
         self._connections: dict[RunnerId, Link] = {}
@@ -123,6 +126,8 @@ class FakeClient(Peer):
 
     def _begin(self, opened: EpochOpened) -> None:
         self.attempt = opened.view.attempt
+        self._held = HeldView(opened.view)
+        self._held.take_news()
         self.trainer.enter(self.attempt)
         progress = Progress(step=0 if self._feeder is None else self._feeder.begins_at)
         if self._checkpoint is not None:
@@ -182,35 +187,47 @@ class FakeClient(Peer):
     # The control plane
 
     def _beat(self) -> None:
-        if self.consumer is None or self._closed or self.attempt is None:
+        if not self._closed:
+            self._ask_for_view()
+            self.world.at(1.0, self, self._beat)
+
+    def _ask_for_view(self) -> None:
+        if self._held is None or self.attempt is None:
             return
         beat = Beat(
             job=self.trainer.job,
             client=ClientId(self.name),
             consumer=self.rank,
             attempt=self.attempt,
-            version=self.consumer.view.version,
+            version=self._held.version,
         )
         self.ask(beat, self._answered)
-        self.world.at(1.0, self, self._beat)
 
     def _answered(self, answer: Answer) -> None:
         match answer:
-            case View():
-                self._follow(answer.view)
+            case View() if self._held is not None and self._held.take_view(answer.view) == "taken":
+                self._follow()
+            case Changes():
+                self._take_change(answer.change)
             case NotKnown() if not self._closed:
                 self.trainer.start_over()
             case Refused() if not self._closed:
                 self._lose_place()
 
     def pushed(self, push: Push) -> None:
-        if isinstance(push, ViewChanged):
-            self._follow(push.view)
+        if isinstance(push, ViewMoved):
+            self._take_change(push.change)
 
-    def _follow(self, view: JobView) -> None:
-        consumer = self.consumer
-        if consumer is not None and view.attempt == self.attempt and view.version > consumer.view.version:
-            consumer.follow(view, self.world.now)
+    def _take_change(self, change: ViewChange) -> None:
+        fit = "known" if self._held is None else self._held.take_change(change)
+        if fit == "taken":
+            self._follow()
+        elif fit == "missed":
+            self._ask_for_view()
+
+    def _follow(self) -> None:
+        if self.consumer is not None and self._held is not None:
+            self.consumer.follow(self._held.view, self.world.now, changed=self._held.take_news())
             self._carry_out()
 
     def _told_end(self, answer: Answer) -> None:

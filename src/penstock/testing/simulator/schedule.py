@@ -42,7 +42,7 @@ Kind: TypeAlias = Literal[
     "drain worker",
 ]
 MOVING = frozenset(
-    {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "cut connection"}
+    {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "add worker", "cut connection"}
 )
 """Streams may go to other processes by these."""
 HEALS_AT_S = 5.0
@@ -157,11 +157,15 @@ class Simulation:
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
             for trainer in self.trainers:
                 for read in trainer.epochs_read:
-                    check(read, streams_moved=any(fault.kind in MOVING for fault in self.schedule.faults))
+                    check(read, streams_moved=self._streams_moved)
         except Failed as failed:
             raise SimulationFailed(self.schedule, str(failed), self.world.log) from failed
         except Exception as error:
             raise SimulationFailed(self.schedule, traceback.format_exc(), self.world.log) from error
+
+    @property
+    def _streams_moved(self) -> bool:
+        return self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
 
     @property
     def _over(self) -> bool:

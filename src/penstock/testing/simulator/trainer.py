@@ -30,6 +30,8 @@ class Read:
         self.shape = shape
         self.before: list[Batch] = []
         """To ranks of another number."""
+        self.padded: list[int] = []
+        """What was in the last batches of those: a round of theirs may have been filled up with it."""
         self.histories: list[list[Batch]] = [[] for _ in range(shape.consumers)]
         self.places: list[list[tuple[int, int]]] = [[] for _ in range(shape.consumers)]
         """Of each batch in the histories: its stream's number, and its round."""
@@ -164,7 +166,7 @@ class Trainer:
                 self.read.miss()
         elif how == "fresh" or (apart and not self._base):
             how, step, self._base = "fresh", 0, []
-            self.read.before.clear()
+            self.read = Read(self.shape)
         elif apart:
             how, step = "resume", 0
         if not self.shape.sharing and (apart or how == "fresh"):
@@ -187,6 +189,8 @@ class Trainer:
         read = Read(shape)
         read.before.extend(self.read.before)
         read.before.extend(batch for history in self.read.histories for batch in history)
+        read.padded.extend(self.read.padded)
+        read.padded.extend(x for history in self.read.histories for x in (history[-1] if history else ()))
         for client in self.clients:
             client.die()
         self._use(shape)

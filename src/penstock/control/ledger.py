@@ -1,0 +1,66 @@
+"""Which splits of each pass were granted to whom, and which are still to be."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.ids import StreamId
+
+
+class Cursor(msgspec.Struct, omit_defaults=True):
+    """Which ordinals of one pass are still to be granted: those from `next` on that no checkpoint has taken."""
+
+    count: int
+    left: int
+    next: int = 0
+    taken: list[tuple[int, int]] = []
+    """Disjoint half-open ranges, sorted."""
+
+    def peek(self, many: int) -> tuple[int, ...]:
+        """Return the next ordinals to grant, at most `many`.
+
+        >>> Cursor(count=9, left=5, taken=[(0, 1), (3, 6)]).peek(4)
+        (1, 2, 6, 7)
+        """
+        if not self.taken:
+            return tuple(range(self.next, min(self.next + many, self.count)))
+        found: list[int] = []
+        at = self.next
+        for start, stop in [*self.taken, (self.count, self.count)]:
+            found.extend(range(at, min(start, at + many - len(found))))
+            at = max(at, stop)
+            if len(found) == many:
+                break
+        return tuple(found)
+
+    def advance(self, ordinals: tuple[int, ...]) -> None:
+        self.next = ordinals[-1] + 1
+        self.left -= len(ordinals)
+        if self.taken:
+            self.taken = [gap for gap in self.taken if gap[1] > self.next]
+
+
+class Ledger(msgspec.Struct, omit_defaults=True):
+    """Which stream got which splits, in which order."""
+
+    counts: tuple[int, ...]
+    lists: dict[tuple[StreamId, int, int], list[int]] = {}
+    """(stream, source, pass) -> ordinals"""
+    cursors: dict[tuple[int, int], Cursor] = {}
+    """(source, pass); absent: nothing of the pass was granted or taken."""
+
+    def cursor(self, source: int, pass_: int) -> Cursor:
+        found = self.cursors.get((source, pass_))
+        return Cursor(count=self.counts[source], left=self.counts[source]) if found is None else found
+
+    def grant(self, stream: StreamId, source: int, pass_: int, ordinals: tuple[int, ...]) -> None:
+        cursor = self.cursor(source, pass_)
+        if ordinals[0] < cursor.next or ordinals[-1] >= cursor.count:
+            raise ValueError(f"ordinals {ordinals} of {cursor.count}, but the next one is {cursor.next}")
+        cursor.advance(ordinals)
+        self.cursors[source, pass_] = cursor
+        granted = self.lists.get((stream, source, pass_))
+        if granted is None:
+            self.lists[stream, source, pass_] = list(ordinals)
+        else:
+            granted.extend(ordinals)

@@ -1,0 +1,94 @@
+"""A runner's plans: one an attempt, loaded when a stream of the attempt is opened, shared where they are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import penstock as ps
+from penstock.core.errors import DispatcherUnavailableError
+from penstock.core.ids import AttemptId, Fingerprint, JobName
+from penstock.graph.codec import encode_graph
+from penstock.graph.readers import SourceNode
+from penstock.graph.traverse import walk
+from penstock.runtime.distributable import for_workers
+from penstock.sources.listing_codec import encode_listings, split_counts
+from penstock.sources.registry import open_source
+from penstock.wire.blobs import blob_hash
+from penstock.wire.jobs import JobSpec
+from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
+from penstock.worker.job import KEPT_PLANS, Job
+
+
+class Dispatcher:
+    """Knows a spec for each attempt, and counts the blobs it was asked for."""
+
+    def __init__(self) -> None:
+        self.specs: dict[AttemptId | None, JobSpec] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.blobs_asked = 0
+        self.away = False
+
+    def run(self, attempt: str | None, dataset: ps.Dataset) -> None:
+        graph = for_workers(dataset.node, "dynamic")
+        sources = [open_source(node) for node in walk(graph) if isinstance(node, SourceNode)]
+        contents = encode_graph(graph), encode_listings(sources)
+        names = [blob_hash(content) for content in contents]
+        self.blobs.update(zip(names, contents))
+        self.specs[None if attempt is None else AttemptId(attempt)] = JobSpec(
+            fingerprint=Fingerprint("f"), graph=names[0], splits=names[1], split_counts=split_counts(sources), seed=0
+        )
+
+    def ask(self, request: Any, *, timeout_s: float, what: str) -> Any:
+        if self.away:
+            raise DispatcherUnavailableError("tcp://nowhere", what, timeout_s)
+        if isinstance(request, GetSpec):
+            return Spec(spec=self.specs[request.attempt])
+        assert isinstance(request, GetBlob)
+        self.blobs_asked += 1
+        content = self.blobs[request.hash]
+        return BlobPiece(size=len(content), piece=content[request.offset :])
+
+
+def made() -> tuple[Dispatcher, Job]:
+    dispatcher = Dispatcher()
+    dispatcher.run(None, ps.range(10).batch(2))
+    return dispatcher, Job(dispatcher, JobName("j"))  # type: ignore[arg-type]
+
+
+def plan(job: Job, attempt: str) -> Any:
+    return job.plan(AttemptId(attempt), lambda: False)
+
+
+def test_attempts_that_run_the_same_share_a_plan() -> None:
+    dispatcher, job = made()
+    for attempt in ("a", "b"):
+        dispatcher.run(attempt, ps.range(10).batch(2))
+    first = job.load(lambda: False)
+    asked = dispatcher.blobs_asked
+    assert plan(job, "a").job is plan(job, "b").job is first
+    assert dispatcher.blobs_asked == asked
+
+
+def test_the_next_attempt_may_run_another_plan() -> None:
+    dispatcher, job = made()
+    dispatcher.run("a", ps.range(10).batch(2))
+    dispatcher.run("b", ps.range(10).batch(5))
+    before, after = plan(job, "a").job, plan(job, "b").job
+    assert before.graph != after.graph
+    assert plan(job, "a").job is before
+
+
+def test_while_the_dispatcher_is_away_an_attempt_goes_on_with_its_plan() -> None:
+    dispatcher, job = made()
+    dispatcher.run("a", ps.range(10).batch(5))
+    known = plan(job, "a")
+    dispatcher.away = True
+    assert plan(job, "a").job is known.job
+
+
+def test_old_plans_are_forgotten() -> None:
+    dispatcher, job = made()
+    for number in range(3 * KEPT_PLANS):
+        dispatcher.run(f"a{number}", ps.range(10).batch(1 + number))
+        plan(job, f"a{number}")
+    assert len(job._plans) == KEPT_PLANS + 1
