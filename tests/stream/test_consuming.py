@@ -106,6 +106,21 @@ def test_new_streams_are_opened_as_the_view_shows_them() -> None:
     assert [*hands.openings()] == [1]
 
 
+def test_only_what_changed_of_a_view_is_looked_at_where_that_is_known() -> None:
+    hands = Hands(stream_view(0), stream_view(1))
+    hands.messages()
+    shown = job_view(stream_view(0, binding=2), stream_view(1, binding=2), stream_view(2), version=2)
+    hands.consumer.follow(shown, 0.0, changed=shown.streams[1:])
+    assert [*hands.openings()] == [1, 2] and hands.consumer.view.version == 2
+
+
+def test_a_stream_whose_address_comes_later_is_opened_then() -> None:
+    hands = Hands(stream_view(address=""))
+    assert hands.messages() == []
+    hands.follow(stream_view())
+    assert [*hands.openings()] == [0]
+
+
 def test_a_stream_of_another_consumer_is_left_alone() -> None:
     hands = Hands(stream_view(0, owner=0), stream_view(1, owner=1), consumer=1, consumers=2, uneven="allow")
     assert [*hands.openings()] == [1] and len(hands.consumer.readers) == 1

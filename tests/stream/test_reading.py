@@ -56,6 +56,13 @@ def test_only_a_newer_binding_is_opened() -> None:
     assert StreamReader(stream_view(binding=0), standing()).wants_opening(0.0), "the first binding is number 0"
 
 
+def test_one_that_is_not_opened_yet_may_still_have_to_be() -> None:
+    """Where its runner is, or when it may be tried again, is known a little later."""
+    assert StreamReader(stream_view(address=""), standing()).may_be_opened
+    assert not StreamReader(stream_view(runner=None), standing()).may_be_opened
+    assert not opened().may_be_opened
+
+
 def test_what_has_ended_or_is_complete_is_not_opened() -> None:
     over = StreamReader(stream_view(), standing(4, ended=True))
     assert not over.wants_opening(0.0)
@@ -200,6 +207,14 @@ def test_to_a_fresh_trainer_nothing_was_skipped() -> None:
     assert not reader.is_fresh and reader.skipped == 0
     reader.receive(rounds(9, skipped=2), None, 0.0)
     assert reader.skipped == 2
+
+
+def test_a_reader_remembers_where_it_began() -> None:
+    reader = opened(0, shared=True, fresh=True)
+    assert reader.begun == -1
+    reader.receive(rounds(5, skipped=5), None, 0.0)
+    reader.receive(rounds(7), None, 0.0)
+    assert reader.begun == 5
 
 
 def test_an_end_may_skip_the_rest() -> None:

@@ -625,6 +625,25 @@ def test_where_one_rank_leaves_the_trainer_stands_where_the_furthest_of_it_does(
     assert stream.sends("a", 1) == stream.sends("A", 1) == [4]
 
 
+def test_ranks_begin_where_one_of_them_says_that_it_began_elsewhere() -> None:
+    stream = Stream(consumers=2)
+    stream.open("a", 6, begun=4)
+    stream.tick(1.0)
+    stream.open("A", now=1.1, cut=cut_at(4), cut_round=0)
+    assert stream.reader("A").next_round == 4, "the other one had rounds from there on"
+
+
+def test_a_rank_that_comes_first_to_a_new_process_does_not_begin_where_its_window_does() -> None:
+    stream = Stream(consumers=2)
+    for peer in "bB":
+        stream.open(peer)
+    stream.read_together("bB", 10)
+    stream.open("a")
+    assert stream.sends("a", 1) == [2], "what is gone it skips"
+    stream.open("A")
+    assert stream.sends("A", 1) == [2], "as the other one did"
+
+
 # Ends
 
 

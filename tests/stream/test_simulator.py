@@ -40,9 +40,14 @@ def test_promises_are_kept_under_hundreds_of_seeded_schedules(capsys: pytest.Cap
     assert main(["--seeds", str(SCHEDULES), "--log"]) == 0, capsys.readouterr().out
 
 
+def could_show(bug: Bug, shape: Shape) -> bool:
+    return bug != "torn_trainer" or (shape.sharing == "skip" and shape.consumers > 1)
+
+
 @pytest.mark.parametrize("bug", [bug for bug in get_args(Bug) if bug])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    failed = next((found for seed in range(400) if (found := fails(make_schedule(seed), bug))), None)
+    schedules = [schedule for seed in range(400) if could_show(bug, (schedule := make_schedule(seed)).shape)]
+    failed = next((found for schedule in schedules if (found := fails(schedule, bug))), None)
     assert failed is not None, f"400 schedules did not find {bug}"
     assert fails(failed.schedule) is None
     small = shrink(failed, bug)
@@ -92,7 +97,7 @@ def test_schedules_are_of_all_kinds() -> None:
 
 
 def test_what_is_to_happen_in_schedules_happens() -> None:
-    schedules = [make_schedule(seed) for seed in range(150)]
+    schedules = [make_schedule(seed) for seed in range(120)]
     runs = [simulate(schedule.seed) for schedule in schedules]
     noted = [line for run in runs for line in run.world.log]
     for text in ("(rejoin)", "(resume)", "(fresh)", "crash dispatcher", "freeze machine"):

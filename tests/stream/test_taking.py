@@ -191,7 +191,21 @@ def test_a_trainer_with_a_state_of_nothing_begins_where_it_once_began() -> None:
 
 
 def test_one_that_shares_nothing_is_never_fresh() -> None:
-    assert not Hands(stream_view()).openings()[0].fresh
+    found = Hands(stream_view()).openings()[0]
+    assert not found.fresh and found.begun == -1
+
+
+def test_a_trainer_that_opens_again_says_where_it_began() -> None:
+    hands = shared()
+    assert hands.openings()[0].begun == -1
+    hands.give(2, seq=4, skipped=4)
+    hands.follow(stream_view(binding=2))
+    assert hands.openings()[0].begun == 4
+    alone = Hands(stream_view())
+    alone.give(2)
+    alone.messages()
+    alone.follow(stream_view(binding=2))
+    assert alone.openings()[0].begun == -1
 
 
 def test_a_fresh_trainer_that_is_opened_again_holds_nothing_still_but_is_not_new() -> None:
