@@ -148,11 +148,6 @@ class Finder(ast.NodeVisitor):
             self._shift(node)
         super().generic_visit(node)
 
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        if isinstance(node.slice, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            self._shift(node.slice)
-        super().generic_visit(node)
-
     def _shift(self, node: ast.expr) -> None:
         for sign in "+-":
             self.changes.append(Change(f"{sign}1", node, f"({ast.unparse(node)} {sign} 1)"))

@@ -40,7 +40,7 @@ class Stream:
         message = opens(
             round_,
             opening=self._openings,
-            replica=1 + "ab".index(peer.lower()),
+            replica=1 + "abc".index(peer.lower()),
             consumer=int(peer.isupper()),
             fresh=round_ == 0 if fresh is None else fresh,
             trainer=f"trainer {peer.lower()}",
@@ -117,7 +117,6 @@ class Stream:
     def end(self) -> None:
         at = self._next
         self.served.ended(self.served.runs, End(at, cut_at(at), False), ())
-        self.served.tell_ends()
         self._obey()
 
     def told(self) -> dict[str, StreamEnded]:
@@ -450,6 +449,22 @@ def test_a_silent_trainer_is_passed_over_when_others_wait_for_it() -> None:
     assert stream.served.offer(stream.reader("b")) is None
     stream.heard("b")
     assert stream.sends("b") == [*range(3, 11)], "it goes on with what is left, and is told"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_only_those_who_need_the_oldest_rounds_are_passed_over(gone: bool) -> None:
+    stream = Stream(waits=True)
+    for peer in "abc":
+        stream.open(peer)
+    stream.reads("a", 8)
+    for peer, taken in (("b", 0), ("c", 1)):
+        stream.sends(peer)
+        stream.heard(peer, taken)
+        if gone:
+            stream.lose(peer)
+    how = "gone" if gone else "silent"
+    assert stream.served.pass_over(SHARE, 100.0) == [f"trainer 'trainer b' is {how}"]
+    assert stream.make(9) == 1, "round 0 goes, round 1 is kept for trainer c"
 
 
 def test_a_trainer_is_waited_for_as_long_as_there_is_room() -> None:
