@@ -55,6 +55,13 @@ def test_all_rounds_of_a_frame_are_taken_together() -> None:
     assert order.choose([one]) == Chosen((one,), 1), "its end, or a failure"
 
 
+def test_frames_of_a_stream_are_taken_one_by_one() -> None:
+    one = give(give(reader(), 5), 2)
+    order = ByArrival()
+    order.arrived(one)
+    assert order.choose([one]) == Chosen((one,), 5)
+
+
 def test_the_tail_waits_until_this_consumer_has_the_ends_of_all_other_streams() -> None:
     """A consumer that comes back with an older state reads streams that have long ended for the others."""
     order = ByArrival()

@@ -515,7 +515,7 @@ def test_a_done_log_forgets_forward_only() -> None:
     log.forget(1)
     assert (log.forgotten, log.length, log.since(0), log.since(3)) == (2, 3, done(3), ())
     log.add(done(4))
-    assert log.since(2) == done(3, 4) and log.since(3) == done(4)
+    assert log.since(0) == log.since(2) == done(3, 4) and log.since(3) == done(4)
 
 
 # Weights

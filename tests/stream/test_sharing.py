@@ -611,6 +611,19 @@ def test_rounds_are_not_made_again_for_a_trainer_that_can_skip_them_as_a_whole()
     assert stream.sends("b") == stream.sends("B") == [8]
 
 
+def test_what_a_trainer_had_before_it_left_is_not_made_again_for_it() -> None:
+    stream = Stream(consumers=2)
+    for peer in "aA":
+        stream.open(peer)
+    stream.read_together("aA", 10)
+    for peer in "aA":
+        stream.lose(peer, leaving=True)
+    for peer in "aA":
+        stream.open(peer, 1)
+    assert stream.starts == [0], "with an older state it skips as a whole"
+    assert stream.sends("a", 1) == stream.sends("A", 1) == [2]
+
+
 def test_a_rank_that_never_comes_is_passed_over() -> None:
     stream = Stream(consumers=2)
     stream.open("a", now=1.0)
