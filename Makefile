@@ -14,7 +14,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crossbar walks check bench experiment docs clean
+.PHONY: help setup demo test crossbar walks mutants check bench experiment docs clean
 
 help:  ## list the recipes
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make
 
 walks: $(STAMP)  ## trace four events over all processes: which modules each enters, in order
 	$(BIN)/python -m tests.walks
+
+mutants: $(STAMP)  ## break the stream protocol in 60 seeded ways, and see that its tests notice: make mutants [SEEDS=0-1] [ARGS="--cases 2000"]
+	$(BIN)/python tools/mutants.py $(or $(SEEDS),0) $(ARGS)
 
 check: $(STAMP)  ## formatting, lint, types, imports
 	$(BIN)/ruff format --check .

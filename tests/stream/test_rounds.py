@@ -26,7 +26,8 @@ class CountMarks:
 
 
 def outputs_from(start: int, stop: int, sizes: Sequence[int] = (3, 1, 4)) -> list[Chunk]:
-    chunks, at = [], start
+    chunks: list[Chunk] = []
+    at = start
     for size in itertools.cycle(sizes):
         if at >= stop:
             return chunks
@@ -105,12 +106,57 @@ def test_every_cut_of_regrouped_rounds_goes_on_with_what_followed(width: int) ->
     assert whole[-1].after.regroup is None
 
 
+def test_a_round_that_ends_with_the_regrouped_stretch_has_a_state_of_its_own() -> None:
+    maker = RoundMaker(width=2, cut=Cut(engine=0, regroup=Regroup(2, (2, 0))), next_round=0)
+    (taken,) = all_rounds(maker, outputs_from(0, 4))
+    assert (taken.outputs, taken.after) == ([1, 3], Cut(engine=4))
+
+
+def test_rounds_received_inside_a_regrouped_stretch_leave_its_rest_to_be_dropped() -> None:
+    start = Cut(engine=0, since=1, regroup=Regroup(2, (1, 2)))
+    maker = RoundMaker(width=1, cut=start, next_round=1)
+    assert all_rounds(maker, outputs_from(0, 4)) == [], "0, 1 and 3 were received before, and 2 since"
+    assert maker.standing == start
+    assert [rounds.outputs for rounds in all_rounds(maker, outputs_from(4, 6, sizes=(1,)))] == [[4], [5]]
+
+
+@pytest.mark.parametrize(
+    ("cut", "counted"), [(Cut(), 7), (Cut(since=2), 7), (Cut(engine=0, regroup=Regroup(2, (1, 2))), 4)]
+)
+def test_outputs_count_unless_they_came_in_rounds_of_another_width(cut: Cut, counted: int) -> None:
+    maker = RoundMaker(width=2, cut=cut, next_round=0)
+    all_rounds(maker, outputs_from(0, 7))
+    assert (maker.counted, maker.to_drop) == (counted, 0)
+
+
+def test_outputs_to_be_dropped_are_counted_down() -> None:
+    maker = RoundMaker(width=2, cut=Cut(since=2), next_round=2)
+    assert maker.to_drop == 4
+    all_rounds(maker, outputs_from(0, 3))
+    assert (maker.to_drop, maker.ready, maker.incomplete) == (1, 0, 0)
+
+
+def test_no_more_rounds_are_taken_than_asked_for() -> None:
+    maker = RoundMaker(width=2, cut=Cut(), next_round=0)
+    for chunk in outputs_from(0, 9, sizes=(9,)):
+        maker.add(chunk)
+    taken = [maker.take(3), maker.take(3), maker.take(3)]
+    assert [None if each is None else (each.seq, each.count, each.outputs) for each in taken] == [
+        (0, 3, [0, 1, 2, 3, 4, 5]),
+        (3, 1, [6, 7]),
+        None,
+    ]
+    assert taken[0] is not None and taken[0].after == Cut(engine=6)
+    assert taken[0].of(1, skip=1) == [3, 5] and not taken[0].repeated
+
+
 def test_a_padded_last_round_repeats_its_own_outputs_and_is_not_made_twice() -> None:
     maker = RoundMaker(width=4, cut=Cut(), next_round=0)
     all_rounds(maker, outputs_from(0, 6))
     last = maker.take_rest(pad=True)
     assert last is not None
-    assert (last.seq, last.outputs) == (1, [4, 5, 4, 5])
+    assert (last.seq, last.count, last.outputs, last.repeated) == (1, 1, [4, 5, 4, 5], True)
+    assert last.of(3) == [5] and maker.incomplete == 0
     again = RoundMaker(width=4, cut=Cut(engine=last.after.engine, since=last.after.since), next_round=2)
     assert all_rounds(again, outputs_from(last.after.engine, 6)) == []
     assert again.take_rest(pad=True) is None

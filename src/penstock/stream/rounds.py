@@ -181,6 +181,7 @@ def outputs_received(cut: Cut, width: int) -> int:
 
     After a change of the number of consumers some before it may be nobody's: see `tails`.
 
+    >>> from penstock.wire.jobs import Regroup
     >>> outputs_received(Cut(since=2), 3), outputs_received(Cut(since=1, regroup=Regroup(2, (3, 1))), 1)
     (6, 5)
     """
