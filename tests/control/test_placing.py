@@ -172,6 +172,20 @@ def test_a_rebind_of_what_is_not_known_is_said_so() -> None:
     assert isinstance(cluster.ask(rebind(cluster.view(), stream="a0-r0.7")), NotKnown)
 
 
+def test_a_process_asked_for_of_an_agent_that_died_is_asked_for_of_its_successor() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    cluster.open()
+    (asked,) = cluster.pushes(StartRunner)
+    cluster.register("w0")
+    assert cluster.pushes(StartRunner) == [asked]
+    cluster.pushed.append(("peer of A", asked))
+    cluster.ready()
+    assert cluster.view().streams[0].runner == asked.runner
+    cluster.register("w0", runners=(RunnerPlace(asked.runner, "w0", JOB, f"tcp://{asked.runner}"),))
+    assert cluster.pushes(StartRunner) == []
+
+
 def test_an_agent_that_is_silent_is_lost_with_all_its_workers() -> None:
     cluster = started(workers=2)
     cluster.register("w9", agent="B")

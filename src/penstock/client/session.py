@@ -77,7 +77,7 @@ class EpochSession:
         self.sharing = request.options.sharing
         if self.sharing is not None:
             self.replica = trainer_number(self.sharing.trainer)
-        self.board = Board(on_missed=self._beat_once)
+        self.board = Board(ask=self._beat_once)
         self.resumed = False
         """The attempt began at a checkpoint."""
         self.feeder = request.feeder
@@ -86,6 +86,7 @@ class EpochSession:
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._beating = False
+        self._opened = False
         self._closed = False
         link.boards[self._client] = self.board
         try:
@@ -172,6 +173,7 @@ class EpochSession:
         if isinstance(answer, NotKnown):
             raise JobFailedError(self.job, f"the dispatcher does not know {answer.what}; start the epoch anew")
         self.spec, self.view, self._done = answer.spec, answer.view, answer.done
+        self._opened = True
         if self.sharing is not None:
             self.epoch = answer.view.epoch  # the one the others read
         self.board.replace_view(answer.view)
@@ -276,7 +278,7 @@ class EpochSession:
 
     def _beat_once(self) -> None:
         """Beat, unless one is under way: while the dispatcher is away they would pile up."""
-        if not self._beating:
+        if self._opened and not self._beating:
             self._beating = True
             self.link.control.post(self._beat(), self._heard)
 

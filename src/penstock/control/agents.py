@@ -25,6 +25,7 @@ from penstock.wire.messages import (
     RunnerGone,
     RunnerPlace,
     RunnerReady,
+    StartRunner,
     StopRunner,
 )
 
@@ -41,6 +42,10 @@ def register_agent(draft: Draft, request: RegisterAgent, peer: str) -> Answer:
         if runner.ready and runner.runner not in serving:
             runner_died(draft, runner, f"agent {request.agent!r} does not have this process")
             others_affected = True
+        elif runner.runner not in serving:
+            # The agent that was asked for it may be no more, or the connection. Asked for twice, it starts once.
+            start = StartRunner(worker=runner.worker, job=runner.job, runner=runner.runner)
+            draft.push_to_worker(runner.worker, start)
     for place in request.runners:
         others_affected |= _serve(draft, place, peer)
     for name in list(draft.state.jobs):
