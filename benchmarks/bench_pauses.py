@@ -8,12 +8,17 @@ of its own, so that nothing is left over from the one before. Ends with 1 if a p
 
 from __future__ import annotations
 
+import contextlib
 import random
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from harness import Bench, BenchError, main, say
 from processes import kill, wait_until
@@ -33,6 +38,7 @@ BATCH = 8
 EPOCH = 1_000_000_000
 STEADY_S = 2.0  # without a longer pause than this, nothing is left of the kills
 WATCH_S = 8.0  # at least so long after the last kill
+SUPERVISOR_S = 0.5
 ORDERS = ("relaxed", "deterministic")
 
 
@@ -78,18 +84,64 @@ class Victims:
             return []  # it is being started
 
 
+class Hosts:
+    """A dispatcher and two hosts with workers, as commands. A dispatcher that is killed is started again, as whatever
+    supervises it would; a host is not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.service_file = str(folder / "service.json")
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._dispatcher = self._start_dispatcher()
+        self._hosts = [
+            self._run("worker", "--dispatcher", self.service_file, "--processes", str(WORKERS), "--threads", "1")
+            for _ in range(2)
+        ]
+
+    def _start_dispatcher(self) -> subprocess.Popen[bytes]:
+        journal = str(self._folder / "journal")
+        return self._run("dispatcher", "--port", "0", "--journal", journal, "--service-file", self.service_file)
+
+    def _run(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "log").open("ab") as log:
+            started = subprocess.Popen([sys.executable, "-m", "penstock", *command], stdout=log, stderr=log)
+        self._processes.append(started)
+        return started
+
+    def kill(self, kind: str) -> None:
+        process = self._dispatcher if kind == "dispatcher" else self._hosts.pop()
+        process.kill()
+        process.wait()
+        if kind == "dispatcher":
+            time.sleep(SUPERVISOR_S)
+            self._dispatcher = self._start_dispatcher()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
 def pause_after(kills: Sequence[Kill], order: str) -> float:
     """Return the longest pause of a trainer while these processes are killed, one after the other."""
+    if any(each.kind == "host" for each in kills):
+        with tempfile.TemporaryDirectory() as scratch, contextlib.closing(Hosts(Path(scratch))) as hosts:
+            return read_through(hosts.service_file, kills, hosts, order, workers=2 * WORKERS)
+    with ps.LocalService(workers=WORKERS, threads=1) as service:
+        return read_through(service, kills, Victims(service), order, workers=WORKERS)
+
+
+def read_through(
+    service: ps.LocalService | str, kills: Sequence[Kill], victims: Victims | Hosts, order: str, *, workers: int
+) -> float:
     numbers = ps.range(EPOCH).map(work).batch(BATCH)
-    with (
-        ps.LocalService(workers=WORKERS, threads=1) as service,
-        numbers.distribute(service, order=order, timeout=120) as loader,
-    ):
+    with numbers.distribute(service, order=order, timeout=120) as loader:
         batches = iter(loader)
-        for _ in range(50):
+        deadline = time.monotonic() + 60.0
+        while (count := len({stream.worker for stream in loader.statistics().streams})) < workers:
             next(batches)
-        wait_until(lambda: len(service.worker_pids()) == WORKERS, "all workers")
-        victims = Victims(service)
+            if time.monotonic() > deadline:
+                raise BenchError(f"{count} of {workers} workers after 60 s")
         failed: list[BaseException] = []
         killed_s: list[float] = []
 
@@ -128,6 +180,10 @@ def cases(*, quick: bool) -> Iterator[tuple[str, list[Kill]]]:
         yield f"{kind} killed", [Kill(kind)]
     for gap_s, (first, second) in product(QUICK_GAPS_S if quick else GAPS_S, product(KINDS, KINDS)):
         yield f"{first}, then {second} {gap_s:g} s later", [Kill(first), Kill(second, gap_s)]
+    yield "host lost", [Kill("host")]
+    for gap_s in QUICK_GAPS_S if quick else GAPS_S:
+        yield f"host lost, then dispatcher {gap_s:g} s later", [Kill("host"), Kill("dispatcher", gap_s)]
+        yield f"dispatcher, then host lost {gap_s:g} s later", [Kill("dispatcher"), Kill("host", gap_s)]
     for seed in SEEDS[:1] if quick else SEEDS:
         rng = random.Random(seed)
         kills = [Kill(rng.choice(KINDS), rng.uniform(*MANY_GAPS_S)) for _ in range(MANY)]
