@@ -150,6 +150,21 @@ def test_one_of_several_that_returns_without_state_waits_for_the_others() -> Non
     assert again.view.attempt == other.view.attempt != "a0-r0"
 
 
+def test_one_that_returns_without_state_when_all_streams_have_ended_waits_for_the_others_too() -> None:
+    cluster = started(workers=1, consumers=2)
+    (stream,) = cluster.view().streams
+    for consumer in range(2):
+        cluster.end(stream, consumer)
+    assert cluster.view().finished
+    again = cluster.opening(1, spec=spec(consumers=2))
+    waiting = cluster.ask(again)
+    assert isinstance(waiting, NotYet)
+    assert "consumers 0" in waiting.waiting_for
+    first = cluster.ask(cluster.opening(0, spec=spec(consumers=2)))
+    assert isinstance(first, EpochOpened)
+    assert cluster.ask(again).view.attempt == first.view.attempt
+
+
 def test_a_wish_to_start_over_lapses() -> None:
     cluster = started(consumers=2)
     described = spec(consumers=2)

@@ -159,17 +159,45 @@ def test_a_rebind_goes_to_another_worker_if_there_is_one_and_counts_once() -> No
     moved = cluster.view().streams[0]
     assert (moved.worker, moved.binding) == ("w1", 2)
     (push,) = cluster.pushes(ViewMoved)
-    assert [(move.number, move.worker, move.binding) for move in push.change.moved] == [(0, "w1", 2), (1, "w0", 2)]
+    assert [(move.number, move.worker, move.binding) for move in push.change.moved] == [(0, "w1", 2)]
     assert cluster.decide(request).events == ()
     alone = started(workers=1)
     alone.ask(rebind(alone.view()))
     assert (alone.view().streams[0].worker, alone.view().streams[0].binding) == ("w0", 2)
 
 
+def test_streams_of_a_host_that_may_be_gone_do_not_go_to_its_other_processes() -> None:
+    """Until its agent is heard again: then what was wrong was one process."""
+    cluster = started(workers=3, order="deterministic", streams=8)
+    cluster.register("w9", agent="B")
+    cluster.ready()
+    on_the_host = [s for s in cluster.view().streams if s.worker != "w9"]
+    for stream in on_the_host:
+        cluster.ask(rebind(cluster.view(), stream.number))
+        assert cluster.view().streams[stream.number].worker == "w9"
+    cluster.beat("A")
+    cluster.ask(rebind(cluster.view()))
+    assert cluster.view().streams[0].worker != "w9"
+
+
 def test_a_rebind_of_what_is_not_known_is_said_so() -> None:
     cluster = started()
     assert isinstance(cluster.ask(rebind(cluster.view(), attempt="older")), NotKnown)
     assert isinstance(cluster.ask(rebind(cluster.view(), stream="a0-r0.7")), NotKnown)
+
+
+def test_a_process_asked_for_of_an_agent_that_died_is_asked_for_of_its_successor() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    cluster.open()
+    (asked,) = cluster.pushes(StartRunner)
+    cluster.register("w0")
+    assert cluster.pushes(StartRunner) == [asked]
+    cluster.pushed.append(("peer of A", asked))
+    cluster.ready()
+    assert cluster.view().streams[0].runner == asked.runner
+    cluster.register("w0", runners=(RunnerPlace(asked.runner, "w0", JOB, f"tcp://{asked.runner}"),))
+    assert cluster.pushes(StartRunner) == []
 
 
 def test_an_agent_that_is_silent_is_lost_with_all_its_workers() -> None:

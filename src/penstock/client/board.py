@@ -56,13 +56,15 @@ class ViewNews:
 class Board:
     """The newest view, and whether the dispatcher still knows us."""
 
-    def __init__(self, on_missed: Callable[[], None] | None = None) -> None:
-        """`on_missed` is called, in the thread that puts, when a change came whose predecessor did not."""
+    def __init__(self, ask: Callable[[], None] | None = None) -> None:
+        """`ask` is called, in the thread that puts, when the dispatcher is to be asked what has changed."""
         self.bell = Bell()
         self.metrics = Metrics()
-        self._on_missed = on_missed
+        self._ask = ask
         self._lock = threading.Lock()
         self._held: HeldView | None = None
+        self._early = False
+        """A change came before the view that it is of."""
         self._unread = False
         self._forgotten = ""
         self._refusal: Exception | None = None
@@ -80,18 +82,27 @@ class Board:
     def put_change(self, change: ViewChange) -> None:
         """Take a change over, unless it is known or of another attempt."""
         with self._lock:
+            self._early |= self._held is None
             fit = "known" if self._held is None else self._held.take_change(change)
             self._unread |= fit == "taken"
         if fit == "taken":
             self.bell.ring()
-        elif fit == "missed" and self._on_missed is not None:
-            self._on_missed()
+        elif fit == "missed":
+            self.miss()
+
+    def miss(self) -> None:
+        """Something may have been pushed that did not come."""
+        if self._ask is not None:
+            self._ask()
 
     def replace_view(self, view: JobView) -> None:
         """Begin with the view of an opening, whatever was here."""
         with self._lock:
             self._held, self._unread, self._forgotten = HeldView(view), False, ""
             self._held.take_news()
+            self._early, early = False, self._early
+        if early:
+            self.miss()
 
     def take_news(self) -> ViewNews | None:
         """Return what is new since the last call, or since the opening; None: nothing."""

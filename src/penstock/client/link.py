@@ -90,9 +90,11 @@ class ServiceLink:
         self.credentials: Credentials = service.credentials
         self.pid = os.getpid()
         self.context: Context = zmq.Context()
-        self.control = ControlClient(service.address, service.credentials, name=name, on_push=self._pushed)
         self.boards: dict[ClientId, Board] = {}
         """Where changes of the views that are being read go."""
+        self.control = ControlClient(
+            service.address, service.credentials, name=name, on_push=self._pushed, on_reconnect=self._reconnected
+        )
         self.slabs: dict[RunnerId, SlabReader] = {}
         """Mapped once a process, and kept: what it placed stays readable when its connection, or itself, is gone, and
         what the trainer still held when an epoch ended is given back in the next."""
@@ -104,6 +106,11 @@ class ServiceLink:
         if isinstance(push, ViewMoved):
             for board in list(self.boards.values()):
                 board.put_change(push.change)
+
+    def _reconnected(self) -> None:
+        """A dispatcher that was started again starts nothing for us before it has heard of us."""
+        for board in list(self.boards.values()):
+            board.miss()
 
     def ask(self, body: Request, patience: Patience, what: str) -> Answer:
         """Ask until there is an answer."""

@@ -88,7 +88,7 @@ class EpochSession:
         self.consumer, self.replica = options.consumer, options.replica
         if options.sharing is not None:
             self.replica = trainer_number(options.sharing.trainer)
-        self.board = Board(on_missed=self._beat_once)
+        self.board = Board(ask=self._beat_once)
         self.feeder = feeder
         self._resumed = self._returning = False
         """The attempt began at a checkpoint; this consumer was in it before."""
@@ -97,6 +97,7 @@ class EpochSession:
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._beating = False
+        self._opened = False
         self._closed = False
         link.boards[self._client] = self.board
         try:
@@ -210,6 +211,7 @@ class EpochSession:
         if isinstance(answer, NotKnown):
             raise JobFailedError(self.job, f"the dispatcher does not know {answer.what}; start the epoch anew")
         self.spec, self.view, self._done = answer.spec, answer.view, answer.done
+        self._opened = True
         self.delivery = delivery_of(answer.spec)
         if self.delivery.shared:
             self.epoch = answer.view.epoch  # the one the others read
@@ -294,7 +296,7 @@ class EpochSession:
 
     def _beat_once(self) -> None:
         """Beat, unless one is under way: while the dispatcher is away they would pile up."""
-        if not self._beating:
+        if self._opened and not self._beating:
             self._beating = True
             self.link.control.post(self._beat(), self._heard)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.control import events as e
 from penstock.control.blaming import blame
@@ -10,7 +10,7 @@ from penstock.control.draft import Decision, Draft
 from penstock.control.fitting import runners_of
 from penstock.control.placing import release_streams
 from penstock.control.records import Runner
-from penstock.control.runners import remove_runner, runner_died, settle, settle_all, settle_arrived, stop_runner
+from penstock.control.runners import remove_runner, runner_died, settle_all, settle_arrived, stop_runner
 from penstock.control.state import ClusterState
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.wire.messages import (
@@ -25,6 +25,7 @@ from penstock.wire.messages import (
     RunnerGone,
     RunnerPlace,
     RunnerReady,
+    StartRunner,
     StopRunner,
 )
 
@@ -41,6 +42,10 @@ def register_agent(draft: Draft, request: RegisterAgent, peer: str) -> Answer:
         if runner.ready and runner.runner not in serving:
             runner_died(draft, runner, f"agent {request.agent!r} does not have this process")
             others_affected = True
+        elif runner.runner not in serving:
+            # The agent that was asked for it may be no more, or the connection. Asked for twice, it starts once.
+            start = StartRunner(worker=runner.worker, job=runner.job, runner=runner.runner)
+            draft.push_to_worker(runner.worker, start)
     for place in request.runners:
         others_affected |= _serve(draft, place, peer)
     for name in list(draft.state.jobs):
@@ -96,8 +101,8 @@ def _runners_on(draft: Draft, workers: Iterable[WorkerId]) -> list[Runner]:
     return [runner for runners in draft.state.runners.values() for worker in workers for runner in runners.on(worker)]
 
 
-def agent_beat(state: ClusterState, request: AgentBeat, *, now: float, peer: str) -> Decision:
-    """Keep an agent's lease: there is a beat a second of each, so no draft is made."""
+def agent_beat(state: ClusterState, request: AgentBeat, *, now: float, peer: str, draw: Callable[[], str]) -> Decision:
+    """Keep an agent's lease. There is a beat a second of each, so no draft is made but for one that was doubted."""
     agent = state.agents.get(request.agent)
     if agent is None:
         return Decision((), NotKnown(what=f"agent {request.agent!r}"))
@@ -111,7 +116,21 @@ def agent_beat(state: ClusterState, request: AgentBeat, *, now: float, peer: str
         for runner in request.runners
         if not any(runner in runners for runners in state.runners.values())
     )
-    return Decision((seen,), Done(), pushes)
+    if not agent.doubted:
+        return Decision((seen,), Done(), pushes)
+    draft = Draft(state, now=now, draw=draw)
+    draft.emit(seen)
+    draft.pushes.extend(pushes)
+    settle_all(draft)
+    draft.publish()
+    return draft.decision(Done())
+
+
+def _hear(draft: Draft, agent: AgentId) -> None:
+    """Whatever a doubted agent says shows that it is there."""
+    found = draft.state.agents.get(agent)
+    if found is not None and found.doubted:
+        draft.emit(e.AgentSeen(agent, found.peer, draft.now))
 
 
 def runner_ready(draft: Draft, request: RunnerReady, peer: str) -> Answer:
@@ -123,10 +142,12 @@ def runner_ready(draft: Draft, request: RunnerReady, peer: str) -> Answer:
             (peer, StopRunner(runner=place.runner, reason="stopped: another process was asked for since"))
         )
         return Done()
-    others_affected = _serve(draft, place, peer)
+    _hear(draft, request.agent)
+    others_affected = bool(draft.events)
+    others_affected |= _serve(draft, place, peer)
     if draft.events:
         if others_affected:
-            settle(draft, place.job)
+            settle_all(draft)
         else:
             settle_arrived(draft, (), [draft.state.runners[place.job][place.runner]])
         draft.publish()
@@ -134,6 +155,7 @@ def runner_ready(draft: Draft, request: RunnerReady, peer: str) -> Answer:
 
 
 def runner_gone(draft: Draft, request: RunnerGone) -> Answer:
+    _hear(draft, request.agent)
     blame(draft, request)
     runner = runners_of(draft.state, request.job).get(request.runner)
     if runner is not None:
@@ -141,7 +163,7 @@ def runner_gone(draft: Draft, request: RunnerGone) -> Answer:
     else:
         release_streams(draft, request.job, request.runner, request.reason, graceful=False)
     if draft.events:
-        settle(draft, request.job)
+        settle_all(draft)
         draft.publish()
     return Done()
 

@@ -8,7 +8,7 @@ from penstock.control import events as e
 from penstock.control.draft import Decision, Draft
 from penstock.control.opening import drop_left_behind
 from penstock.control.placing import rebind
-from penstock.control.records import Iteration, Slot
+from penstock.control.records import Iteration, Slot, Stream
 from penstock.control.runners import settle
 from penstock.control.state import ClusterState
 from penstock.control.views import change_since, view_of
@@ -58,6 +58,7 @@ def rebind_stream(draft: Draft, request: Rebind) -> Answer:
     if stream is None:
         return NotKnown(what=f"stream {request.stream!r} of attempt {request.attempt!r}")
     if stream.binding == request.binding and not stream.lost:
+        _doubt(draft, stream)
         spec = draft.job(request.job).spec
         if spec.guarantee == "at_most_once" and stream.bound is not None and not stream.ended:
             draft.emit(e.StreamsLost(request.job, request.attempt, (request.stream,), request.reason))
@@ -69,6 +70,14 @@ def rebind_stream(draft: Draft, request: Rebind) -> Answer:
         settle(draft, request.job)
         draft.publish()
     return Done()
+
+
+def _doubt(draft: Draft, stream: Stream) -> None:
+    """Hold it against the agent of the process that a stream could not be read from, until it beats again."""
+    worker = draft.state.workers.get(stream.bound.worker) if stream.bound is not None else None
+    agent = draft.state.agents.get(worker.agent) if worker is not None else None
+    if agent is not None and not agent.doubted:
+        draft.emit(e.AgentDoubted(agent.agent))
 
 
 def close_client(draft: Draft, request: CloseClient) -> Answer:

@@ -89,7 +89,7 @@ def decide(
     if isinstance(request, Beat):
         return beat(state, request, now=now, peer=peer, draw=draw)
     if isinstance(request, AgentBeat):
-        return agent_beat(state, request, now=now, peer=peer)
+        return agent_beat(state, request, now=now, peer=peer, draw=draw)
     draft = Draft(state, now=now, draw=draw)
     answer = _answer(draft, request, peer, blobs)
     return draft.decision(answer)

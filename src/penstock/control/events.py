@@ -216,6 +216,12 @@ class AgentSeen(Soft, frozen=True, tag="agent_seen"):
     """The processes it sees alive."""
 
 
+class AgentDoubted(Soft, frozen=True, tag="agent_doubted"):
+    """A process of this agent could not be read from, and the agent has not been heard since."""
+
+    agent: AgentId
+
+
 class AgentRemoved(Soft, frozen=True, tag="agent_removed"):
     agent: AgentId
     reason: str
@@ -321,6 +327,7 @@ AnyEvent: TypeAlias = (
     | Ticked
     | AgentRegistered
     | AgentSeen
+    | AgentDoubted
     | AgentRemoved
     | WorkersLeft
     | RunnerAsked

@@ -185,7 +185,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
     begins_alike = (present.digest is None) == (request.resume is None)
     if opened is None and begins_alike and not wishes:
         return present.attempt
-    if present.finished or (opened is not None and opened.finished):
+    if opened is not None and opened.finished:
         return _start(draft, request)
     if all(held.closed for held in present.opened.values()):
         return _start(draft, request, instead_of=present.attempt)

@@ -1,7 +1,8 @@
 """Who runs which stream.
 
 - A stream that nobody runs goes to the least loaded process of its job, on another worker than the last one if there is
-  a choice: the last one may be what is wrong.
+  a choice, because the last one may be what is wrong. Processes of an agent that is doubted come after all others: when
+  a host is gone, all its processes are, and of one that is noticed long before the agent's lease has run out.
 - A process without a stream takes some from those that have at least two more than it. In relaxed order, if there are
   none, it gets a new one; splits are granted as they are needed, so load evens out by itself. So there are never more
   streams than there were processes at once, however often processes die or checkpoints are loaded.
@@ -86,7 +87,7 @@ def rebind(draft: Draft, name: JobName, attempt: AttemptId, streams: Iterable[St
         if stream.bound is not None and stream.bound.runner in loads:
             loads[stream.bound.runner] -= 1
         bindings.append(
-            _binding(stream, ready, loads) if stream.wanted else e.NewBinding(stream.stream, stream.binding + 1)
+            _binding(draft, stream, ready, loads) if stream.wanted else e.NewBinding(stream.stream, stream.binding + 1)
         )
     _bind(draft, name, attempt, bindings)
 
@@ -105,13 +106,22 @@ def release_streams(draft: Draft, name: JobName, runner: RunnerId, reason: str, 
         rebind(draft, name, iteration.attempt, held)
 
 
-def _binding(stream: Stream, ready: Mapping[RunnerId, Runner], loads: dict[RunnerId, int]) -> e.NewBinding:
+def _binding(
+    draft: Draft, stream: Stream, ready: Mapping[RunnerId, Runner], loads: dict[RunnerId, int]
+) -> e.NewBinding:
     """Choose a process and count the stream as its load."""
     if not ready:
         return e.NewBinding(stream.stream, stream.binding + 1)
-    best = min(ready, key=lambda r: (ready[r].worker == stream.last_worker, loads[r], r))
+    best = min(
+        ready,
+        key=lambda r: (_is_doubted(draft, ready[r]), ready[r].worker == stream.last_worker, loads[r], r),
+    )
     loads[best] += 1
     return _bind_to(stream, ready[best])
+
+
+def _is_doubted(draft: Draft, runner: Runner) -> bool:
+    return draft.state.agents[draft.state.workers[runner.worker].agent].doubted
 
 
 def _bind_to(stream: Stream, runner: Runner) -> e.NewBinding:
@@ -122,13 +132,14 @@ def _waiting(draft: Draft, job: Job, iteration: Iteration) -> list[e.NewBinding]
     waiting = iteration.streams.waiting
     ready = ready_runners(draft.state, job) if waiting else {}
     loads = {runner: iteration.streams.load(runner) for runner in ready}
-    return [_binding(stream, ready, loads) for stream in waiting if ready]
+    return [_binding(draft, stream, ready, loads) for stream in waiting if ready]
 
 
 def _idle(draft: Draft, job: JobName, attempt: AttemptId, candidates: Iterable[Runner]) -> list[Runner]:
-    """Return the processes that have not had a stream of this epoch."""
+    """Return the processes that have not had a stream of this epoch, and may be given one."""
     streams = draft.job(job).iterations[attempt].streams
-    return [r for r in candidates if may_take_streams(draft.state, r) and not streams.has_some(r.runner)]
+    able = (r for r in candidates if may_take_streams(draft.state, r) and not _is_doubted(draft, r))
+    return [runner for runner in able if not streams.has_some(runner.runner)]
 
 
 def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runner]) -> list[e.NewBinding]:

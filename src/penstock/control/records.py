@@ -275,6 +275,8 @@ class Agent(Record, frozen=True):
     workers: tuple[WorkerId, ...] = ()
     """As it registered them."""
     statistics: dict[str, Any] = {}
+    doubted: bool = False
+    """A process of its could not be read from, and it was not heard since: its host may be gone."""
 
 
 class Worker(Record, frozen=True):

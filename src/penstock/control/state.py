@@ -142,7 +142,7 @@ class ClusterState:
             case e.AgentSeen():
                 agent = self.agents[event.agent]
                 statistics = event.statistics or agent.statistics
-                agent = replace(agent, seen=event.now, peer=event.peer, statistics=statistics)
+                agent = replace(agent, seen=event.now, peer=event.peer, statistics=statistics, doubted=False)
                 self.agents = self.agents.put({event.agent: agent})
                 self.heard = self.heard.put({seen: event.now for seen in event.runners if seen in self.heard})
             case e.ClientSeen():
@@ -203,6 +203,8 @@ class ClusterState:
                 self.ticked_at = event.now
             case e.AgentRegistered():
                 self._register(event)
+            case e.AgentDoubted():
+                self.agents = self.agents.put({event.agent: replace(self.agents[event.agent], doubted=True)})
             case e.AgentRemoved():
                 self.workers = self.workers.drop(*self.workers_of(event.agent))
                 self.agents = self.agents.drop(event.agent)
@@ -370,7 +372,9 @@ class ClusterState:
         )
 
 
-_UNTOLD = frozenset({e.SplitsGranted, e.AgentSeen, e.ClientSeen, e.Ticked, e.ViewRaised, e.RestartAsked})
+_UNTOLD = frozenset(
+    {e.SplitsGranted, e.AgentSeen, e.AgentDoubted, e.ClientSeen, e.Ticked, e.ViewRaised, e.RestartAsked}
+)
 
 
 def _add_past(job: Job, *clients: ClientId) -> tuple[ClientId, ...]:
