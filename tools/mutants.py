@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -200,12 +201,17 @@ class Bench:
         """Return what noticed the mutant; nothing: it survived."""
         if mutant is None:
             return self._test() or self._simulate(cases)
-        module = self._where / mutant.path
-        module.write_text(mutant.after)
+        self._put(mutant.path, mutant.after)
         try:
             return self._test() or self._simulate(cases)
         finally:
-            module.write_text(mutant.before)
+            self._put(mutant.path, mutant.before)
+
+    def _put(self, path: Path, text: str) -> None:
+        module = self._where / path
+        module.write_text(text)
+        # Byte code is known by its source's time in seconds and its size: two mutants may have both in common.
+        Path(cache_from_source(str(module))).unlink(missing_ok=True)
 
     def _test(self) -> str:
         done = self._run(TESTS_TIMEOUT_S, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *TESTS)
@@ -227,7 +233,8 @@ class Bench:
         return ""
 
     def _run(self, timeout_s: float, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-        environment = {**os.environ, "PYTHONPATH": str(self._where / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(self._where / "src")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling everything anew would take longer than the tests
         command = [sys.executable, *arguments]
         try:
             return subprocess.run(
