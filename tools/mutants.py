@@ -23,7 +23,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import cache_from_source
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -74,6 +75,8 @@ class Mutant:
     before: str
     after: str
     """The whole module, as it was and as it is now."""
+    number: int = 0
+    """Among those of a seed."""
 
     def __str__(self) -> str:
         return f"{self.path.name}:{self.line} {self.kind}"
@@ -184,7 +187,8 @@ def choose(seed: int, count: int) -> list[Mutant]:
     for place, kinds in enumerate((("comparison flipped",), ("+1", "-1"), ("statement dropped",))):
         of_kind = [mutant for mutant in found if mutant.kind in kinds]
         chosen += rng.sample(of_kind, (count + place) // 3)
-    return sorted(chosen, key=lambda mutant: (mutant.path, mutant.line, mutant.kind))
+    chosen.sort(key=lambda mutant: (mutant.path, mutant.line, mutant.kind))
+    return [replace(mutant, number=number) for number, mutant in enumerate(chosen, 1)]
 
 
 class Bench:
@@ -196,18 +200,22 @@ class Bench:
             shutil.copytree(ROOT / name, where / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         shutil.copy(ROOT / "pyproject.toml", where)
 
-    def killed_by(self, mutant: Mutant | None, cases: int) -> str:
+    def killed_by(self, mutant: Mutant, cases: int) -> str:
         """Return what noticed the mutant; nothing: it survived."""
-        if mutant is None:
-            return self._test() or self._simulate(cases)
-        module = self._where / mutant.path
-        module.write_text(mutant.after)
+        self._put(mutant.path, mutant.after)
         try:
-            return self._test() or self._simulate(cases)
+            return self.test() or self._simulate(cases)
         finally:
-            module.write_text(mutant.before)
+            self._put(mutant.path, mutant.before)
 
-    def _test(self) -> str:
+    def _put(self, path: Path, text: str) -> None:
+        module = self._where / path
+        module.write_text(text)
+        # Byte code is known by its source's time in seconds and its size: two mutants may have both in common.
+        Path(cache_from_source(str(module))).unlink(missing_ok=True)
+
+    def test(self) -> str:
+        """Return the first test that fails; nothing: none."""
         done = self._run(TESTS_TIMEOUT_S, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *TESTS)
         if done is None:
             return "tests that do not end"
@@ -227,7 +235,8 @@ class Bench:
         return ""
 
     def _run(self, timeout_s: float, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-        environment = {**os.environ, "PYTHONPATH": str(self._where / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(self._where / "src")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling everything anew would take longer than the tests
         command = [sys.executable, *arguments]
         try:
             return subprocess.run(
@@ -239,28 +248,26 @@ class Bench:
 
 def run(mutants: list[Mutant], *, cases: int, jobs: int) -> list[Mutant]:
     """Try all of them, and say what killed each; return the survivors."""
-    survivors: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as made:
         benches: SimpleQueue[Bench] = SimpleQueue()
         for number in range(jobs):
-            benches.put(Bench(Path(made) / str(number)))
+            bench = Bench(Path(made) / str(number))
+            if number == 0 and (wrong := bench.test()):
+                raise SystemExit(f"without any mutant {wrong} fails: mend that first")
+            benches.put(bench)
 
-        def attempt(mutant: Mutant | None) -> str:
+        def attempt(mutant: Mutant) -> str:
             bench = benches.get()
             try:
-                return bench.killed_by(mutant, cases if mutant is not None else 0)
+                killer = bench.killed_by(mutant, cases)
             finally:
                 benches.put(bench)
+            print(f"{mutant.number:3} {mutant}: {killer or 'survived'}", flush=True)
+            return killer
 
-        wrong = attempt(None)
-        if wrong:
-            raise SystemExit(f"without any mutant {wrong} fails: mend that first")
         with ThreadPoolExecutor(jobs) as pool:
-            for number, (mutant, killer) in enumerate(zip(mutants, pool.map(attempt, mutants)), 1):
-                print(f"{number:3} {mutant}: {killer or 'survived'}", flush=True)
-                if not killer:
-                    survivors.append(mutant)
-    return survivors
+            killers = list(pool.map(attempt, mutants))
+    return [mutant for mutant, killer in zip(mutants, killers) if not killer]
 
 
 def main() -> int:

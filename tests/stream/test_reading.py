@@ -96,14 +96,16 @@ def test_openings_that_fail_again_and_again_are_delayed_more_and_more() -> None:
 
 def test_a_frame_that_arrives_makes_one_patient_again() -> None:
     reader = opened()
-    for binding in (2, 3):
+    for binding in range(2, 2 + PATIENT_FAILURES):
         reader.give_up(0.0)
         reader.show(stream_view(binding=binding))
         reader.open(binding, WINDOW, 0.0)
-    reader.receive(rounds(0, binding=3, opening=3), None, 0.0)
-    reader.give_up(0.0)
-    reader.show(stream_view(binding=4))
-    assert reader.wants_opening(0.0)
+    reader.receive(rounds(0, binding=binding, opening=binding), None, 0.0)
+    for later in range(binding + 1, binding + 1 + PATIENT_FAILURES):
+        reader.give_up(0.0)
+        reader.show(stream_view(binding=later))
+        assert reader.wants_opening(0.0)
+        reader.open(later, WINDOW, 0.0)
 
 
 def test_an_ended_stream_is_asked_for_once_a_binding() -> None:

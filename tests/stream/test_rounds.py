@@ -147,7 +147,7 @@ def test_no_more_rounds_are_taken_than_asked_for() -> None:
         None,
     ]
     assert taken[0] is not None and taken[0].after == Cut(engine=6)
-    assert taken[0].of(1, skip=1) == [3, 5] and not taken[0].repeated
+    assert taken[0].of(1) == [1, 3, 5] and taken[0].of(1, skip=1) == [3, 5] and not taken[0].repeated
 
 
 def test_a_padded_last_round_repeats_its_own_outputs_and_is_not_made_twice() -> None:
