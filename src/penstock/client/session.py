@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -167,6 +168,7 @@ class EpochSession:
             rejoin=rejoin,
             resume=resume,
             trainer=self.trainer,
+            reader=f"process {self._pid} on {socket.gethostname()}",
         )
 
     def _take(self, answer: EpochOpened | NotKnown) -> None:

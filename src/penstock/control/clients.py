@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.control import events as e
 from penstock.control.draft import Decision, Draft
-from penstock.control.opening import drop_left_behind
+from penstock.control.opening import drop_left_behind, superseded
 from penstock.control.placing import rebind
 from penstock.control.records import Iteration, Slot, Stream
 from penstock.control.runners import settle
@@ -23,7 +23,8 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
         return Decision((), NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}"))
     slot = _slot_of(iteration, request.client, request.consumer)
     if slot is None:
-        reason = f"another reader has taken consumer {request.consumer}'s place; a consumer has one reader, the newest"
+        now_there = [held.reader for slot, held in iteration.opened.items() if slot[0] == request.consumer]
+        reason = superseded(request.consumer, now_there[0] if len(now_there) == 1 else "")
         return Decision((), Refused(reason=reason, kind="superseded"))
     if iteration.opened[slot].closed:
         return Decision((), Done())

@@ -28,6 +28,7 @@ from penstock.wire.messages import (
     Push,
     Rebind,
     Refused,
+    Superseded,
     View,
     ViewMoved,
 )
@@ -170,8 +171,11 @@ class Consumer(Peer):
                 self._lost_place()
 
     def pushed(self, push: Push) -> None:
-        if isinstance(push, ViewMoved):
-            self._take_change(push.change)
+        match push:
+            case ViewMoved():
+                self._take_change(push.change)
+            case Superseded() if not self._closed:
+                self._lost_place()
 
     def _take_change(self, change: ViewChange) -> None:
         fit = "known" if self.held is None else self.held.take_change(change)

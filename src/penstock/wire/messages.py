@@ -36,6 +36,8 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     resume: Resume | None = None
     trainer: str = ""
     """Who reads, in a job with `sharing`; `replica` is the number made of it."""
+    reader: str = ""
+    """Which process reads, for people: the one whose place it takes is told."""
 
 
 class EpochOpened(Message, frozen=True, tag="epoch_opened"):
@@ -360,6 +362,13 @@ class StopRunner(Message, frozen=True, tag="stop_runner"):
     reason: str
 
 
+class Superseded(Message, frozen=True, tag="superseded"):
+    """Another reader has taken this client's place. `reason` is for people."""
+
+    client: ClientId
+    reason: str
+
+
 class ViewMoved(Message, frozen=True, tag="view_moved"):
     change: ViewChange
 
@@ -407,7 +416,7 @@ Answer: TypeAlias = (
     | Refused
     | TryAgain
 )
-Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged
+Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged | Superseded
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
