@@ -17,6 +17,7 @@ from penstock.wire.messages import (
     NotYet,
     Refused,
     SteerJob,
+    Superseded,
     View,
 )
 from penstock.wire.views import HeldView
@@ -96,6 +97,26 @@ def test_the_newest_reader_of_a_slot_wins() -> None:
     assert isinstance(refused, Refused)
     assert refused.kind == "superseded"
     assert isinstance(cluster.ask(beat("c1")), View | Done)
+
+
+@pytest.mark.parametrize("how", ["rejoin", "anew"])
+def test_who_is_superseded_is_told_at_once_and_by_whom(how: str) -> None:
+    cluster = started(consumers=2)
+    cluster.pushed.clear()
+    rejoin = {"rejoin": "a0-r0"} if how == "rejoin" else {}
+    if how == "anew":
+        cluster.ask(cluster.opening(0, spec=spec(consumers=2), reader="process 6 on node1"))
+    cluster.open(1, spec=spec(consumers=2), reader="process 7 on node2", **rejoin)
+    told = {push.client: push.reason for peer, push in cluster.pushed if isinstance(push, Superseded)}
+    assert {peer for peer, push in cluster.pushed if isinstance(push, Superseded)} == {f"peer of {c}" for c in told}
+    assert "process 7 on node2 has taken consumer 1's place" in told.pop("c1")
+    if how == "anew":
+        assert "start all consumers again" in told.pop("c0")
+    assert told == {}
+    if how == "rejoin":
+        refused = cluster.ask(beat("c1", consumer=1))
+        assert isinstance(refused, Refused)
+        assert "process 7 on node2" in refused.reason
 
 
 def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:

@@ -180,6 +180,21 @@ def test_streams_of_a_host_that_may_be_gone_do_not_go_to_its_other_processes() -
     assert cluster.view().streams[0].worker != "w9"
 
 
+@pytest.mark.parametrize("noticed_by", ["agent", "client"])
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_at_most_once_gives_up_the_same_streams_whoever_notices(noticed_by: str, coordinated: bool) -> None:
+    """A coordinated one goes on: given up, it would end at another step for each consumer."""
+    cluster = started(workers=2, guarantee="at_most_once", coordinated=coordinated, streams=2 * coordinated)
+    stream = cluster.view().streams[0]
+    if noticed_by == "agent":
+        cluster.die(stream.runner)
+    else:
+        cluster.ask(rebind(cluster.view()))
+    after = cluster.view().streams[0]
+    assert after.lost == (not coordinated)
+    assert after.binding > stream.binding
+
+
 def test_a_rebind_of_what_is_not_known_is_said_so() -> None:
     cluster = started()
     assert isinstance(cluster.ask(rebind(cluster.view(), attempt="older")), NotKnown)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.client.session import BEAT_S
+from penstock.core.errors import SupersededError
 
 from .checks import Background, assert_exactly_once, kill, wait_until
+
+
+def slowly(number: int) -> int:
+    time.sleep(0.001)
+    return number
 
 
 def consumers_of(
@@ -49,6 +58,25 @@ def test_all_consumers_get_the_same_number_of_steps(
     assert [len(each) for each in read] == [batches // consumers] * consumers
     given = np.concatenate([np.concatenate(each) for each in read if each] or [np.empty(0, int)])
     assert len(set(given.tolist())) == len(given)
+
+
+@pytest.mark.parametrize("how", ["anew", "rejoin"])
+def test_a_reader_whose_place_is_taken_is_told_at_once_by_whom(one_worker: ps.LocalService, how: str) -> None:
+    slow = ps.range(100_000).map(slowly).batch(4)
+    with (
+        slow.distribute(one_worker, job=f"taken-{how}", timeout=30) as older,
+        slow.distribute(one_worker, job=f"taken-{how}", timeout=30) as newer,
+    ):
+        reading = iter(older)
+        next(reading)
+        if how == "rejoin":
+            newer.load_state_dict(older.state_dict())
+        next(iter(newer))
+        begin = time.monotonic()
+        with pytest.raises(SupersededError, match=f"process {os.getpid()} on .* taken consumer 0's place"):
+            for _ in reading:
+                pass
+        assert time.monotonic() - begin < BEAT_S / 2, "before its next beat"
 
 
 def test_one_file_and_two_consumers(one_worker: ps.LocalService, tmp_path: Path) -> None:

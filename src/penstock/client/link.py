@@ -18,6 +18,7 @@ from penstock.core.errors import (
     JobMismatchError,
     PenstockError,
     ServiceFileMissingError,
+    SupersededError,
     WaitTimeoutError,
 )
 from penstock.core.ids import AttemptId, BlobHash, ClientId, JobName, RunnerId
@@ -39,6 +40,7 @@ from penstock.wire.messages import (
     Push,
     Request,
     Spec,
+    Superseded,
     ViewMoved,
     Workers,
 )
@@ -103,9 +105,14 @@ class ServiceLink:
         self._closed = False
 
     def _pushed(self, push: Push) -> None:
-        if isinstance(push, ViewMoved):
-            for board in list(self.boards.values()):
-                board.put_change(push.change)
+        match push:
+            case ViewMoved():
+                for board in list(self.boards.values()):
+                    board.put_change(push.change)
+            case Superseded():
+                superseded = self.boards.get(push.client)
+                if superseded is not None:
+                    superseded.put_refusal(SupersededError(push.reason))
 
     def _reconnected(self) -> None:
         """A dispatcher that was started again starts nothing for us before it has heard of us."""

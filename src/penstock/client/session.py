@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -205,6 +206,7 @@ class EpochSession:
             resume=resume,
             trainer=self.trainer,
             after=self.link.finished.get(self.job),
+            reader=f"process {self._pid} on {socket.gethostname()}",
         )
 
     def _take(self, answer: EpochOpened | NotKnown) -> None:

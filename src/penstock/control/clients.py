@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from penstock.control import events as e
 from penstock.control.draft import Decision, Draft
-from penstock.control.opening import drop_left_behind
-from penstock.control.placing import rebind
+from penstock.control.opening import drop_left_behind, superseded
+from penstock.control.placing import take_away
 from penstock.control.records import Iteration, Slot, Stream
 from penstock.control.runners import settle
 from penstock.control.state import ClusterState
@@ -23,7 +23,8 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
         return Decision((), NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}"))
     slot = _slot_of(iteration, request.client, request.consumer)
     if slot is None:
-        reason = f"another reader has taken consumer {request.consumer}'s place; a consumer has one reader, the newest"
+        now_there = [held.reader for slot, held in iteration.opened.items() if slot[0] == request.consumer]
+        reason = superseded(request.consumer, now_there[0] if len(now_there) == 1 else "")
         return Decision((), Refused(reason=reason, kind="superseded"))
     if iteration.opened[slot].closed:
         return Decision((), Done())
@@ -59,14 +60,10 @@ def rebind_stream(draft: Draft, request: Rebind) -> Answer:
         return NotKnown(what=f"stream {request.stream!r} of attempt {request.attempt!r}")
     if stream.binding == request.binding and not stream.lost:
         _doubt(draft, stream)
-        spec = draft.job(request.job).spec
-        if spec.guarantee == "at_most_once" and stream.bound is not None and not stream.ended:
-            draft.emit(e.StreamsLost(request.job, request.attempt, (request.stream,), request.reason))
-        else:
-            if stream.ended and not stream.reopened:
-                draft.emit(e.StreamReopened(request.job, request.attempt, request.stream))
-            present = draft.job(request.job).iterations[request.attempt].streams[request.stream]
-            rebind(draft, request.job, request.attempt, [present])
+        if stream.ended and not stream.reopened:
+            draft.emit(e.StreamReopened(request.job, request.attempt, request.stream))
+        present = draft.job(request.job).iterations[request.attempt].streams[request.stream]
+        take_away(draft, request.job, request.attempt, [present], request.reason)
         settle(draft, request.job)
         draft.publish()
     return Done()

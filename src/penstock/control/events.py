@@ -96,6 +96,8 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
     consumer: int
     replica: int
     client: ClientId
+    reader: str = ""
+    """Which process that is, for people."""
 
 
 class ConsumerClosed(Journaled, frozen=True, tag="closed"):

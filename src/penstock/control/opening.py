@@ -1,6 +1,6 @@
 """A consumer opens an epoch: who starts one, who joins one, who waits.
 
-- A slot (consumer, replica) has one reader; the newest wins, and the older one is told so at its next beat.
+- A slot (consumer, replica) has one reader; the newest wins, and the older one is told so at once.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
   closed it or opened a newer one.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
@@ -25,7 +25,7 @@ from penstock.control.sharing import epoch_to_join, held_up_by_trainers, lacks_t
 from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
 from penstock.wire.jobs import JobSpec
-from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused
+from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused, Superseded
 
 WISH_LASTS_S = 5.0  # clients that are told "not yet" ask again well within it
 FEWEST_IN_TURN = 4  # streams of coordinated reads: each has its own windows to fill, so not more than are of use
@@ -276,28 +276,50 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
         leaving.append(kept[0].attempt)
     for left in leaving:
         draft.emit(e.IterationDropped(request.job, left, "a newer attempt started"))
-        _release_clients(draft, request.job, left)
+        _release_clients(draft, request.job, left, request)
     draft.emit(e.IterationStarted(request.job, attempt, request.epoch, request.resume))
     create_fixed_streams(draft, request.job, attempt)
     complete(draft, request.job, attempt)
     return attempt
 
 
-def _release_clients(draft: Draft, job: JobName, attempt: AttemptId) -> None:
+def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: OpenEpoch | None = None) -> None:
+    """Let go of who reads a dropped attempt, and say so; `newer` is the opening that took its place."""
     for lease in draft.state.leases(job):
-        if lease.attempt == attempt:
-            draft.emit(e.ClientGone(job, lease.client, draft.now))
+        if lease.attempt != attempt:
+            continue
+        draft.emit(e.ClientGone(job, lease.client, draft.now))
+        if newer is None:
+            reason = "all consumers are in a newer epoch, and a consumer reads one at a time"
+        elif (lease.consumer, lease.replica) == (newer.consumer, newer.replica):
+            reason = superseded(newer.consumer, newer.reader)
+        else:
+            who = newer.reader or "another reader"
+            reason = f"{who} has begun epoch {newer.epoch} anew as consumer {newer.consumer}; start all consumers again"
+        draft.pushes.append((lease.peer, Superseded(client=lease.client, reason=reason)))
+
+
+def superseded(consumer: int, reader: str) -> str:
+    return (
+        f"{reader or 'another reader'} has taken consumer {consumer}'s place: a consumer has one reader, the newest. "
+        "Close one of the two, or give one of them another consumer= or job="
+    )
 
 
 # The slot
 
 
 def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, peer: str) -> None:
-    opened = draft.job(request.job).iterations[attempt].opened.get((request.consumer, request.replica))
+    slot = (request.consumer, request.replica)
+    opened = draft.job(request.job).iterations[attempt].opened.get(slot)
     if opened is None or opened.client != request.client or opened.closed:
-        draft.emit(e.ConsumerOpened(request.job, attempt, request.consumer, request.replica, request.client))
-        if opened is not None and draft.state.reads(request.job, opened.client):
-            draft.emit(e.ClientGone(request.job, opened.client, draft.now))
+        draft.emit(e.ConsumerOpened(request.job, attempt, *slot, request.client, request.reader))
+        leases = draft.state.clients.get(request.job)
+        older = leases.get(opened.client) if opened is not None and leases is not None else None
+        if older is not None and older.client != request.client:
+            draft.emit(e.ClientGone(request.job, older.client, draft.now))
+            reason = superseded(request.consumer, request.reader)
+            draft.pushes.append((older.peer, Superseded(client=older.client, reason=reason)))
     draft.emit(e.ClientSeen(request.job, attempt, request.consumer, request.replica, request.client, peer, draft.now))
 
 

@@ -22,7 +22,7 @@ from penstock.control.records import Bound, Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
 from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import Feed
+from penstock.wire.jobs import Feed, JobSpec
 
 
 def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> None:
@@ -96,14 +96,30 @@ def release_streams(draft: Draft, name: JobName, runner: RunnerId, reason: str, 
     """Let go of all streams of a process that is no more (or, `graceful`, that is being let go)."""
     for iteration in draft.iterations(name):
         held = iteration.streams.on(runner)
-        spec = draft.job(name).spec
-        # Given up, a coordinated stream would end at another step for each consumer: it goes on, which is once too.
-        if spec.guarantee == "at_most_once" and not spec.coordinated and not graceful:
-            lost = tuple(s.stream for s in held if s.wanted)
-            if lost:
-                draft.emit(e.StreamsLost(name, iteration.attempt, lost, reason))
-            held = [s for s in held if not s.wanted]
-        rebind(draft, name, iteration.attempt, held)
+        if graceful:
+            rebind(draft, name, iteration.attempt, held)
+        else:
+            take_away(draft, name, iteration.attempt, held, reason)
+
+
+def take_away(draft: Draft, name: JobName, attempt: AttemptId, streams: Sequence[Stream], reason: str) -> None:
+    """Take streams from a process that failed them, whoever noticed: they are given up, or go on elsewhere."""
+    spec = draft.job(name).spec
+    lost = tuple(stream.stream for stream in streams if _is_given_up(spec, stream))
+    if lost:
+        draft.emit(e.StreamsLost(name, attempt, lost, reason))
+    rebind(draft, name, attempt, [stream for stream in streams if stream.stream not in lost])
+
+
+def _is_given_up(spec: JobSpec, stream: Stream) -> bool:
+    """Say whether a stream that its process failed may not go on, for something of it might come twice.
+
+    Given up, a coordinated stream would end at another step for each consumer: it goes on, which is once too. One that
+    has ended is run again only for a consumer that came back, which asks for what it does not have.
+    """
+    if spec.guarantee != "at_most_once" or spec.coordinated:
+        return False
+    return stream.bound is not None and not stream.ended and not stream.lost
 
 
 def _binding(

@@ -212,6 +212,8 @@ class Opened(Record, frozen=True):
     client: ClientId
     closed: bool = False
     finished: bool = False
+    reader: str = ""
+    """Which process that is, for people."""
 
 
 class Iteration(Record, frozen=True):

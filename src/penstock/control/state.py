@@ -289,7 +289,7 @@ class ClusterState:
         iteration = self._iteration(event.job, event.attempt)
         slot = (event.consumer, event.replica)
         before = iteration.opened.get(slot)
-        opened = {**iteration.opened, slot: Opened(client=event.client)}
+        opened = {**iteration.opened, slot: Opened(client=event.client, reader=event.reader)}
         self._put(event.job, replace(iteration, opened=opened))
         job = self.jobs[event.job]
         if before is not None and before.client != event.client:

@@ -23,7 +23,19 @@ from penstock.control.views import view_of
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
-from penstock.wire.messages import PROTOCOL, Answer, Ask, Changes, Push, Refused, TryAgain, View, ViewChanged, ViewMoved
+from penstock.wire.messages import (
+    PROTOCOL,
+    Answer,
+    Ask,
+    Changes,
+    Push,
+    Refused,
+    Superseded,
+    TryAgain,
+    View,
+    ViewChanged,
+    ViewMoved,
+)
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -191,6 +203,8 @@ class Service:
         for name, push in pushes:
             peer = name.encode("latin-1")
             protocol = self._older.get(peer, PROTOCOL)
+            if protocol < PROTOCOL and isinstance(push, Superseded):
+                continue  # it learns at its next beat
             self._outbox.append((peer, protocol, 0, self._for(protocol, push)))
 
     def _commit(self) -> None:

@@ -58,6 +58,7 @@ from penstock.wire.messages import (
     RunnerReady,
     StartRunner,
     StopRunner,
+    Superseded,
     ViewMoved,
 )
 
@@ -217,7 +218,7 @@ class Agent:
                 for runner in self._runners.values():
                     if runner.runner == push.runner:
                         self._stop(runner, push.reason)
-            case ViewMoved():
+            case ViewMoved() | Superseded():
                 pass  # for clients
 
     def _start(self, push: StartRunner) -> None:

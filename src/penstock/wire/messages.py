@@ -38,6 +38,8 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     """Who reads, in a job with `sharing`; `replica` is the number made of it."""
     after: AttemptId | None = None
     """The attempt that this reader has read to its end: its `CloseClient` may come later, or never."""
+    reader: str = ""
+    """Which process reads, for people: the one whose place it takes is told."""
 
 
 class EpochOpened(Message, frozen=True, tag="epoch_opened"):
@@ -364,6 +366,13 @@ class StopRunner(Message, frozen=True, tag="stop_runner"):
     reason: str
 
 
+class Superseded(Message, frozen=True, tag="superseded"):
+    """Another reader has taken this client's place. `reason` is for people."""
+
+    client: ClientId
+    reason: str
+
+
 class ViewMoved(Message, frozen=True, tag="view_moved"):
     change: ViewChange
 
@@ -411,7 +420,7 @@ Answer: TypeAlias = (
     | Refused
     | TryAgain
 )
-Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged
+Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged | Superseded
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
