@@ -19,6 +19,7 @@ from penstock.core.errors import (
     InvalidPipelineError,
     JobMismatchError,
     StateMismatchError,
+    SupersededError,
     WaitTimeoutError,
 )
 from tests.client.conftest import WAIT_S, in_threads, rows
@@ -642,3 +643,20 @@ def test_several_consumers_do_not_cache_what_they_received(service: ps.LocalServ
     loader = ps.range(40).distribute(service, consumers=2, consumer=0)
     with pytest.raises(InvalidPipelineError, match="with 2 consumers"):
         loader.cache()
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_an_older_reader_of_a_slot_stops_with_elements_at_hand(service: ps.LocalService, with_state: bool) -> None:
+    def make() -> ps.Loader:
+        return ps.range(5000).distribute(service, job=f"taken {with_state}", timeout=WAIT_S)
+
+    with make() as older, make() as newer:
+        reading = iter(older)
+        next(reading)
+        if with_state:
+            newer.load_state_dict(older.state_dict())
+        next(iter(newer))
+        with pytest.raises(SupersededError):
+            for _ in range(4000):  # far fewer than have arrived, and far longer than it takes to be told
+                next(reading)
+                time.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 from penstock.wire.bell import Bell
 from penstock.wire.jobs import JobView, StreamView, ViewChange
@@ -68,6 +69,7 @@ class Board:
         self._unread = False
         self._forgotten = ""
         self._refusal: Exception | None = None
+        self._when_refused: WeakMethod[Callable[[], None]] | None = None
 
     def put_view(self, view: JobView) -> None:
         """Take a view over unless it is older than the one here."""
@@ -133,10 +135,17 @@ class Board:
             found, self._forgotten = self._forgotten, ""
             return found
 
+    def when_refused(self, act: WeakMethod[Callable[[], None]]) -> None:
+        """Have something done, in the thread that puts it, when there is a refusal."""
+        self._when_refused = act
+
     def put_refusal(self, error: Exception) -> None:
         """Reading cannot go on: another reader took the place, or the job is gone."""
         with self._lock:
             self._refusal = error
+        act = None if self._when_refused is None else self._when_refused()
+        if act is not None:
+            act()
         self.bell.ring()
 
     @property

@@ -66,6 +66,7 @@ class EpochReader:
         self._consumer = session.consumer_of(memory_bytes, now=monotonic())
         self._connections = Connections(session, self._consumer)
         self._finalizer = weakref.finalize(self, self._connections.close)
+        session.board.when_refused(weakref.WeakMethod(self._stop_giving))
         self._tell_dropped(session.view)
         self._carry_out()
 
@@ -184,6 +185,10 @@ class EpochReader:
         wait = _Wait(self)
         while not self._closed and not self.finished and self._error is None:
             now = monotonic()
+            refusal = self.session.board.refusal
+            if refusal is not None:
+                self._fail(refusal)
+                break
             if now - self._pumped_at >= PUMP_EVERY_S:
                 self._pump(now)
             serving = self._consumer.next(now)
@@ -231,13 +236,19 @@ class EpochReader:
 
     def _check_job(self) -> None:
         failure = self._consumer.failure
-        refusal = self.session.board.refusal
         if failure is not None:
             self._fail(rebuild_failure(failure) if isinstance(failure, RemoteFailure) else failure)
-        elif refusal is not None:
-            self._fail(refusal)
         elif self._consumer.view.failure:
             self._fail(JobFailedError(self.session.job, self._consumer.view.failure))
+
+    def _stop_giving(self) -> None:
+        """In the control thread: of what has arrived nothing more is given, and `next()` finds the refusal.
+
+        While the trainer's thread is in `next()` it looks for one itself.
+        """
+        if self._lock.acquire(blocking=False):
+            self._size = 0
+            self._lock.release()
 
     def _fail(self, error: BaseException) -> None:
         """An error is the end of this reader; its state stays that of the last element given."""
