@@ -230,7 +230,6 @@ def test_what_cannot_be_coordinated_is_refused_with_the_reason(one_worker: ps.Lo
     refuse("consumer=", consumer=None)
     refuse("uneven='drop' or 'pad'", uneven="allow")
     refuse("sharding='dynamic'", sharding="off")
-    refuse("coordinated=True", sharing="skip", trainer="one")
     refuse("put it before", dataset=sentences().filter(lambda batch: True))
 
 
