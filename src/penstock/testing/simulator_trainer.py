@@ -56,8 +56,9 @@ class Trainer:
         return len(self.histories[consumer])
 
     def may_step(self, consumer: int) -> bool:
-        """Whether the others are as far: training is synchronous."""
-        return self.step(consumer) <= min(map(len, self.histories)) and self.are_together()
+        """Whether the others are as far: training is synchronous. Those that are through with the epoch sit out."""
+        taking_part = (history for history, done in zip(self.histories, self.done, strict=True) if not done)
+        return self.step(consumer) <= min(map(len, taking_part)) and self.are_together()
 
     def is_behind(self, consumer: int) -> bool:
         return self.step(consumer) < max(map(len, self.histories))
