@@ -194,6 +194,21 @@ def test_a_stream_that_is_given_up_after_a_load_leaves_what_it_was_not_granted_t
     assert cluster.view().streams[-1].feed.kind == "tail"
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_runs_over_everything_that_a_checkpoint_brought_stand_for_one_worker_each(workers: int) -> None:
+    cluster = Cluster()
+    cluster.register(*(f"w{i}" for i in range(workers)))
+    everything = Feed(kind="dealt", number=0, of=1)
+    held = [StreamResume(number, Cut(engine=[4]), 4, (4,), feed=everything) for number in range(2)]
+    resumed(cluster, *held, sharding="off", guarantee="zero_or_more")
+    streams = cluster.view().streams
+    assert len(streams) == max(2, workers)
+    for stream in streams:
+        assert not cluster.view().finished
+        cluster.end(stream)
+    assert cluster.view().finished
+
+
 def test_a_pipeline_is_registered_once() -> None:
     cluster = Cluster()
     assert cluster.ask(PutPipeline(id="p", spec=spec())) == Done()

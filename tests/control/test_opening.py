@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.control.records import KEPT_RAISES
+from penstock.control.runners import RESTART_GRACE_S
 from penstock.control.views import view_of
 from penstock.wire.jobs import Cut, Feed, Position, Ranges, Resume
 from penstock.wire.messages import (
@@ -366,6 +367,27 @@ def test_a_job_somebody_holds_is_not_collected_even_unread_and_across_restarts()
     cluster.restart()
     cluster.live(100, [beat("c0")])
     assert JOB in cluster.state.jobs
+
+
+def test_a_job_held_when_the_dispatcher_died_is_not_collected_before_its_readers_can_be_back() -> None:
+    cluster = started(consumers=2, collect_after_s=0.5)
+    cluster.restart()
+    cluster.tick(RESTART_GRACE_S - 1.0)
+    assert isinstance(cluster.ask(beat("c1", consumer=1)), View)
+    cluster.live(5, beats=[beat("c1", consumer=1)])
+    assert isinstance(cluster.ask(beat("c0")), View)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_job_whose_readers_do_not_come_back_is_collected_then(closed: bool) -> None:
+    cluster = started(collect_after_s=0.5)
+    if closed:
+        cluster.ask(close("c0", "a0-r0"))
+    cluster.restart()
+    cluster.tick(2.0)
+    assert (JOB in cluster.state.jobs) == (not closed)
+    cluster.tick(RESTART_GRACE_S)
+    assert JOB not in cluster.state.jobs
 
 
 def test_a_silent_client_loses_its_lease_and_may_come_back() -> None:

@@ -85,6 +85,20 @@ def test_dispatcher_restarts_before_during_and_between_epochs(order: str) -> Non
             kill(service.dispatcher_pid)
 
 
+def test_an_epoch_without_sharding_ends_though_the_dispatcher_lost_its_journal() -> None:
+    with ps.LocalService(workers=2) as service:
+        numbers = ps.range(400).map(slowly).batch(4)
+        with numbers.distribute(service, sharding="off", guarantee="zero_or_more", timeout=60) as loader:
+
+            def lose_journal() -> None:
+                for file in (service.service_file.parent / "journal").iterdir():
+                    file.unlink()
+                kill(service.dispatcher_pid)
+
+            read = read_and_break(iter(loader), {20: lose_journal})
+        assert np.sort(np.concatenate(read)).tolist() == sorted([*range(400)] * 2)
+
+
 def test_dispatcher_and_worker_killed_together() -> None:
     with ps.LocalService(workers=2) as service, dataset().distribute(service, timeout=60) as loader:
 

@@ -29,7 +29,8 @@ from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
 from penstock.control.placing import rebind
-from penstock.control.runners import LINGER_S, START_TIMEOUT_S, settle, settle_all
+from penstock.control.records import Job
+from penstock.control.runners import LINGER_S, RESTART_GRACE_S, START_TIMEOUT_S, settle, settle_all
 from penstock.control.state import ClusterState
 from penstock.control.views import job_lines, worker_lines
 from penstock.core.ids import BlobHash, JobName
@@ -223,8 +224,18 @@ def tick(state: ClusterState, *, now: float, draw: Callable[[], str]) -> Decisio
 def _collect_jobs(draft: Draft) -> None:
     for name, since in list(draft.state.idle_since.items()):
         job = draft.state.jobs[name]
-        if job.failure or draft.now - since > job.spec.collect_after_s:
+        if job.failure or draft.now - since > max(job.spec.collect_after_s, _way_back_s(draft, job, since)):
             draft.emit(e.JobCollected(name, job.failure or f"nobody read it for {draft.now - since:.0f} s"))
+
+
+def _way_back_s(draft: Draft, job: Job, idle_since: float) -> float:
+    """Return how long the readers of a job may take to be heard of again.
+
+    Those that held it when the dispatcher died, or before, are reading on, and have to find out first.
+    """
+    began_at = draft.state.began_at
+    held = any(not opened.closed for iteration in job.iterations.values() for opened in iteration.opened.values())
+    return RESTART_GRACE_S if held and began_at is not None and idle_since <= began_at else 0.0
 
 
 def _rebind_orphans(draft: Draft, name: JobName) -> None:

@@ -296,7 +296,8 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
         else:
             who = newer.reader or "another reader"
             reason = f"{who} has begun epoch {newer.epoch} anew as consumer {newer.consumer}; start all consumers again"
-        draft.pushes.append((lease.peer, Superseded(client=lease.client, reason=reason)))
+        if newer is None or lease.client != newer.client:  # one that starts over by itself is not told of itself
+            draft.pushes.append((lease.peer, Superseded(client=lease.client, reason=reason)))
 
 
 def superseded(consumer: int, reader: str) -> str:
