@@ -199,7 +199,7 @@ def test_runs_over_everything_that_a_checkpoint_brought_stand_for_one_worker_eac
     cluster = Cluster()
     cluster.register(*(f"w{i}" for i in range(workers)))
     everything = Feed(kind="dealt", number=0, of=1)
-    held = [StreamResume(number, Cut(engine=[4]), 4, (4,), feed=everything) for number in range(2)]
+    held = [Position(number, 4, Cut(engine=[4]), marks=(4,), feed=everything) for number in range(2)]
     resumed(cluster, *held, sharding="off", guarantee="zero_or_more")
     streams = cluster.view().streams
     assert len(streams) == max(2, workers)
