@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from penstock.control.snapshot import restore, snapshot
 from penstock.core.ids import AttemptId
 from penstock.wire.messages import Beat, CloseClient, EpochOpened, Jobs, ListJobs, NotYet, OpenEpoch, Refused
@@ -136,3 +138,97 @@ def test_the_service_tells_how_trainers_fare_and_a_snapshot_keeps_who_they_are()
     (line,) = lines.jobs[0].trainers
     assert (line.trainer, line.epoch, line.read, line.skipped, line.shared) == ("t1", 0, 9, 2, 8)
     assert snapshot(restore(snapshot(cluster.state))) == snapshot(cluster.state)
+
+
+# Trainers of several ranks
+
+
+def rank(consumer: int, client: str, **changes: Any) -> OpenEpoch:
+    """A rank of trainer 0, of two."""
+    request = {key: changes.pop(key) for key in ("rejoin", "after") if key in changes}
+    asked = opening(0, client, consumers=2, **changes)
+    return msgspec.structs.replace(asked, consumer=consumer, **request)
+
+
+def let_in(cluster: Cluster, request: OpenEpoch) -> tuple[AttemptId, int]:
+    """Return the attempt and the life."""
+    answer = cluster.ask(request)
+    assert isinstance(answer, EpochOpened), answer
+    return answer.view.attempt, answer.life
+
+
+def leave_rank(cluster: Cluster, consumer: int, client: str, attempt: str) -> None:
+    cluster.ask(CloseClient(job=JOB, client=client, consumer=consumer, attempt=attempt, finished=True))
+
+
+def pair() -> tuple[Cluster, AttemptId]:
+    cluster = Cluster()
+    cluster.register("w1")
+    attempt, life = let_in(cluster, rank(0, "a"))
+    assert let_in(cluster, rank(1, "b")) == (attempt, life) == (attempt, 0)
+    cluster.ready()
+    return cluster, attempt
+
+
+def test_a_trainer_that_comes_without_its_state_begins_another_life() -> None:
+    cluster = serving()
+    assert let_in(cluster, opening(0, "c0")) == ("of c0-r0", 0)
+    assert let_in(cluster, opening(0, "again")) == ("of c0-r0", 1)
+    with_state = msgspec.structs.replace(opening(0, "with state"), rejoin="of c0-r0")
+    assert let_in(cluster, with_state) == ("of c0-r0", 1)
+    assert let_in(cluster, opening(1, "other")) == ("of c0-r0", 0)
+    leave(cluster, "with state", "of c0-r0", finished=False)
+    assert let_in(cluster, opening(0, "third")) == ("of c0-r0", 2)
+
+
+def test_a_rank_that_returns_alone_without_its_state_waits_for_the_others() -> None:
+    cluster, attempt = pair()
+    answer = cluster.ask(rank(1, "b again"))
+    assert isinstance(answer, NotYet) and "consumers 0 to start over" in answer.waiting_for
+    assert let_in(cluster, rank(1, "b with state", rejoin=attempt)) == (attempt, 0)
+    assert isinstance(cluster.ask(rank(0, "a again")), NotYet), "the other one has its state, and does not ask any more"
+    assert let_in(cluster, rank(1, "b third")) == (attempt, 1)
+    assert let_in(cluster, rank(0, "a again")) == (attempt, 1)
+    assert let_in(cluster, rank(0, "a again")) == (attempt, 1)
+
+
+def test_a_rank_that_has_finished_an_epoch_and_starts_anew_reads_it_with_its_trainer() -> None:
+    cluster, attempt = pair()
+    leave_rank(cluster, 1, "b", attempt)
+    assert isinstance(cluster.ask(rank(1, "b again")), NotYet)
+    assert let_in(cluster, rank(0, "a again")) == (attempt, 1)
+    assert let_in(cluster, rank(1, "b again")) == (attempt, 1)
+
+
+def test_a_rank_goes_on_to_the_next_epoch_before_the_others_of_its_trainer() -> None:
+    cluster, attempt = pair()
+    leave_rank(cluster, 1, "b", attempt)
+    following, _ = let_in(cluster, rank(1, "b next", after=attempt))
+    assert following != attempt
+    assert let_in(cluster, rank(0, "a next", after=attempt)) == (following, 0)
+
+
+def test_a_trainer_that_has_finished_an_epoch_starts_the_next_though_it_does_not_say_so() -> None:
+    cluster, attempt = pair()
+    for consumer, client in enumerate("ab"):
+        leave_rank(cluster, consumer, client, attempt)
+    following, life = let_in(cluster, rank(1, "b next"))
+    assert following != attempt and let_in(cluster, rank(0, "a next")) == (following, life) == (following, 0)
+
+
+def test_lives_survive_a_restart_of_the_dispatcher() -> None:
+    cluster, attempt = pair()
+    cluster.ask(rank(1, "b again"))
+    assert let_in(cluster, rank(0, "a again")) == (attempt, 1)
+    restored = restore(snapshot(cluster.state)).jobs[JOB].iterations[attempt].opened
+    assert [held.life for held in restored.values()] == [1, 0]
+
+
+def test_a_rank_whose_trainer_has_begun_anew_without_it_is_told_so() -> None:
+    cluster, attempt = pair()
+    beat = Beat(job=JOB, client="b", consumer=1, attempt=attempt, version=0)
+    assert not isinstance(cluster.ask(beat), Refused)
+    cluster.ask(rank(1, "a late message of b's"))
+    assert let_in(cluster, rank(0, "a again")) == (attempt, 1)
+    answer = cluster.ask(beat)
+    assert isinstance(answer, Refused) and answer.kind == "superseded" and "restart all its ranks" in answer.reason

@@ -25,7 +25,7 @@ class Hands:
         memory_bytes: int = MEMORY_BYTES,
         shared_window_bytes: int = 0,
         resumed: bool = False,
-        returning: bool = False,
+        life: int = 0,
         **job: Any,
     ) -> None:
         self.consumer = Consumer(
@@ -37,7 +37,7 @@ class Hands:
             shared_window_bytes=shared_window_bytes,
             first_opening=100,
             resumed=resumed,
-            returning=returning,
+            life=life,
             now=0.0,
         )
 

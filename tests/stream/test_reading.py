@@ -202,21 +202,39 @@ def test_rounds_that_a_trainer_had_in_another_life_are_not_given_again() -> None
 
 def test_to_a_fresh_trainer_nothing_was_skipped() -> None:
     reader = reader_at(0, shared=True, fresh=True)
-    assert reader.is_fresh and reader.is_new
     reader.open(1, WINDOW, 0.0)
-    assert reader.is_fresh and not reader.is_new
+    assert reader.is_fresh
     reader.receive(rounds(5, skipped=5), None, 0.0)
     assert not reader.is_fresh and reader.skipped == 0
     reader.receive(rounds(9, skipped=2), None, 0.0)
     assert reader.skipped == 2
 
 
-def test_a_reader_remembers_where_it_began() -> None:
-    reader = opened(0, shared=True, fresh=True)
-    assert reader.begun == -1
-    reader.receive(rounds(5, skipped=5), None, 0.0)
-    reader.receive(rounds(7), None, 0.0)
-    assert reader.begun == 5
+def test_a_rank_remembers_what_it_skipped() -> None:
+    reader = StreamReader(stream_view(), standing(2).noting_gaps(), shared=True, fresh=True)
+    reader.open(1, WINDOW, 0.0)
+    reader.receive(rounds(5, skipped=3), None, 0.0)
+    reader.receive(rounds(8, 3, skipped=1, had=1), None, 0.0)
+    reader.receive(ended(14, skipped=3), None, 0.0)
+    assert reader.gaps == ((2, 5), (7, 9), (11, 14))
+    assert reader.standing.gaps == (), "it has taken nothing yet"
+    reader.took(reader.begin(0.0), 2)
+    assert reader.standing.gaps == ((2, 5),)
+    reader.take_back()
+    assert reader.gaps == ((2, 5),)
+
+
+def test_rounds_inside_of_a_frame_may_be_skipped() -> None:
+    reader = StreamReader(stream_view(), standing(2).noting_gaps(), shared=True)
+    reader.open(1, WINDOW, 0.0)
+    reader.receive(rounds(1, 7, holes=((3, 5), (6, 8))), None, 0.0)
+    frame = reader.begin(0.0)
+    assert (reader.next_round, frame.left) == (2, 1)
+    assert reader.took(frame, 2) == 1
+    assert (reader.next_round, frame.left, reader.standing.round, reader.standing.gaps) == (5, 1, 5, ((3, 5),))
+    reader.took(frame, 5)
+    assert not reader.frames and reader.standing.cut_here == cut_at(8)
+    assert reader.standing.gaps == ((3, 5), (6, 8))
 
 
 def test_an_end_may_skip_the_rest() -> None:

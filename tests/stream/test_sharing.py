@@ -8,7 +8,8 @@ import pytest
 
 from penstock.core.ids import StreamId
 from penstock.stream.serving import FRAME_BYTES, PROBE_S, End, Send, StartRun, StopRun
-from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, RankReader, Shared, SharingTerms
+from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared, SharingTerms
+from penstock.stream.teams import GATHER_RANKS_S, RankReader
 from penstock.stream.window import Entry
 from penstock.wire.frames import StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut
@@ -201,7 +202,7 @@ def test_a_trainer_that_comes_back_with_nothing_begins_after_what_it_was_sent() 
     stream.open("b")
     stream.sends("b", 2)
     stream.lose("b")
-    stream.open("b")
+    stream.open("b", life=1)
     assert stream.sends("b") == [2]
 
 
@@ -212,7 +213,7 @@ def test_a_trainer_that_says_what_it_took_is_given_the_rest_again() -> None:
     stream.open("b")
     stream.sends("b")
     stream.lose("b", taken=1, leaving=True)
-    stream.open("b")
+    stream.open("b", life=1)
     assert stream.sends("b") == [1, 2, 3]
 
 
@@ -223,7 +224,7 @@ def test_a_trainer_with_a_state_of_nothing_begins_where_it_first_began() -> None
     stream.open("b")
     assert stream.sends("b", 2) == [2, 3]
     stream.lose("b")
-    stream.open("b", fresh=True, returning=True)
+    stream.open("b")
     assert stream.sends("b", 3) == [2, 3, 4]
 
 
@@ -234,7 +235,7 @@ def test_part_of_a_frame_may_have_been_had() -> None:
     stream.sends("a")
     stream.lose("a", taken=2)
     stream.open("b")
-    stream.open("a")
+    stream.open("a", life=1)
     offer = stream.served.offer(stream.reader("a"))
     assert offer is not None and (offer.entry.seq, offer.had) == (0, 2)
     assert stream.sends("a") == [2]
@@ -422,7 +423,7 @@ def test_a_trainer_of_the_number_that_comes_back_with_nothing_has_not_come_twice
     stream.open("a")
     stream.reads("a", 1)
     stream.lose("a", leaving=True)
-    stream.open("a")
+    stream.open("a", life=1)
     assert stream.reads("a", 20) == [*range(1, 8)], "the other one is still to come"
 
 
@@ -535,51 +536,115 @@ def test_an_older_word_about_what_was_taken_takes_nothing_back() -> None:
 # Trainers of several ranks
 
 
-def test_ranks_of_a_trainer_begin_at_the_same_round() -> None:
-    stream = Stream(consumers=2)
-    for peer in "aA":
+def pair(peers: str = "aA", **more: Any) -> Stream:
+    """Trainers of two ranks, all of which are there."""
+    stream = Stream(consumers=2, **more)
+    for peer in peers:
         stream.open(peer)
+    return stream
+
+
+def test_ranks_of_a_trainer_are_given_nothing_before_all_are_there() -> None:
+    stream = pair()
     stream.read_together("aA", 10)
     stream.open("b")
-    assert stream.sends("b", 1) == [2]
-    stream.heard("b", 3, 5000)
+    assert stream.sends("b") == []
     stream.read_together("aA", 3)
     stream.open("B")
-    assert stream.sends("B", 2) == [2, 3], "what the other was given was kept for it"
+    assert stream.sends("b", 1) == [5] and stream.sends("B", 2) == [5, 6]
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_for_ever() -> None:
+    stream = Stream(consumers=2)
+    stream.open("a", now=1.0)
+    stream.tick(0.9 + GATHER_RANKS_S)
+    assert stream.make() == 0 and stream.sends("a") == []
+    stream.tick(1.0 + GATHER_RANKS_S)
+    assert stream.make() == 1 and stream.sends("a") == [0]
+    stream.open("A", now=9.0)
+    assert stream.sends("A") == [0] and stream.served.readers
+    stream.lose("A", now=10.0)
+    stream.tick(10.1)
+    assert stream.make() == 0, "it was there, and is waited for again"
+
+
+def test_a_round_is_given_when_all_ranks_have_credit_for_it() -> None:
+    stream = Stream(consumers=2)
+    stream.open("a")
+    stream.open("A", credit=2 * ROUND_BYTES)
+    found: dict[str, list[int]] = {"a": [], "A": []}
+    for _ in range(8):
+        stream.make()
+        for peer, given in found.items():
+            given += stream.sends(peer, 1)
+    assert found == {"a": [0, 1], "A": [0, 1]}
+    stream.heard("A", 2, 1000)
+    stream.make(2)
+    assert stream.sends("a", 1) == [2] and stream.sends("a", 1) == [], "the other one has not been given it"
+    assert stream.sends("A", 1) == [2]
 
 
 def test_what_one_rank_was_given_is_kept_for_the_other() -> None:
-    stream = Stream(consumers=2)
-    for peer in "aA":
-        stream.open(peer)
-    stream.sends("A")
-    assert stream.reads("a", 20) == [*range(8)], "its own trainer's other rank has not taken them"
-    assert stream.sends("A", 2) == [0, 1]
-    stream.heard("A", 2)
-    assert stream.reads("a", 20) == [8, 9]
+    stream = pair("aAbB")
+    stream.make()
+    assert stream.sends("b", 1) == [0]
+    stream.heard("b", 1, 5000)
+    stream.read_together("aA", 20)
+    assert stream.served.window_bytes == SHARE and stream.reader("a").due == 8, "B has not been given the first"
+    assert stream.sends("B", 1) == [0]
+    stream.read_together("aA", 20)
+    assert stream.reader("a").due == 28
 
 
 def test_what_no_rank_was_given_is_skipped_by_the_whole_trainer() -> None:
-    stream = Stream(consumers=2)
-    for peer in "aAbB":
-        stream.open(peer)
+    stream = pair("aAbB")
     stream.make()
     for peer in "aAbB":
-        stream.sends(peer)
+        stream.sends(peer, 1)
         stream.heard(peer, 1, 5000)
     stream.read_together("aA", 10)
     assert stream.sends("b", 1) == [3] and stream.sends("B", 1) == [3]
 
 
-def test_a_rank_that_comes_back_without_its_state_begins_a_new_life_of_its_trainer() -> None:
+def test_what_a_trainer_skipped_is_skipped_by_a_rank_that_goes_back() -> None:
+    stream = pair("aAbB")
+    stream.make()
+    for peer in "aAbB":
+        stream.sends(peer, 1)
+        stream.heard(peer, 1, 5000)
+    stream.read_together("aA", 10)
+    stream.read_together("bB", 2)
+    stream.open("B", fresh=False)
+    assert stream.starts == [0, 0], "its first round is made once more"
+    assert stream.reads("B", 6) == [0, 4, 5], "and others that it skipped are not its to have"
+
+
+def test_what_a_trainer_skips_may_lie_inside_of_a_frame() -> None:
     stream = Stream(consumers=2)
-    for peer in "aA":
-        stream.open(peer)
+    stream.open("a", 8, gaps=((2, 3), (5, 6), (7, 9)))
+    stream.open("A")
+    stream.tick(1.0)
+    stream.make(size=8)
+    offer = stream.served.offer(stream.reader("A"))
+    assert offer is not None and offer.holes == ((2, 3), (5, 6), (7, 8))
+
+
+def test_ranks_of_a_new_life_begin_after_what_any_of_them_was_sent() -> None:
+    stream = pair()
     stream.read_together("aA", 3)
-    for peer in "aA":
-        stream.lose(peer)
-        stream.open(peer)
-    assert stream.reads("a", 1) == [3] and stream.reads("A", 1) == [3]
+    stream.make()
+    stream.sends("a")
+    stream.open("A", life=1)
+    assert stream.sends("A") == []
+    stream.open("a", life=1)
+    assert stream.reads("a", 1) == [4] and stream.reads("A", 1) == [4]
+
+
+def test_a_reader_of_an_older_life_is_refused() -> None:
+    stream = pair()
+    stream.open("A", life=1)
+    stream.open("a")
+    assert stream.refused == ["a"]
 
 
 def test_ranks_start_again_at_the_oldest_cut() -> None:
@@ -600,15 +665,41 @@ def test_rounds_are_made_again_for_a_rank_whose_trainer_had_them() -> None:
     assert stream.reads("A", 4) == [5, 6, 7, 8] and stream.sends("a") == [8]
 
 
+def test_rounds_are_made_again_for_a_rank_after_all_others_have_had_the_end() -> None:
+    stream = pair()
+    stream.read_together("aA", 10)
+    stream.end()
+    assert stream.told().keys() == {"a", "A"}
+    for peer in "aA":
+        stream.lose(peer)
+    stream.open("A", fresh=False)
+    assert stream.starts == [0, 0] and stream.reads("A", 10) == [*range(10)]
+
+
 def test_rounds_are_not_made_again_for_a_trainer_that_can_skip_them_as_a_whole() -> None:
     stream = Stream(consumers=2)
-    stream.open("a", 8)
+    for peer in "aA":
+        stream.open(peer, 8)
     stream.tick(1.0)
     for peer in "bB":
         stream.open(peer, 3, now=1.1)
     assert stream.starts == [8]
     stream.reads("a", 1)
     assert stream.sends("b") == stream.sends("B") == [8]
+
+
+def test_nothing_is_kept_for_long_for_a_rank_that_is_gone() -> None:
+    stream = pair("aAbB")
+    stream.make()
+    for peer in "aAb":
+        stream.sends(peer, 1)
+        stream.heard(peer, 1, 5000)
+    stream.lose("B", now=1.0)
+    stream.read_together("aA", 20)
+    assert stream.served.pass_over(SHARE, 1.0 + GATHER_RANKS_S) == []
+    assert stream.served.pass_over(SHARE, 1.1 + GATHER_RANKS_S) == ["trainer 'trainer b' is gone"]
+    stream.read_together("aA", 20)
+    assert stream.reader("a").due == 28
 
 
 def test_what_a_trainer_had_before_it_left_is_not_made_again_for_it() -> None:
@@ -624,52 +715,33 @@ def test_what_a_trainer_had_before_it_left_is_not_made_again_for_it() -> None:
     assert stream.sends("a", 1) == stream.sends("A", 1) == [2]
 
 
-def test_a_rank_that_never_comes_is_passed_over() -> None:
-    stream = Stream(consumers=2)
-    stream.open("a", now=1.0)
-    assert stream.reads("a", 20, now=1.0) == [*range(8)]
-    stream.heard("a", 8, now=30.0)
-    assert stream.served.pass_over(SHARE, 1.0 + TIMEOUT_S) == []
-    assert stream.served.pass_over(SHARE, 1.1 + TIMEOUT_S) == ["trainer 'trainer a' is gone"]
-    assert stream.reads("a", 2) == [8, 9]
+def test_a_rank_does_not_skip_alone_what_others_had_while_they_are_on_their_way() -> None:
+    stream = pair()
+    stream.read_together("aA", 10)
+    stream.end()
+    stream.open("A", 1, binding=2)
+    stream.ended.clear()
+    assert stream.sends("A") == [] and stream.told() == {}
+    stream.open("a", 8, binding=2)
+    assert stream.starts == [0, 1], "the other one stands where it stood, so what this one lacks is made again"
 
 
 def test_where_one_rank_leaves_the_trainer_stands_where_the_furthest_of_it_does() -> None:
-    stream = Stream(consumers=2)
-    for peer in "aA":
-        stream.open(peer)
-    stream.read_together("aA", 4)
-    stream.reads("a", 1)
-    stream.lose("A", taken=2, leaving=True)
+    stream = pair()
+    stream.read_together("aA", 5)
     stream.lose("a", taken=3, leaving=True)
+    stream.lose("A", taken=2, leaving=True)
     for peer in "aA":
-        stream.open(peer)
-    assert stream.sends("a", 1) == stream.sends("A", 1) == [3]
-    for peer, taken in (("A", 2), ("a", 4)):
-        stream.heard(peer, 4)
-        stream.lose(peer, taken=taken, leaving=True)
-    for peer in "aA":
-        stream.open(peer)
-    assert stream.sends("a", 1) == stream.sends("A", 1) == [4]
+        stream.open(peer, life=1)
+    assert stream.reads("a", 1) == stream.reads("A", 1) == [5]
 
 
-def test_ranks_begin_where_one_of_them_says_that_it_began_elsewhere() -> None:
+def test_ranks_skip_what_one_of_them_skipped_elsewhere() -> None:
     stream = Stream(consumers=2)
-    stream.open("a", 6, begun=4)
-    stream.tick(1.0)
-    stream.open("A", now=1.1, cut=cut_at(4), cut_round=0)
-    assert stream.reader("A").next_round == 4, "the other one had rounds from there on"
-
-
-def test_a_rank_that_comes_first_to_a_new_process_does_not_begin_where_its_window_does() -> None:
-    stream = Stream(consumers=2)
-    for peer in "bB":
-        stream.open(peer)
-    stream.read_together("bB", 10)
-    stream.open("a")
-    assert stream.sends("a", 1) == [2], "what is gone it skips"
     stream.open("A")
-    assert stream.sends("A", 1) == [2], "as the other one did"
+    assert stream.make() == 0 and stream.sends("A") == [], "the other one may know more"
+    stream.open("a", 6, gaps=((0, 4), (5, 6)))
+    assert stream.reads("A", 7) == [4, 6] and stream.sends("a") == [6]
 
 
 # Ends

@@ -171,7 +171,7 @@ def shared(*views: Any, **more: Any) -> Hands:
 def test_a_trainer_that_holds_nothing_says_so_once() -> None:
     hands = shared()
     found = hands.openings()[0]
-    assert found.fresh and not found.returning
+    assert found.fresh
     hands.give(2, seq=4, skipped=4)
     hands.follow(stream_view(binding=2))
     again = hands.openings()[0]
@@ -182,36 +182,60 @@ def test_a_trainer_that_holds_nothing_says_so_once() -> None:
     assert hands.take_all() == [(0, 4), (0, 5), (0, 8)]
 
 
-def test_a_trainer_with_a_state_of_nothing_begins_where_it_once_began() -> None:
-    found = shared(returning=True).openings()[0]
-    assert found.fresh and found.returning
+def test_a_reader_says_which_life_of_its_trainer_it_is_of() -> None:
+    found = shared(life=2).openings()[0]
+    assert found.fresh and found.life == 2
     held = Progress(streams=(Position(0, 3, cut_at(3)),))
-    found = shared(returning=True, progress=held).openings()[0]
-    assert not found.fresh and not found.returning and found.round == 3
+    found = shared(life=2, progress=held).openings()[0]
+    assert not found.fresh and found.life == 2 and found.round == 3
 
 
 def test_one_that_shares_nothing_is_never_fresh() -> None:
     found = Hands(stream_view()).openings()[0]
-    assert not found.fresh and found.begun == -1
+    assert not found.fresh and found.gaps == ()
 
 
-def test_a_trainer_that_opens_again_says_where_it_began() -> None:
-    hands = shared()
-    assert hands.openings()[0].begun == -1
+def test_a_rank_that_opens_again_says_what_it_skipped() -> None:
+    hands = shared(consumers=2)
+    assert hands.openings()[0].gaps == ()
     hands.give(2, seq=4, skipped=4)
+    hands.give(2, seq=9, skipped=3)
     hands.follow(stream_view(binding=2))
-    assert hands.openings()[0].begun == 4
-    alone = Hands(stream_view())
-    alone.give(2)
+    assert hands.openings()[0].gaps == ((0, 4), (6, 9))
+    assert hands.take_all() == [(0, 4), (0, 5), (0, 9), (0, 10)]
+    state = hands.consumer.place().progress()
+    assert state.streams[0].gaps == ((0, 4), (6, 9))
+    again = shared(consumers=2, progress=state).openings()[0]
+    assert again.round == 11 and again.gaps == ((0, 4), (6, 9))
+    alone = shared()
+    alone.give(2, seq=4, skipped=4)
     alone.messages()
     alone.follow(stream_view(binding=2))
-    assert alone.openings()[0].begun == -1
+    assert alone.openings()[0].gaps == (), "there is no other rank that needs to know"
 
 
-def test_a_fresh_trainer_that_is_opened_again_holds_nothing_still_but_is_not_new() -> None:
+def test_a_rank_opens_an_ended_stream_in_a_new_binding_to_say_what_it_skipped() -> None:
+    hands = shared(consumers=2)
+    hands.give(2, seq=4, skipped=4)
+    hands.end()
+    hands.take_all()
+    hands.messages()
+    hands.follow(stream_view(binding=2))
+    found = hands.openings()[0]
+    assert (found.round, found.gaps) == (6, ((0, 4),))
+    alone = shared()
+    alone.give(2, seq=4, skipped=4)
+    alone.end()
+    alone.take_all()
+    alone.messages()
+    alone.follow(stream_view(binding=2))
+    assert not alone.openings()
+
+
+def test_a_trainer_that_is_opened_again_before_anything_came_holds_nothing_still() -> None:
     hands = shared()
     hands.follow(stream_view(binding=2))
-    assert [message.fresh for message in hands.messages() if isinstance(message, OpenStream)] == [True, False]
+    assert [message.fresh for message in hands.messages() if isinstance(message, OpenStream)] == [True, True]
 
 
 def test_what_others_have_read_has_ended_for_one_that_comes_late() -> None:

@@ -91,8 +91,8 @@ class EpochSession:
             self.replica = trainer_number(options.sharing.trainer)
         self.board = Board(ask=self._beat_once)
         self.feeder = feeder
-        self._resumed = self._returning = False
-        """The attempt began at a checkpoint; this consumer was in it before."""
+        self._resumed = False
+        """The attempt began at a checkpoint."""
         self._options, self._submission = options, submission
         self._client = ClientId(secrets.token_hex(8))
         self._pid = os.getpid()
@@ -143,7 +143,7 @@ class EpochSession:
             shared_window_bytes=self.spec.window_bytes or USUAL_WINDOW_BYTES,
             first_opening=time_ns() // 1_000_000,
             resumed=self._resumed,
-            returning=self._returning,
+            life=self._life,
             now=now,
         )
 
@@ -162,7 +162,7 @@ class EpochSession:
             answer = self._ask(patience, rejoin=own.attempt)
             if isinstance(answer, EpochOpened):
                 self._take(answer)
-                self._progress, self._returning = own.progress, True
+                self._progress = own.progress
                 return
             if self._options.sharing is not None:  # what it stood in is over: whatever the others read now
                 self._take(self._ask(patience))
@@ -212,7 +212,7 @@ class EpochSession:
     def _take(self, answer: EpochOpened | NotKnown) -> None:
         if isinstance(answer, NotKnown):
             raise JobFailedError(self.job, f"the dispatcher does not know {answer.what}; start the epoch anew")
-        self.spec, self.view, self._done = answer.spec, answer.view, answer.done
+        self.spec, self.view, self._done, self._life = answer.spec, answer.view, answer.done, answer.life
         self._opened = True
         self.delivery = delivery_of(answer.spec)
         if self.delivery.shared:

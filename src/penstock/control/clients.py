@@ -10,6 +10,7 @@ from penstock.control.opening import drop_left_behind, superseded
 from penstock.control.placing import take_away
 from penstock.control.records import Iteration, Slot, Stream
 from penstock.control.runners import settle
+from penstock.control.sharing import newest_life
 from penstock.control.state import ClusterState
 from penstock.control.views import change_since, view_of
 from penstock.core.ids import ClientId
@@ -26,7 +27,11 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
         now_there = [held.reader for slot, held in iteration.opened.items() if slot[0] == request.consumer]
         reason = superseded(request.consumer, now_there[0] if len(now_there) == 1 else "")
         return Decision((), Refused(reason=reason, kind="superseded"))
-    if iteration.opened[slot].closed:
+    held = iteration.opened[slot]
+    if held.life < newest_life(iteration, slot[1]):
+        reason = f"the trainer of consumer {request.consumer} has begun anew, without its states; restart all its ranks"
+        return Decision((), Refused(reason=reason, kind="superseded"))
+    if held.closed:
         return Decision((), Done())
     seen = e.ClientSeen(request.job, request.attempt, *slot, request.client, peer, now, request)
     if state.reads(request.job, request.client):

@@ -98,6 +98,8 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
     client: ClientId
     reader: str = ""
     """Which process that is, for people."""
+    life: int = 0
+    """How often its trainer had begun anew without its states, where trainers share the job."""
 
 
 class ConsumerClosed(Journaled, frozen=True, tag="closed"):

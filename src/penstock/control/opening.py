@@ -21,7 +21,14 @@ from penstock.control.fitting import misfit, spec_of
 from penstock.control.placing import create_fixed_streams
 from penstock.control.records import Iteration, Job, Slot
 from penstock.control.runners import settle
-from penstock.control.sharing import epoch_to_join, held_up_by_trainers, lacks_trainers, surplus_trainer
+from penstock.control.sharing import (
+    epoch_to_join,
+    held_up_by_trainers,
+    lacks_trainers,
+    life_of,
+    newest_life,
+    surplus_trainer,
+)
 from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
 from penstock.wire.jobs import JobSpec
@@ -47,14 +54,18 @@ def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[Blo
     chosen = _choose_attempt(draft, request)
     if not isinstance(chosen, str):
         return chosen
-    _take_slot(draft, request, chosen, peer)
+    life = life_of(draft.job(request.job), chosen, request)
+    _take_slot(draft, request, chosen, life, peer)
     drop_left_behind(draft, request.job)
     settle(draft, request.job)
     draft.publish()
     job = draft.job(request.job)
     iteration = job.iterations[chosen]
     return EpochOpened(
-        spec=spec_of(job, iteration), view=view_of(draft.state, request.job, chosen), done=iteration.done_before
+        spec=spec_of(job, iteration),
+        view=view_of(draft.state, request.job, chosen),
+        done=iteration.done_before,
+        life=life,
     )
 
 
@@ -131,14 +142,14 @@ def _collect(draft: Draft, name: JobName, reason: str) -> None:
 def differing_fields(job: JobSpec, asked: JobSpec, *, seed_too: bool = False) -> list[str]:
     """Return each field in which two consumers of one job must agree and do not, with both values."""
     differing = []
-    for field in msgspec.structs.fields(JobSpec):
-        if field.name in CREATORS and not (seed_too and field.name == "seed"):
+    for name in JobSpec.__struct_fields__:
+        if name in CREATORS and not (seed_too and name == "seed"):
             continue
-        if field.name == "streams" and asked.coordinated and not asked.streams:
+        if name == "streams" and asked.coordinated and not asked.streams:
             continue  # left to the job
-        one, other = getattr(job, field.name), getattr(asked, field.name)
+        one, other = getattr(job, name), getattr(asked, name)
         if one != other:
-            differing.append(f"{field.name}: {other!r} here, {one!r} in the job")
+            differing.append(f"{name}: {other!r} here, {one!r} in the job")
     return differing
 
 
@@ -215,7 +226,13 @@ def _join_shared(draft: Draft, joined: Iteration, request: OpenEpoch) -> Attempt
     """Let a rank in. One that was there and returns without its state waits for the others of its trainer."""
     slot = (request.consumer, request.replica)
     held = joined.opened.get(slot)
-    if draft.job(request.job).spec.consumers == 1 or held is None or held.closed or held.client == request.client:
+    present = newest_life(joined, request.replica)
+    if (
+        draft.job(request.job).spec.consumers == 1
+        or held is None
+        or held.client == request.client
+        or held.life < present
+    ):
         return joined.attempt
     asking = {*_wishes(draft, joined), slot}
     draft.emit(e.RestartAsked(request.job, joined.attempt, *slot, request.client, draft.now))
@@ -310,11 +327,11 @@ def superseded(consumer: int, reader: str) -> str:
 # The slot
 
 
-def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, peer: str) -> None:
+def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, peer: str) -> None:
     slot = (request.consumer, request.replica)
     opened = draft.job(request.job).iterations[attempt].opened.get(slot)
     if opened is None or opened.client != request.client or opened.closed:
-        draft.emit(e.ConsumerOpened(request.job, attempt, *slot, request.client, request.reader))
+        draft.emit(e.ConsumerOpened(request.job, attempt, *slot, request.client, request.reader, life))
         leases = draft.state.clients.get(request.job)
         older = leases.get(opened.client) if opened is not None and leases is not None else None
         if older is not None and older.client != request.client:

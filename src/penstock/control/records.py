@@ -214,6 +214,8 @@ class Opened(Record, frozen=True):
     finished: bool = False
     reader: str = ""
     """Which process that is, for people."""
+    life: int = 0
+    """How often its trainer had begun anew without its states, where trainers share the job."""
 
 
 class Iteration(Record, frozen=True):

@@ -7,7 +7,11 @@ and one that has finished it starts the next.
 
 - With `trainers=n` the job has n of them, and each reads every epoch from its beginning: the oldest epoch it has not
   finished is its own, however far the others are.
-- Ranks of one trainer read one epoch: a rank goes where the others of its trainer are.
+- Ranks of one trainer read one epoch: a rank goes where the others of its trainer are. A trainer has finished an epoch
+  when all its ranks have.
+- A trainer that comes back without its states begins another **life**. Of several ranks all have to come back so: one
+  alone is told to wait for the others. Streams are told the life that their readers are of, and so know whether one
+  that holds nothing begins where its trainer once began, or after all that the trainer was sent.
 - An epoch that nobody reads and no process serves is over: where it stood went with them.
 """
 
@@ -18,6 +22,7 @@ from penstock.control.draft import Draft
 from penstock.control.fitting import ready_runners
 from penstock.control.records import Iteration, Job, Slot
 from penstock.control.runners import RESTART_GRACE_S
+from penstock.core.ids import AttemptId
 from penstock.wire.messages import OpenEpoch, Refused
 
 
@@ -44,9 +49,9 @@ def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | Non
         held = iteration.opened.get(slot)
         if held is not None and held.client == request.client:
             return iteration  # said twice
-    for iteration in job.iterations.values():
-        if _has_ranks_of(iteration, slot) and not _has_finished(iteration, slot):
-            return iteration
+    present = next((i for i in reversed(job.iterations.values()) if request.replica in trainers_in(i)), None)
+    if job.spec.consumers > 1 and present is not None and not _is_through(job, present, request):
+        return present
     if job.spec.trainers:
         return next((i for i in job.iterations.values() if not _has_finished(i, slot)), None)
     newest = next(reversed(job.iterations.values()), None)
@@ -56,9 +61,30 @@ def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | Non
     return newest if read or (not newest.finished and _may_be_served(draft, job)) else None
 
 
-def _has_ranks_of(iteration: Iteration, slot: Slot) -> bool:
-    """Say whether other ranks of the same trainer are reading an epoch."""
-    return any(other[1] == slot[1] and other != slot and not held.closed for other, held in iteration.opened.items())
+def _is_through(job: Job, iteration: Iteration, request: OpenEpoch) -> bool:
+    """Say whether a rank goes on to the next epoch: it comes from this one, or all ranks of its trainer finished it.
+
+    One that has finished it and does not say so was started anew, and reads what its trainer does.
+    """
+    ranks = [(consumer, request.replica) for consumer in range(job.spec.consumers)]
+    own = _has_finished(iteration, (request.consumer, request.replica))
+    return (own and request.after == iteration.attempt) or all(_has_finished(iteration, rank) for rank in ranks)
+
+
+def newest_life(iteration: Iteration, trainer: int) -> int:
+    return max((held.life for (_, of), held in iteration.opened.items() if of == trainer), default=0)
+
+
+def life_of(job: Job, attempt: AttemptId, request: OpenEpoch) -> int:
+    """Return the life of its trainer in which a rank is let in."""
+    if not job.spec.sharing:
+        return 0
+    iteration = job.iterations[attempt]
+    held = iteration.opened.get((request.consumer, request.replica))
+    newest = newest_life(iteration, request.replica)
+    if held is None or held.client == request.client or held.life < newest:
+        return newest
+    return newest if request.rejoin is not None else newest + 1
 
 
 def _has_finished(iteration: Iteration, slot: Slot) -> bool:

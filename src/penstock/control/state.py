@@ -289,8 +289,12 @@ class ClusterState:
         iteration = self._iteration(event.job, event.attempt)
         slot = (event.consumer, event.replica)
         before = iteration.opened.get(slot)
-        opened = {**iteration.opened, slot: Opened(client=event.client, reader=event.reader)}
+        held = Opened(client=event.client, reader=event.reader, life=event.life)
+        opened = {**iteration.opened, slot: held}
         self._put(event.job, replace(iteration, opened=opened))
+        wishes = self.wishes.get(event.attempt, {})
+        if slot in wishes:
+            self.wishes[event.attempt] = {other: wish for other, wish in wishes.items() if other != slot}
         job = self.jobs[event.job]
         if before is not None and before.client != event.client:
             self.jobs[event.job] = replace(job, past_clients=_add_past(job, before.client))
@@ -300,7 +304,7 @@ class ClusterState:
         slot = (event.consumer, event.replica)
         if iteration.opened[slot].client != event.client:
             raise ValueError(f"slot {slot} is read by {iteration.opened[slot].client!r}, not by {event.client!r}")
-        closed = Opened(client=event.client, closed=True, finished=event.finished)
+        closed = replace(iteration.opened[slot], closed=True, finished=event.finished)
         self._put(event.job, replace(iteration, opened={**iteration.opened, slot: closed}))
         job = self.jobs[event.job]
         self.jobs[event.job] = replace(job, past_clients=_add_past(job, event.client))

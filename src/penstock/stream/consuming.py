@@ -81,12 +81,12 @@ class Consumer:
         shared_window_bytes: int = 0,
         first_opening: int,
         resumed: bool = False,
-        returning: bool = False,
+        life: int = 0,
         now: float,
     ) -> None:
         """`first_opening` is above those of an earlier life of this consumer.
 
-        `resumed`: the attempt began at a checkpoint. `returning`: this consumer was in it before, and has its state.
+        `resumed`: the attempt began at a checkpoint. `life`: how often its trainer began anew, without states.
         """
         self.seat, self.delivery = seat, delivery
         self.view = view
@@ -105,7 +105,7 @@ class Consumer:
         self._done: Done = {(each.source, each.pass_): Intervals(each.ranges) for each in progress.done}
         self._weights = progress.weights
         self._mixes: Mapping[int, Mixes] = dict(progress.mixes)
-        self._resumed, self._returning = resumed, returning
+        self._resumed, self._life = resumed, life
         self._memory_bytes, self._shared_window_bytes = memory_bytes, shared_window_bytes
         self._opening = first_opening
         self._order: Order = InTurns(delivery.streams or 0) if delivery.in_turn else ByArrival(progress.next)
@@ -168,6 +168,8 @@ class Consumer:
             standing = held.trailing() if trails else held
             if standing.ended and self._resumed and not shown.ended:
                 standing = standing.going_on()
+        if self.delivery.shared and self.delivery.width > 1:
+            standing = standing.noting_gaps()
         if self._weights is not None and shown.number not in self._mixes:
             self._mixes = {**self._mixes, shown.number: ((standing.round, self._weights),)}
         return standing
@@ -208,7 +210,6 @@ class Consumer:
         view, seat = reader.view, self.seat
         assert view.runner is not None
         self._close(reader)  # it moved without a word from us
-        fresh = reader.is_new
         self._opening += 1
         credit = reader.open(self._opening, window, now)
         message = OpenStream(
@@ -226,9 +227,9 @@ class Consumer:
             epoch=self.view.epoch,
             runner=view.runner,
             credit=credit,
-            fresh=fresh,
-            returning=fresh and self._returning,
-            begun=reader.begun if self.delivery.shared else -1,
+            fresh=reader.is_fresh,
+            life=self._life,
+            gaps=reader.gaps,
             trainer=seat.trainer,
             mixes=self._mixes.get(reader.number, ()),
         )

@@ -8,16 +8,24 @@ while a frame is being taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.intervals import Intervals
 from penstock.wire.frames import Rounds
 from penstock.wire.jobs import Cut, Feed, Named, Position, Stride
 
 TRAIL = 64
 """How many finished splits of a stream are remembered by name, where several consumers read it in relaxed order: one
 that lags behind needs them named. Consumers are at most a window and a runner's buffer apart: a few splits."""
+
+KEPT_GAPS = 64
+"""How many stretches of skipped rounds are remembered: ranks of one trainer are a few frames apart."""
+
+Gaps: TypeAlias = tuple[tuple[int, int], ...]
+"""Rounds as half-open ranges, in order."""
 
 SplitKey = tuple[int, int, int]
 """(source, pass, ordinal)"""
@@ -41,6 +49,8 @@ class Standing(msgspec.Struct, frozen=True):
     trail: tuple[SplitKey, ...] | None = None
     """The last splits behind it, oldest first; None: nobody needs them named."""
     trail_lost: bool = False
+    gaps: Gaps | None = None
+    """The last rounds that were skipped; None: no other rank needs to know."""
 
     @staticmethod
     def at(position: Position) -> Standing:
@@ -56,13 +66,22 @@ class Standing(msgspec.Struct, frozen=True):
             (),
             trail,
             position.trail_lost,
+            position.gaps or None,
         )
 
     @property
     def position(self) -> Position:
         trail = tuple(strides_of(self.trail)) if self.trail else ()
         return Position(
-            self.number, self.round, self.cut_here, self.ended, self.leftover, self.feed, trail, self.trail_lost
+            self.number,
+            self.round,
+            self.cut_here,
+            self.ended,
+            self.leftover,
+            self.feed,
+            trail,
+            self.trail_lost,
+            gaps=self.gaps or (),
         )
 
     @property
@@ -82,11 +101,16 @@ class Standing(msgspec.Struct, frozen=True):
         """Return the same, with the splits behind it remembered from here on."""
         return self if self.trail is not None else replace(self, trail=())
 
+    def noting_gaps(self) -> Standing:
+        """Return the same, with skipped rounds remembered from here on."""
+        return self if self.gaps is not None else replace(self, gaps=())
+
     def taken(self, header: Rounds, at: int, rounds: int) -> Standing:
         """Return where one stands after `rounds` more rounds of a frame, of which `at` are taken then."""
         if at == header.count:
-            return replace(self, round=self.round + rounds).reached(header.cut, header.done)
-        return replace(self, round=self.round + rounds, opened=(*header.done, *header.cut.named))
+            return replace(self, round=self.round + rounds).moved(header.seq + at).reached(header.cut, header.done)
+        there = replace(self, round=self.round + rounds, opened=(*header.done, *header.cut.named))
+        return there.moved(header.seq + at)
 
     def reached(self, cut: Cut, done: Iterable[Named]) -> Standing:
         """Return the same place at the cut that stands just here; `done` are splits that it does not need any more."""
@@ -98,7 +122,10 @@ class Standing(msgspec.Struct, frozen=True):
 
     def moved(self, round_: int) -> Standing:
         """Return where one stands when rounds before that one are gone."""
-        return self if round_ <= self.round else replace(self, round=round_)
+        if round_ <= self.round:
+            return self
+        gaps = None if self.gaps is None else with_gap(self.gaps, self.round, round_)
+        return replace(self, round=round_, gaps=gaps)
 
     def at_end(self, *, leftover: bool) -> Standing:
         """Return the end. `leftover`: there is more after `cut` than whole rounds could take."""
@@ -107,6 +134,15 @@ class Standing(msgspec.Struct, frozen=True):
     def going_on(self) -> Standing:
         """Return the place of a stream that has not ended for others: it goes on, and may be granted more."""
         return replace(self, ended=False, leftover=False)
+
+
+def with_gap(gaps: Gaps, start: int, stop: int) -> Gaps:
+    """Return the ranges with one more, the last of them if they are many.
+
+    >>> with_gap(((0, 3), (6, 8)), 3, 5), with_gap(((0, 3), (6, 8)), 2, 7)
+    (((0, 5), (6, 8)), ((0, 8),))
+    """
+    return tuple(Intervals([*gaps, (start, stop)]).ranges())[-KEPT_GAPS:]
 
 
 def splits_in(named: Iterable[Named]) -> Iterator[SplitKey]:

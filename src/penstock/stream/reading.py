@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.core.ids import RunnerId, StreamId
 from penstock.stream.credit import CreditLine
-from penstock.stream.position import Standing
+from penstock.stream.position import Gaps, Standing, with_gap
 from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
 from penstock.wire.jobs import Cut, StreamView
 
@@ -47,7 +47,12 @@ class Arrived:
 
     @property
     def left(self) -> int:
-        return self.header.count - self.at
+        """How many rounds can be taken in a row."""
+        header = self.header
+        if not header.holes:
+            return header.count - self.at
+        ahead = (start - header.seq - self.at for start, _ in header.holes)
+        return min((left for left in ahead if left > 0), default=header.count - self.at)
 
     @property
     def round_bytes(self) -> float:
@@ -57,8 +62,9 @@ class Arrived:
         self.begun = True
 
     def take_until(self, at: int) -> int:
-        """Count rounds as taken; return how many more they are."""
-        more, self.at = at - self.at, at
+        """Count rounds as taken; return how many more they are. Those that are to be skipped then, are."""
+        more, seq = at - self.at, self.header.seq
+        self.at = next((stop - seq for start, stop in self.header.holes if start - seq == at), at)
         return more
 
 
@@ -66,7 +72,11 @@ class StreamReader:
     """See the module. `standing` is what the trainer took; `due`, `cut` and `cut_round` are what has arrived."""
 
     def __init__(self, view: StreamView, standing: Standing, *, shared: bool = False, fresh: bool = False) -> None:
-        """`shared`: trainers read it together. `fresh`: nothing of it was ever received by this one of them."""
+        """`shared`: trainers read it together. `fresh`: nothing of it was ever received by this one of them.
+
+        Where the standing notes gaps, other ranks of this trainer are to skip the same. So it is opened in every new
+        binding, after its end too: who serves it then has to know.
+        """
         self.view = view
         self.standing = standing
         self.credit = CreditLine()
@@ -83,8 +93,8 @@ class StreamReader:
         self.told_end = False
         self.elements = 0
         self.skipped = 0
-        self.begun = NEVER
-        """The first round that arrived."""
+        self.gaps: Gaps = standing.gaps or ()
+        """Rounds that were skipped, up to what has arrived."""
         self._shared, self._fresh = shared, fresh
         self._binding = self._given_up = NEVER
         """Of the last opening; found not to work: a newer one is waited for."""
@@ -132,11 +142,6 @@ class StreamReader:
         """Nothing of it was received by this trainer, who shares it with others."""
         return self._fresh
 
-    @property
-    def is_new(self) -> bool:
-        """It is fresh, and was never opened: it begins wherever the others are."""
-        return self._fresh and self._binding == NEVER
-
     # Opening
 
     def show(self, view: StreamView) -> None:
@@ -150,7 +155,12 @@ class StreamReader:
         """The view shows a binding that was not tried: it is opened when its time comes."""
         view = self.view
         newer = view.runner is not None and view.binding > max(self._binding, self._given_up)
-        return newer and not self.complete and not self.standing.ended and not view.lost
+        over = self.complete or self.standing.ended
+        return newer and (not over or self._tells_gaps) and not view.lost
+
+    @property
+    def _tells_gaps(self) -> bool:
+        return self.standing.gaps is not None and self.failure is None
 
     def open(self, opening: int, window: int, now: float) -> int:
         """Note a new opening where the view says; return its first credit."""
@@ -182,6 +192,7 @@ class StreamReader:
         self.frames.clear()
         self.queued_bytes = 0
         self.due, self.cut, self.cut_round = self.standing.round, self.standing.cut_here, self.standing.round
+        self.gaps = self.standing.gaps or ()
         self.end = self.failure = None
         self._binding = NEVER
         self.close()
@@ -189,7 +200,8 @@ class StreamReader:
     # Receiving
 
     def _verdict(self, message: Rounds | StreamEnded | StreamFailed) -> Verdict:
-        if not self.is_open or self.complete or (message.binding, message.opening) != (self._binding, self.opening):
+        over = self.complete or self.standing.ended
+        if not self.is_open or over or (message.binding, message.opening) != (self._binding, self.opening):
             return "stale"
         if self._shared and not isinstance(message, StreamFailed):
             count = message.count if isinstance(message, Rounds) else 1
@@ -203,19 +215,24 @@ class StreamReader:
         self._heard_at = now
         match message:
             case Rounds():
+                self._note_gap(message.seq + message.had)
                 self._skip_to(message.seq)
-                self.begun = message.seq if self.begun == NEVER else self.begun
                 self.frames.append(Arrived(message, payload, max(self.due - message.seq, message.had)))
                 self.queued_bytes += message.nbytes
                 self.due = message.seq + message.count
                 self.cut, self.cut_round = message.cut, self.due
                 self._failures = 0
             case StreamEnded():
+                self._note_gap(message.seq)
                 self._skip_to(message.seq)
                 self.end = message
             case StreamFailed():
                 self.failure = message
         return found
+
+    def _note_gap(self, until: int) -> None:
+        if self.standing.gaps is not None and until > self.due:
+            self.gaps = with_gap(self.gaps, self.due, until)
 
     def _skip_to(self, seq: int) -> None:
         if not self._shared:
@@ -242,8 +259,8 @@ class StreamReader:
         """The trainer has taken the frame's rounds before `at`; return how many more those are."""
         rounds = frame.take_until(at)
         self.elements += rounds
-        self.standing = self.standing.taken(frame.header, at, rounds)
-        if at == frame.header.count:
+        self.standing = self.standing.taken(frame.header, frame.at, rounds)
+        if frame.at == frame.header.count:
             self.frames.popleft()
         return rounds
 

@@ -6,16 +6,16 @@ Rules, beside those of all streams (`stream.serving`):
 2. `skip`: what does not fit into the window's budget goes, oldest first, whoever has not read it. A reader that comes
    too late for a round is told how many it missed. `wait`: a round goes when every trainer has taken it; until then the
    front-runner waits. A trainer that keeps others waiting and is silent for long is passed over from then on.
-3. A trainer that holds nothing begins at the oldest round in the window, or, if this process has served it before,
-   after what it was sent: nobody is given a round twice. One with a state in which it has taken nothing begins where it
-   first began. With `trainers` all begin at the stream's beginning.
+3. A trainer that holds nothing begins at the oldest round in the window. In another life, without its states, it begins
+   after what this process has sent it: nobody is given a round twice. In the same life it begins where it first began.
+   With `trainers` all begin at the stream's beginning.
 4. After a loss the run starts again at the newest cut (`skip`) or the oldest (`wait`); those ahead of it wait until it
    gets there, and discard by number.
 5. The window outlives readers, bindings and runs. Rounds follow from the stream's list of splits, so those of an older
    binding are as good. It goes with the stream, or when another epoch needs its memory.
-6. **A trainer of several ranks moves as one.** They begin at the same round. What any of them was given stays in the
-   window until all of them have taken it, so that whatever one of them skips, all skip; and a run starts at the oldest
-   cut, as with `wait`. So its ranks take equal steps.
+6. **A trainer of several ranks moves as one** (`stream.teams`): a round is given to all of its ranks or to none, and
+   what is gone before then, all of them skip. What one of them was given is kept, or made again, for the others. So a
+   run starts at the oldest cut, as with `wait`, and its ranks take equal steps.
 
 A place is known in two ways. What was *sent* is where a trainer begins that comes back with nothing. What was *taken*
 is what the trainer itself said with its credit: everything from there on is kept for it, where anything is.
@@ -24,10 +24,12 @@ is what the trainer itself said with its credit: everything from there on is kep
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from penstock.core.ids import StreamId
-from penstock.stream.serving import FRAME_BYTES, PROBE_S, End, Reader, Served
+from penstock.stream.position import Gaps
+from penstock.stream.serving import FRAME_BYTES, PROBE_S, End, Served
+from penstock.stream.teams import GATHER_RANKS_S, RankKey, RankReader, Team
 from penstock.stream.window import Entry, Window
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import OpenStream
@@ -35,9 +37,6 @@ from penstock.wire.jobs import Cut
 
 GATHER_SHARED_S = 0.3  # after a loss: how long the first reader to return waits for the others
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
-
-RankKey: TypeAlias = tuple[int, int]
-"""(trainer, seat in the round)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,75 +46,6 @@ class SharingTerms:
     waits: bool
     trainers: int
     timeout_s: float
-
-
-class RankReader(Reader):
-    """One rank of a trainer."""
-
-    def __init__(self, peer: bytes, message: OpenStream, key: RankKey, next_round: int | None, now: float) -> None:
-        super().__init__(peer, message, key[1])
-        self.trainer = key[0]
-        self.name = message.trainer or str(key[0])
-        self.next_round = next_round
-        """What it is sent next; None: whatever is the oldest when the first can be sent."""
-        self.taken = message.round if next_round is None else next_round
-        """The first round its trainer has not taken."""
-        self.heard_at = now
-        self.told_end = False
-        self.passed_over = False
-
-    @property
-    def hungry(self) -> bool:
-        return self.sent_bytes < self.credit and not self.passed_over
-
-    def wants(self, round_: int) -> bool:
-        """It has had everything before that round, and has credit for more."""
-        return self.hungry and (self.next_round is None or self.next_round >= round_)
-
-    def hear(self, credit: int, taken: int, now: float) -> None:
-        self.grant(credit)
-        self.taken = max(self.taken, taken)
-        self.heard_at = now
-        self.passed_over = False
-
-    def begin_at(self, round_: int) -> None:
-        self.next_round = self.taken = round_
-
-    def send(self, after: int, nbytes: int) -> None:
-        self.next_round = self.due = after
-        self.sent_bytes += nbytes
-
-    def tell_end(self) -> None:
-        self.told_end = True
-
-    def pass_over(self) -> None:
-        self.passed_over = True
-
-
-class Life:
-    """A trainer's reading of the stream, from where all its ranks begin that hold nothing of it."""
-
-    def __init__(self, begun: int | None) -> None:
-        self.begun = begun
-        """None: wherever the window begins when the first of them can be sent something."""
-        self._given = False
-        self._seats: set[int] = set()
-
-    def join(self, seat: int) -> bool:
-        """Take a rank in that holds nothing; False: it was in before, so that its trainer has begun anew."""
-        new = seat not in self._seats
-        self._seats.add(seat)
-        return new
-
-    def begin(self, round_: int) -> int:
-        self.begun = round_ if self.begun is None else self.begun
-        return self.begun
-
-    def give(self, round_: int) -> bool:
-        """One of them is sent its first round, and all begin there; False: that was known."""
-        first, self._given = not self._given, True
-        self.begun = round_ if first else self.begun
-        return first
 
 
 class Absent(NamedTuple):
@@ -134,6 +64,8 @@ class Offer(NamedTuple):
     """Rounds before them that are gone."""
     had: int
     """How many of them this trainer had before it came back without its state."""
+    holes: Gaps
+    """Those among them that its trainer skips."""
     shared: bool
     """They were made for another trainer."""
 
@@ -150,10 +82,8 @@ class Shared(Served[RankKey, RankReader]):
         self._absent: dict[RankKey, Absent] = {}
         self._sent: dict[int, int] = {}
         """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
-        self._lives: dict[int, Life] = {}
+        self._teams: dict[int, Team] = {}
         """By trainer."""
-        self._fronts: dict[int, int] = {}
-        """By trainer: the first round that none of its ranks was sent."""
         self._names: dict[int, str] = {}
         """Of all trainers that ever came."""
         self._passed_over: set[RankKey] = set()
@@ -167,44 +97,60 @@ class Shared(Served[RankKey, RankReader]):
     def _key(self, message: OpenStream) -> RankKey:
         return message.replica, self.delivery.seat_of(message.consumer)
 
+    def _refusal(self, message: OpenStream) -> str:
+        team = self._teams.get(message.replica)
+        if team is not None and message.life < team.life:
+            return "the trainer has begun anew, without its states"
+        return super()._refusal(message)
+
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None:
-        key = self._key(message)
+        key = trainer, seat = self._key(message)
+        team = self._teams.get(trainer)
+        if team is None or message.life > team.life:
+            team = self._teams[trainer] = self._new_team(trainer, message)
         self._absent.pop(key, None)
-        life = self._life_of(key, message)
-        next_round = life.begun if message.fresh else message.round
-        reader = self.readers[key] = RankReader(peer, message, key, next_round, now)
-        self._names[key[0]] = reader.name
+        team.hear(seat, message)
+        reader = self.readers[key] = RankReader(peer, message, key, now)
+        self._names[trainer] = reader.name
         self._first_at = now if self._first_at is None else self._first_at
-        if next_round is not None:
-            self._fronts[key[0]] = max(next_round, self._fronts.get(key[0], next_round))
+        for mate in self._mates(trainer):
+            mate.move_to(team.past_gaps(mate.next_round))
+        team.await_ranks(now, complete=self._is_complete(trainer))
         self._admit(reader, now)
 
-    def _life_of(self, key: RankKey, message: OpenStream) -> Life:
-        """Return the reading that a rank is part of; a new one if it holds nothing and was part of the last."""
-        trainer, seat = key
-        life = self._lives.get(trainer)
-        if life is None:
-            # Of several ranks one may have begun elsewhere; and what is gone from the window they skip together.
-            from_beginning = self._sharing.trainers or self.delivery.width > 1
-            life = self._lives[trainer] = Life(message.round if from_beginning and message.fresh else None)
-        if message.begun >= 0:
-            life.give(message.begun)
-        if message.fresh and not life.join(seat) and not message.returning:
-            life = self._lives[trainer] = Life(self._sent.get(trainer, life.begun))
-            life.join(seat)
-        return life
+    def _new_team(self, trainer: int, message: OpenStream) -> Team:
+        """Begin a life of a trainer. What is left of the last one is gone, and nothing is given once more."""
+        for key in [key for key in self.readers if key[0] == trainer]:
+            del self.readers[key]
+        self._absent = {key: absent for key, absent in self._absent.items() if key[0] != trainer}
+        begun = trainer in self._sent or self._sharing.trainers > 0
+        return Team(message.life, had=self._sent.get(trainer, 0), begun=begun)
+
+    def with_mates(self, peer: bytes) -> list[RankReader]:
+        """Return the readers of a peer, and all ranks of their trainers."""
+        trainers = {reader.trainer for reader in self.readers.values() if reader.peer == peer}
+        return [reader for reader in self.readers.values() if reader.trainer in trainers]
+
+    def _mates(self, trainer: int) -> list[RankReader]:
+        return [reader for reader in self.readers.values() if reader.trainer == trainer]
+
+    def _is_complete(self, trainer: int) -> bool:
+        """Say whether all ranks of a trainer are here, or have been here to the end."""
+        ended = self._teams[trainer].ended
+        return all((trainer, seat) in self.readers or seat in ended for seat in range(self.delivery.width))
 
     def _admit(self, reader: RankReader, now: float) -> None:
         """See that the run gets to where the reader stands, or was."""
         if self._start_at is not None:
             return
+        again = [mate for mate in self._mates(reader.trainer) if self._needs_again(mate)]
         if self._run is None and self._end is None and not len(self._window):
             if reader.cut.engine is None and reader.cut_round == 0:
                 self._start_again(reader)
             else:
                 self._start_at = now + GATHER_SHARED_S
-        elif self._needs_again(reader):
-            self._start_again(reader)
+        elif again:
+            self._start_again(min(again, key=lambda mate: mate.cut_round))
         elif reader.cut_round > self._window.end:
             if not self._lowest_first:
                 self._start_again(reader)
@@ -215,11 +161,14 @@ class Shared(Served[RankKey, RankReader]):
 
     def _needs_again(self, reader: RankReader) -> bool:
         """Rounds are to be made once more for it: they were made elsewhere, or before it came."""
-        if not self._lowest_first or reader.next_round is None or (reader.trainer, reader.seat) in self._passed_over:
+        if not self._lowest_first or reader.next_round >= self._window.first:
             return False
-        if not self._sharing.waits and reader.next_round >= self._fronts[reader.trainer]:
-            return False  # the whole trainer skips them
-        return reader.next_round < self._window.first
+        team = self._teams[reader.trainer]
+        if self.delivery.width > 1 and reader.next_round < team.front:
+            # Another rank of its trainer was given them, unless it goes back as well.
+            return team.impatient or self._is_complete(reader.trainer)
+        passed_over = (reader.trainer, reader.seat) in self._passed_over
+        return self._sharing.waits and team.begun and not passed_over
 
     def _forget_readers(self, now: float) -> None:
         """What was made stays; who has not come again yet is expected."""
@@ -234,13 +183,15 @@ class Shared(Served[RankKey, RankReader]):
     def _forget(self, key: RankKey, reader: RankReader, now: float, *, leaving: bool = False, taken: int = -1) -> None:
         """Let a reader go; it is expected back unless it left. `taken`: where its trainer stands, if it says so."""
         del self.readers[key]
+        trainer, seat = key
+        team = self._teams[trainer]
         if self._lowest_first and not leaving and not reader.told_end and not reader.passed_over:
             self._absent[key] = Absent(reader.name, reader.taken, now)
         if taken >= 0:
-            others = [other.taken for other in self.readers.values() if other.trainer == key[0]]
-            self._sent[key[0]] = max(taken, *others) if others else taken
-        if not any(trainer == key[0] for trainer, _ in (*self.readers, *self._absent)):
-            self._fronts.pop(key[0], None)
+            self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
+        if reader.told_end:
+            team.end(seat)
+        team.await_ranks(now, complete=self._is_complete(trainer))
 
     def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None:
         for _, reader in self._of(peer, opening):
@@ -256,9 +207,13 @@ class Shared(Served[RankKey, RankReader]):
         if self.readers:
             self.idle_since = now
         if self._start_at is not None and now >= self._start_at and self.readers:
-            held = [reader for reader in self.readers.values() if reader.next_round is not None]
+            held = [reader for reader in self.readers.values() if self._teams[reader.trainer].begun]
             choose = min if self._lowest_first else max
             self._start_again(choose(held or self.readers.values(), key=lambda reader: reader.cut_round))
+        for trainer, team in self._teams.items():
+            if team.await_ranks(now, complete=self._is_complete(trainer)):
+                for reader in self._mates(trainer):
+                    self._admit(reader, now)
         if now - self._probed_at < PROBE_S:
             return []
         self._probed_at = now
@@ -301,7 +256,19 @@ class Shared(Served[RankKey, RankReader]):
     def _wanted_by(self) -> int | None:
         """Return the first trainer that is through with what was made and has credit for more."""
         end = self._window.end
-        return next((reader.trainer for reader in self.readers.values() if reader.wants(end)), None)
+        wanting = (reader for reader in self.readers.values() if reader.hungry and reader.next_round >= end)
+        return next((reader.trainer for reader in wanting if self._may_have(reader)), None)
+
+    def _may_have(self, reader: RankReader) -> bool:
+        """Say whether a rank may be given its next round: others of its trainer were, or all of them can be."""
+        team = self._teams[reader.trainer]
+        if self.delivery.width == 1:
+            return True
+        if reader.next_round < team.front:
+            return reader.next_round >= self._window.first  # else they are made again, if the others do not go back too
+        mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and not mate.told_end]
+        can = all(mate.hungry and team.past_gaps(mate.next_round) >= team.front for mate in mates)
+        return can and (team.impatient or self._is_complete(reader.trainer))
 
     # The window
 
@@ -340,13 +307,13 @@ class Shared(Served[RankKey, RankReader]):
         """Say whether a round before `after` is kept for somebody."""
         if not self._lowest_first:
             return False
-        kept_until = self._fronts if not self._sharing.waits else {}
-        reading = (r for r in self.readers.values() if not r.passed_over and r.next_round is not None)
-        return (
-            self._lacks_trainers
-            or any(r.taken < after <= kept_until.get(r.trainer, after) for r in reading)
-            or any(one.taken < after <= kept_until.get(key[0], after) for key, one in self._absent.items())
-        )
+        teams = self._teams
+        reading = [r for r in self.readers.values() if not r.passed_over and teams[r.trainer].begun]
+        if self._sharing.waits:
+            absent = any(one.taken < after for one in self._absent.values())
+            return self._lacks_trainers or absent or any(r.taken < after for r in reading)
+        absent = any(one.taken < after <= teams[key[0]].front for key, one in self._absent.items())
+        return absent or any(r.next_round < after <= teams[r.trainer].front for r in reading)
 
     @property
     def _lacks_trainers(self) -> bool:
@@ -360,6 +327,7 @@ class Shared(Served[RankKey, RankReader]):
         if not full or self._wanted_by() is None or not self._needs(window.oldest.after):
             return []
         after, timeout_s, passed = window.oldest.after, self._sharing.timeout_s, []
+        gone_s = timeout_s if self._sharing.waits else min(timeout_s, GATHER_RANKS_S)
         if self._lacks_trainers and self._first_at is not None and now - self._first_at > timeout_s:
             self._given_up = True
             passed.append(f"{len(self._names)} of {self._sharing.trainers} trainers have come")
@@ -369,7 +337,7 @@ class Shared(Served[RankKey, RankReader]):
                 self._passed_over.add(key)
                 passed.append(f"trainer {reader.name!r} is silent")
         for key, absent in list(self._absent.items()):
-            if absent.taken < after and now - absent.since > timeout_s:
+            if absent.taken < after and now - absent.since > gone_s:
                 del self._absent[key]
                 self._passed_over.add(key)
                 passed.append(f"trainer {absent.name!r} is gone")
@@ -390,46 +358,37 @@ class Shared(Served[RankKey, RankReader]):
         """Return what the window has for a reader, as far as its credit goes."""
         if self._run is None and self._end is None:
             return None
-        self._begin(reader)
-        if not reader.hungry:
-            return None
-        assert reader.next_round is not None
+        self._move(reader)
         entry = self._window.holding(reader.next_round)
-        if entry is None:
+        if entry is None or not reader.hungry or not self._may_have(reader):
             return None
         return Offer(
             entry,
             skipped=max(0, entry.seq - reader.due),
             had=max(0, reader.next_round - entry.seq),
+            holes=self._teams[reader.trainer].gaps_in(reader.next_round, entry.after),
             shared=entry.made_for != reader.trainer,
         )
 
-    def _begin(self, reader: RankReader) -> None:
-        """Let a trainer that holds nothing begin where the window does."""
-        if reader.next_round is not None:
-            return
-        first = self._lives[reader.trainer].begin(self._window.first)
-        reader.begin_at(first)
-        self._fronts[reader.trainer] = max(first, self._fronts.get(reader.trainer, first))
+    def _move(self, reader: RankReader) -> None:
+        """Let a trainer that holds nothing begin where the window does, and a rank pass what its trainer skips."""
+        team = self._teams[reader.trainer]
+        if not team.begun and (team.impatient or self._is_complete(reader.trainer)):
+            team.begin_at(self._window.first)
+        reader.move_to(team.past_gaps(reader.next_round))
 
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
         """A reader was sent what it was offered."""
-        entry = offer.entry
-        if self._lives[reader.trainer].give(entry.seq):
-            self._expect_ranks(reader, entry.seq)
+        entry, team = offer.entry, self._teams[reader.trainer]
+        if self.delivery.width > 1:
+            team.skip(reader.next_round, entry.seq)
+        team.give(reader.seat, entry.after)
         reader.send(entry.after, nbytes)
         self._note_sent(reader, entry.after)
-
-    def _expect_ranks(self, reader: RankReader, round_: int) -> None:
-        """One rank of a trainer is given its first round: it is kept for the others, who have not come yet."""
-        ranks = [(reader.trainer, seat) for seat in range(self.delivery.width)]
-        missing = [key for key in ranks if key not in self.readers and key not in self._absent]
-        self._absent.update({key: Absent(reader.name, round_, reader.heard_at) for key in missing})
 
     def _note_sent(self, reader: RankReader, after: int) -> None:
         trainer = reader.trainer
         self._sent[trainer] = max(after, self._sent.get(trainer, after))
-        self._fronts[trainer] = max(after, self._fronts.get(trainer, after))
         self._passed_over.discard((trainer, reader.seat))
 
     def tell_ends(self) -> None:
@@ -440,13 +399,16 @@ class Shared(Served[RankKey, RankReader]):
         for reader in self.readers.values():
             if reader.told_end:
                 continue
-            self._begin(reader)
-            assert reader.next_round is not None
-            if reader.next_round >= end.seq or not len(self._window):
+            team = self._teams[reader.trainer]
+            self._move(reader)
+            if reader.next_round >= end.seq or (not len(self._window) and self._may_have(reader)):
+                if self.delivery.width > 1:
+                    team.skip(reader.next_round, end.seq)
                 self._tell_end(reader, end, skipped=max(0, end.seq - reader.due))
                 after = max(end.seq, reader.due)
                 reader.send(after, 0)
                 reader.tell_end()
+                team.give(reader.seat, after)
                 self._note_sent(reader, after)
 
     def _tell_ends(self, end: End) -> None:

@@ -48,10 +48,10 @@ class OpenStream(Message, frozen=True, tag="open"):
     """Replicas of a consumer each open the stream and receive the same rounds."""
     fresh: bool = False
     """The reader holds nothing of this stream: where others share it, it begins wherever they are."""
-    returning: bool = False
-    """It has a state, in which nothing of this stream was received: it begins where it once began."""
-    begun: int = -1
-    """The first round of the stream that it ever received: where other ranks of its trainer begin; -1: none yet."""
+    life: int = 0
+    """How often its trainer had begun anew without its states: of one life all ranks begin at the same round."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Rounds that it skipped, as half-open ranges: the other ranks of its trainer skip them as well."""
     trainer: str = ""
     """Its id, for messages."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
@@ -144,6 +144,8 @@ class Rounds(Message, frozen=True, tag="rounds"):
     """They were made for another reader."""
     had: int = 0
     """How many of them this trainer had before it came back without its state."""
+    holes: tuple[tuple[int, int], ...] = ()
+    """Rounds among them that other ranks of this trainer have skipped, and this one is to."""
     mixes: int = 0
     """How often weights had changed before round `seq`: a consumer that knows of fewer has missed a change."""
 

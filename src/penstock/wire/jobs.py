@@ -166,6 +166,8 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     trail_lost: bool = False
     """The trail was longer than is remembered."""
     marks: tuple[int, ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
+    """The last rounds that were skipped, as half-open ranges, where trainers of several ranks share the stream."""
 
 
 class Resume(Message, frozen=True):

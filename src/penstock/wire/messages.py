@@ -47,6 +47,8 @@ class EpochOpened(Message, frozen=True, tag="epoch_opened"):
     view: JobView
     done: tuple[Ranges, ...] = ()
     """What was done at the checkpoint the attempt began at: a consumer that begins where it says holds this too."""
+    life: int = 0
+    """How often this consumer's trainer had begun anew without its states, where trainers share the job."""
 
 
 class NotYet(Message, frozen=True, tag="not_yet"):

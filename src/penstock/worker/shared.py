@@ -18,7 +18,8 @@ import numpy as np
 from penstock.core.ids import StreamId
 from penstock.stream.rounds import Taken
 from penstock.stream.serving import StartRun
-from penstock.stream.sharing import FRAMES_A_WINDOW, Offer, RankReader, Shared, SharingTerms
+from penstock.stream.sharing import FRAMES_A_WINDOW, Offer, Shared, SharingTerms
+from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import Credit, Rounds, SlabPlaces
@@ -140,10 +141,10 @@ class SharedStream(HostedStream[Shared, SharedHost]):
     # Serving
 
     def take_credit(self, peer: bytes, message: Credit) -> None:
-        """One reader has room: the others are not looked at."""
+        """One reader has room: other trainers are not looked at."""
         with self._changed:
             self._served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
-            self._serve([reader for reader in self._served.readers.values() if reader.peer == peer])
+            self._serve(self._served.with_mates(peer))
             self._obey()
             self._wake()
 
@@ -153,10 +154,13 @@ class SharedStream(HostedStream[Shared, SharedHost]):
         self._serve(list(self._served.readers.values()))
 
     def _serve(self, readers: list[RankReader]) -> None:
-        for reader in readers:
-            while (offer := self._served.offer(reader)) is not None and self._send(reader, offer):
-                pass
+        while sum(self._send_next(reader) for reader in readers):
+            pass  # one frame each, since ranks of one trainer are given a round together
         self._served.tell_ends()
+
+    def _send_next(self, reader: RankReader) -> bool:
+        offer = self._served.offer(reader)
+        return offer is not None and self._send(reader, offer)
 
     def _let_go(self) -> None:
         for entry in self._served.evicted():
@@ -196,6 +200,7 @@ class SharedStream(HostedStream[Shared, SharedHost]):
             skipped=offer.skipped,
             shared=offer.shared,
             had=offer.had,
+            holes=offer.holes,
         )
         self._send_frame(reader.peer, header, buffers)
         self._served.sent(reader, offer, frame.nbytes)

@@ -63,12 +63,12 @@ def _check_known(shape: Shape, given: list[int]) -> None:
 def check_shared(read: Read, *, may_repeat: bool = False) -> None:
     """Nothing twice, all ranks as many steps, with "wait" everything; less of one that came back without its state."""
     shape, histories = read.shape, read.histories
-    given = sorted(x for history in histories for batch in history for x in batch)
+    given = sorted(x for batches in (read.before, *histories) for batch in batches for x in batch)
     _check_known(shape, given)
     twice = sorted({a for a, b in pairwise(given) if a == b})
     if twice and not may_repeat:
         raise Failed(f"a trainer was given {twice} more than once")
-    if len({len(history) for history in histories}) > 1 and not read.joined_late:
+    if len({len(history) for history in histories}) > 1:
         raise Failed(f"the ranks of a trainer ended at different steps: {[len(history) for history in histories]}")
     missing = sorted(set(shape.everything) - set(given))
     most = shape.batch * (shape.consumers - 1) if shape.uneven == "drop" else 0

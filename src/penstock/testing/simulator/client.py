@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -148,7 +147,7 @@ class FakeClient(Peer):
             shared_window_bytes=16 << 20,
             first_opening=1000 * self.trainer.next_opening(),
             resumed=self._resumes,
-            returning=self._checkpoint is not None and not self._resumes,
+            life=opened.life,
             now=self.world.now,
         )
         self.save()
@@ -160,7 +159,10 @@ class FakeClient(Peer):
     def _lose_place(self) -> None:
         """A late message of a reader that is dead took the place: the trainer fails and is started again."""
         self.world.note(f"{self.trainer.name} rank {self.rank} lost its place")
-        self.trainer.restart_one(self.rank, 0)
+        if self.shape.sharing and self.shape.consumers > 1:
+            self.trainer.restart_all("rejoin", 0)  # the others may be without states
+        else:
+            self.trainer.restart_one(self.rank, 0)
 
     def save(self) -> None:
         """Have the state at this very step name the attempt: it can be rejoined from now on."""
@@ -181,8 +183,7 @@ class FakeClient(Peer):
             consumer=self.rank,
             progress=consumer.place().progress(),
         )
-        plain: dict[str, Any] = json.loads(json.dumps(state.plain()))
-        return plain
+        return state.plain()
 
     # The control plane
 
@@ -324,7 +325,7 @@ class FakeClient(Peer):
         self._carry_out()
         if consumer.failure is not None:
             self._lose_place()
-        elif consumer.at_end and not self._ready and self.trainer.are_together():
+        elif self.is_at_end and self.trainer.may_end():
             self._close()
         else:
             self.world.at(self.world.rng.uniform(0.03, 0.15), self, self._step)
@@ -345,6 +346,10 @@ class FakeClient(Peer):
             state = self.state()
             self._ready.clear()
         self.trainer.took(self.rank, batch, place, state)
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.consumer is not None and self.consumer.at_end and not self._ready
 
     @property
     def is_through(self) -> bool:

@@ -29,7 +29,7 @@ class Read:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.before: list[Batch] = []
-        """To ranks of another number."""
+        """To ranks of another number, or before they came back without their states."""
         self.padded: list[int] = []
         """What was in the last batches of those: a round of theirs may have been filled up with it."""
         self.histories: list[list[Batch]] = [[] for _ in range(shape.consumers)]
@@ -45,6 +45,13 @@ class Read:
 
     def miss(self) -> None:
         self.joined_late = True
+
+    def anew(self) -> Read:
+        """Return what a trainer reads of the same epoch that has come back without its states."""
+        again = Read(self.shape)
+        again.before.extend([*self.before, *(batch for history in self.histories for batch in history)])
+        again.attempt, again.joined_late = self.attempt, True
+        return again
 
     def enter(self, attempt: AttemptId) -> bool:
         """A rank reads in that attempt; False: it is another one than that of the others."""
@@ -114,6 +121,11 @@ class Trainer:
         """Whether all take part: a step, and the end of an epoch, is a barrier."""
         return len({client.attempt for client in self.clients}) == 1
 
+    def may_end(self) -> bool:
+        """Whether a rank may leave the epoch; where trainers share it, its ranks end it together."""
+        together = not self.shape.sharing or all(client.is_at_end for client in self.clients)
+        return together and self.are_together()
+
     def took(self, rank: int, batch: Batch, place: tuple[int, int], state: State) -> None:
         self.read.histories[rank].append(batch)
         self.read.places[rank].append(place)
@@ -140,6 +152,7 @@ class Trainer:
             how = "rejoin"
             self._go_back(rank, max(0, self.step(rank) - back))
         self.done[rank] = False
+        self.finished[rank] = None
         self.world.note(f"{self.name} rank {rank} comes back at step {self.step(rank)} ({how})")
         self.clients[rank] = FakeClient(self, rank, how)
 
@@ -162,20 +175,21 @@ class Trainer:
         apart = "" in attempts or len(attempts) > 1
         if self.shape.sharing:
             if how != "rejoin" or apart:
-                how = "fresh"  # the service does not know what it stood in: whatever the others read now
-                self.read.miss()
+                how, step = "fresh", 0  # the service does not know what it stood in: whatever the others read now
+                self.read = self.read.anew()
         elif how == "fresh" or (apart and not self._base):
             how, step, self._base = "fresh", 0, []
             self.read = Read(self.shape)
         elif apart:
             how, step = "resume", 0
-        if not self.shape.sharing and (apart or how == "fresh"):
+        if how == "fresh" or (apart and not self.shape.sharing):
             self.saved = [[{}] for _ in self.saved]
         for rank in range(self.shape.consumers):
             self._go_back(rank, step)
         if how == "resume" and consumers is not None and not self.shape.fed:
             self._resize(consumers)
         self.done = [False] * self.shape.consumers
+        self.finished = [None] * self.shape.consumers  # these processes have read nothing
         self.world.note(f"{self.name} all ranks come back at step {step} ({how}), {self.shape.consumers} of them")
         self._start_all(how)
 

@@ -15,6 +15,7 @@ from penstock.runtime.streams import places
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.stream.serving import Dealt, End, Fail, Send, StartRun, StopRun
 from penstock.stream.sharing import Shared, SharingTerms
+from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.testing.simulator.dispatcher import Bug
 from penstock.testing.simulator.engine import Engine, FedEngine, Shape, SplitNeeded, TailEngine
@@ -295,22 +296,29 @@ class SharedStream(FakeStream):
 
     def follow(self) -> None:
         self.served.evicted()
-        for reader in list(self.served.readers.values()):
-            while (offer := self.served.offer(reader)) is not None:
-                entry = offer.entry
-                header = self.header(
-                    reader.opening,
-                    self.served.binding,
-                    entry.seq,
-                    entry.count,
-                    entry.cut,
-                    skipped=offer.skipped,
-                    shared=offer.shared,
-                    had=offer.had,
-                )
-                self.runner.tell(reader.peer, header, entry.payload[reader.seat])
-                self.served.sent(reader, offer, header.nbytes)
+        while sum(self._send(reader) for reader in self.served.readers.values()):
+            pass
         self.served.tell_ends()
+
+    def _send(self, reader: RankReader) -> bool:
+        offer = self.served.offer(reader)
+        if offer is None:
+            return False
+        entry = offer.entry
+        header = self.header(
+            reader.opening,
+            self.served.binding,
+            entry.seq,
+            entry.count,
+            entry.cut,
+            skipped=offer.skipped,
+            shared=offer.shared,
+            had=offer.had,
+            holes=offer.holes,
+        )
+        self.runner.tell(reader.peer, header, entry.payload[reader.seat])
+        self.served.sent(reader, offer, header.nbytes)
+        return True
 
     def room(self, number: int) -> int | None:
         return self.served.room(number, WINDOW_SHARE)

@@ -1,0 +1,136 @@
+"""The ranks of a trainer that shares a stream, and what they are given together.
+
+Rules:
+
+1. A trainer has **lives**: without its states it begins another; the dispatcher counts them. All ranks of one life
+   begin at the same round: after what the trainer was sent in earlier ones, or where the window begins.
+2. `front` is the first round that no rank was given. It moves when all ranks are there and have credit, so that ranks
+   are given a round together. One behind it is given what it lacks. A missing rank is waited for a few seconds: then
+   others go on, and it is given the same when it comes.
+3. What was gone from the window when the front moved is a **gap**: no rank is given that, also one that goes back to an
+   older state. Ranks remember gaps, in their states too, and tell every process that serves them: it may know nothing
+   yet. So a rank that is through with a stream opens it as well in a new binding.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from penstock.stream.position import Gaps, with_gap
+from penstock.stream.serving import Reader
+from penstock.wire.frames import OpenStream
+
+GATHER_RANKS_S = 5.0  # how long ranks wait for one of their trainer's that is missing, before they are given more
+
+RankKey: TypeAlias = tuple[int, int]
+"""(trainer, seat in the round)"""
+
+
+class RankReader(Reader):
+    """One rank of a trainer."""
+
+    def __init__(self, peer: bytes, message: OpenStream, key: RankKey, now: float) -> None:
+        super().__init__(peer, message, key[1])
+        self.trainer = key[0]
+        self.name = message.trainer or str(key[0])
+        self.fresh = message.fresh
+        self.next_round = self.taken = message.round
+        """What it is sent next; the first that its trainer has not taken."""
+        self.heard_at = now
+        self.told_end = False
+        self.passed_over = False
+
+    @property
+    def hungry(self) -> bool:
+        return self.sent_bytes < self.credit and not self.passed_over
+
+    def hear(self, credit: int, taken: int, now: float) -> None:
+        self.grant(credit)
+        self.taken = max(self.taken, taken)
+        self.heard_at = now
+        self.passed_over = False
+
+    def move_to(self, round_: int) -> None:
+        """Rounds before that one are not its to have."""
+        if round_ > self.next_round:
+            self.taken = round_ if self.taken == self.next_round else self.taken
+            self.next_round = round_
+
+    def send(self, after: int, nbytes: int) -> None:
+        self.next_round = self.due = after
+        self.sent_bytes += nbytes
+
+    def tell_end(self) -> None:
+        self.told_end = True
+
+    def pass_over(self) -> None:
+        self.passed_over = True
+
+
+class Team:
+    """The ranks of a trainer, in one life of it: what they were given together, and what they skip together."""
+
+    def __init__(self, life: int, *, had: int, begun: bool) -> None:
+        """`had`: the first round that the trainer was not given in its life before."""
+        self.life = life
+        self.begun = begun
+        """Where it begins is known; else it begins where the window does."""
+        self.ended: set[int] = set()
+        """Seats that were told the end."""
+        self.alone_since: float | None = None
+        """Since when some rank has been missing."""
+        self.impatient = False
+        """Those who are there go on without."""
+        self._begins = had
+        self._next: dict[int, int] = {}
+        """By seat: what the rank was to be given next, when it was last heard of."""
+        self._gaps: Gaps = with_gap((), 0, had)
+        self._left = 0
+        """Where ranks stood when they left."""
+
+    def hear(self, seat: int, message: OpenStream) -> None:
+        """A rank says where it stands."""
+        self.ended.discard(seat)
+        for start, stop in message.gaps:
+            self._gaps = with_gap(self._gaps, start, stop)
+        self.begun = self.begun or bool(message.gaps) or not message.fresh
+        self._next[seat] = 0 if message.fresh else message.round
+
+    @property
+    def front(self) -> int:
+        """The first round that no rank was given. It goes back when all of them do."""
+        return max(self._begins, *self._next.values()) if self._next else self._begins
+
+    def past_gaps(self, round_: int) -> int:
+        """Return the first round from that one on that is not skipped."""
+        return next((stop for start, stop in self._gaps if start <= round_ < stop), round_)
+
+    def gaps_in(self, start: int, stop: int) -> Gaps:
+        return tuple((max(a, start), min(b, stop)) for a, b in self._gaps if a < stop and b > start)
+
+    def begin_at(self, round_: int) -> None:
+        self.begun, self._begins = True, round_
+        self.skip(0, round_)
+
+    def skip(self, start: int, stop: int) -> None:
+        """Rounds are gone before any rank was given them."""
+        self._gaps = with_gap(self._gaps, start, stop)
+
+    def give(self, seat: int, after: int) -> None:
+        self.begun = True
+        self._next[seat] = after
+
+    def end(self, seat: int) -> None:
+        self.ended.add(seat)
+
+    def leave(self, taken: int) -> int:
+        """A rank leaves, of those that are furthest at that round; return the first that none had taken."""
+        self._left = max(self._left, taken)
+        return self._left
+
+    def await_ranks(self, now: float, *, complete: bool) -> bool:
+        """Note since when a rank has been missing; say whether it is not waited for from now on."""
+        before = self.impatient
+        self.alone_since = None if complete else now if self.alone_since is None else self.alone_since
+        self.impatient = self.alone_since is not None and now - self.alone_since >= GATHER_RANKS_S
+        return self.impatient and not before
