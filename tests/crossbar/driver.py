@@ -129,7 +129,7 @@ class Run:
         if leg.new_service:
             self._job += "-moved"
         modes = case.modes
-        count = modes.trainers if modes.sharing else leg.ranks * modes.replicas
+        count = modes.trainers * modes.ranks if modes.sharing else leg.ranks * modes.replicas
 
         def make(reader: int) -> Any:
             shares = modes.sharing is not None
@@ -139,9 +139,9 @@ class Run:
                 modes,
                 job=self._job if leg.ranks == modes.ranks else f"{self._job}-{leg.ranks}",
                 ranks=leg.ranks if not shares else modes.ranks,
-                rank=0 if shares else reader % leg.ranks,
+                rank=reader % (modes.ranks if shares else leg.ranks),
                 replica=0 if shares else reader // leg.ranks,
-                trainer=reader,
+                trainer=reader // modes.ranks,
                 sampler=sampler_of(case, reader % leg.ranks) if modes.feed else None,
                 timeout_s=self._limits.timeout_s,
             )

@@ -91,9 +91,11 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
         del choices["break"]  # who breaks out leaves the others waiting, as documented
     if modes.cached_by_arrival:
         del choices["rejoin"], choices["second"]  # their loaders have not cached what the first one has
-    if modes.replicas > 1 or modes.own_processes:
+    if modes.replicas > 1 or modes.own_processes or (modes.sharing and modes.ranks > 1):
+        # A replica's place is its sibling's too, and so is a rank's of a trainer that shares; nobody else reads a
+        # service of one's own.
         for name in ON_READER:
-            choices.pop(name, None)  # a replica's place is its sibling's too; nobody else reads a service of one's own
+            choices.pop(name, None)
     made = []
     for _ in range(rng.choices([0, 1, 2], [5, 3, 1])[0]):
         if not choices:

@@ -173,9 +173,11 @@ RULES: tuple[Rule, ...] = (
         lambda p, m: m.coordinated and _mixes_buckets(p),
     ),
     (
-        "sharing does not go together with ranks, coordinated reads and deterministic order (sharing.md)",
+        "sharing does not go together with replicas, uneven='allow' and deterministic order (sharing.md)",
         ("sharing",),
-        lambda p, m: m.sharing is not None and (m.ranks > 1 or m.replicas > 1 or m.in_turn),
+        lambda p, m: (
+            m.sharing is not None and (m.replicas > 1 or m.uneven == "allow" or (m.in_turn and not m.coordinated))
+        ),
     ),
     (
         "sharing='skip' waits for nobody",
@@ -267,7 +269,7 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         ranks = rng.choice([2, 2, 3])
     elif way in ("feed", "replicas"):
         ranks = rng.choice([1, 1, 2])
-    ranks = _sometimes(rng, 0.04, [2], ranks)
+    ranks = _sometimes(rng, 0.3 if way == "sharing" else 0.04, [2], ranks)
     deterministic = 0.08 if way in ("sharing", "off") else 1.0 if way == "replicas" else 0.4
     order = "deterministic" if rng.random() < deterministic else "relaxed"
     sharing = rng.choice(["skip", "wait", "wait"]) if way == "sharing" else None
@@ -286,7 +288,7 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         sharding=sharding,
         guarantee=_sometimes(rng, 0.15, ["exactly_once", "at_most_once", "at_most_once", "zero_or_more"], None),
         uneven=_sometimes(rng, 0.5 if ranks > 1 else 0.1, ["pad", "allow"], "drop"),
-        coordinated=way == "coordinated",
+        coordinated=way == "coordinated" or (way == "sharing" and ranks > 1 and rng.random() < 0.4),
         sharing=sharing,
         trainers=rng.choice([1, 2, 2, 3]) if sharing else 1,
         trainers_named=sharing == "wait" and rng.random() < 0.6,

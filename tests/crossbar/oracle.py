@@ -190,18 +190,25 @@ def _check_sharing(case: Case, outcomes: list[LegOutcome], plain: Plain) -> None
     events = {event.what for leg in case.legs for event in leg.events}
     whole = not taken_away and modes.guarantee != "at_most_once" and not events & {"break", "second"}
     waited_for = modes.sharing == "wait" and (modes.trainers_named or modes.trainers == 1)
+    whole = whole and modes.ranks == 1  # of several ranks, what does not fill a last round is nobody's
     together: dict[int, Counter[Row]] = {}
-    for trainer, portions in enumerate(outcomes[0].readers):
-        for portion in portions:
-            expected = plain.rows(portion.epoch)
-            got = Counter(row for output in portion.outputs for row in output.rows)
-            together.setdefault(portion.epoch, Counter()).update(got)
+    for trainer in range(modes.trainers):
+        ranks = outcomes[0].readers[trainer * modes.ranks : (trainer + 1) * modes.ranks]
+        for portions in zip(*ranks):
+            epoch = portions[0].epoch
+            expected = plain.rows(epoch)
+            got = Counter(row for portion in portions for output in portion.outputs for row in output.rows)
+            together.setdefault(epoch, Counter()).update(got)
             extra = {row for row in got if row not in expected} if modes.sharding == "off" else got - expected
-            if extra:
-                raise Failure("twice", f"trainer {trainer}, epoch {portion.epoch}: {list(extra)[:3]}")
+            if extra and modes.uneven != "pad":
+                raise Failure("twice", f"trainer {trainer}, epoch {epoch}: {list(extra)[:3]}")
+            ended = all(portion.ended for portion in portions)
             lost = expected - got
-            if portion.ended and waited_for and whole and lost:
-                raise Failure("lost", f"trainer {trainer}, epoch {portion.epoch}: {some(lost)}")
+            if ended and waited_for and whole and lost:
+                raise Failure("lost", f"trainer {trainer}, epoch {epoch}: {some(lost)}")
+            steps = {len(portion.outputs) for portion in portions}
+            if ended and not events and not modes.after and len(steps) > 1:
+                raise Failure("steps", f"trainer {trainer}, epoch {epoch}: ranks took {sorted(steps)} steps")
     for epoch, read in together.items():
         lost = plain.rows(epoch) - read
         if whole and not events and lost:

@@ -149,10 +149,15 @@ def test_a_serving_holds_no_more_bytes_than_a_run_may() -> None:
     half = RUN_BYTES // 2
     fits = [give(reader(0), 2, nbytes=half), give(reader(1), 2, nbytes=half)]
     assert numbers(InTurns(2).choose(fits)) == ([0, 1], 2)
-    readers = [give(reader(0), 2, nbytes=half), give(reader(1), 2, nbytes=half + 1)]
-    assert numbers(InTurns(2).choose(readers)) == ([0], 1)
+    one_turn = [give(reader(0), 2, nbytes=half), give(reader(1), 2, nbytes=half + 2)]
+    assert numbers(InTurns(2).choose(one_turn)) == ([0, 1], 1)
     large = [give(reader(0), 2, nbytes=2 * RUN_BYTES), give(reader(1), 2, nbytes=1)]
     assert numbers(InTurns(2).choose(large)) == ([0], 1)
+
+
+def test_frames_of_many_small_elements_are_taken_by_whole_turns() -> None:
+    readers = [give(reader(number), 1_000, nbytes=RUN_BYTES) for number in range(4)]
+    assert numbers(InTurns(4).choose(readers)) == ([0, 1, 2, 3], 250)
 
 
 def test_the_last_stream_is_read_frame_by_frame() -> None:

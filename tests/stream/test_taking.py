@@ -118,10 +118,10 @@ def test_a_serving_that_was_left_in_the_middle_goes_on_there() -> None:
     assert hands.take() == [(0, 1), (1, 1)]
 
 
-def test_large_frames_are_not_held_together() -> None:
+def test_large_elements_are_not_held_together() -> None:
     hands = in_turn()
-    hands.give(2, 0, nbytes=RUN_BYTES)
-    hands.give(2, 1, nbytes=RUN_BYTES)
+    hands.give(2, 0, nbytes=2 * RUN_BYTES)
+    hands.give(2, 1, nbytes=2 * RUN_BYTES)
     assert hands.take() == [(0, 0)]
     assert hands.take_all() == [(1, 0), (0, 1), (1, 1)]
 
