@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.api.service_processes import hold_port
 from penstock.cli.main import main
 from penstock.wire.credentials import Credentials, find_service
 
@@ -59,11 +61,16 @@ class Running:
 
     def wait_said(self, text: str) -> str:
         assert self.process.stdout is not None
-        while line := self.process.stdout.readline():
-            self.said.append(line)
-            if text in line:
-                return line
-        raise AssertionError(f"it ended without {text!r}: {''.join(self.said)}")
+        giving_up = threading.Timer(DEADLINE_S, self.process.kill)
+        giving_up.start()
+        try:
+            while line := self.process.stdout.readline():
+                self.said.append(line)
+                if text in line:
+                    return line
+        finally:
+            giving_up.cancel()
+        raise AssertionError(f"it ended, or took longer than {DEADLINE_S:.0f} s, without {text!r}: {self.said}")
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -142,6 +149,27 @@ def test_a_dispatcher_started_again_lets_its_workers_in(tmp_path):
             with running(*arguments) as second:
                 second.wait_said("serving at")
                 wait_until(lambda: name.strip() in penstock("jobs", "--service", str(file)).stdout, "its worker")
+
+
+def test_a_worker_follows_its_service_file_to_a_dispatcher_at_another_port(tmp_path):
+    file = tmp_path / "service.json"
+    with running("dispatcher", "--port", "0", "--service-file", str(file)) as first:
+        first.wait_said("serving at")
+        with running("worker", "--dispatcher", str(file), "--processes", "1") as worker:
+            worker.wait_said("registered at")
+            before = find_service(str(file)).address
+            first.process.kill()
+            first.process.wait()
+            with (
+                hold_port("127.0.0.1", int(before.rpartition(":")[2]), None),
+                running("dispatcher", "--port", "0", "--service-file", str(file)) as second,
+            ):
+                second.wait_said("serving at")
+                after = find_service(str(file)).address
+                assert after != before
+                worker.wait_said(f"registered at {after}")
+                with ps.range(100).batch(10).distribute(str(file), timeout=DEADLINE_S) as loader:
+                    assert len(list(loader)) == 10
 
 
 def test_a_killed_serve_leaves_nothing(tmp_path):

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from penstock.control.views import SILENT_AFTER_S
 from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Resume
-from penstock.wire.messages import Done, GetPipeline, ListJobs, ListWorkers, NotKnown, PutPipeline, Refused, Spec
+from penstock.wire.messages import Beat, Done, GetPipeline, ListJobs, ListWorkers, NotKnown, PutPipeline, Refused, Spec
 from tests.control.cluster import JOB, Cluster, rebind, spec, started
 
 REST = Cut(engine=["@", 0, 0, 3, 1], named=(Named(0, 0, (3,)),))
@@ -221,6 +222,14 @@ def test_a_pipeline_is_registered_once() -> None:
     cluster.restart()
 
 
+def test_a_line_says_which_consumers_are_silent() -> None:
+    cluster = started(consumers=2)
+    heard = Beat(job=JOB, client="c1", consumer=1, attempt=cluster.view().attempt, version=0)
+    cluster.live(12, beats=[heard])
+    (job,) = cluster.ask(ListJobs()).jobs
+    assert (job.clients, job.status) == (1, "reading; consumer 0 not heard of for 12 s")
+
+
 def test_lines_say_what_there_is() -> None:
     cluster = started(workers=2, owner="ann")
     cluster.grant(cluster.view().streams[0])
@@ -234,6 +243,9 @@ def test_lines_say_what_there_is() -> None:
         9,
         "reading",
     )
+    cluster.live(SILENT_AFTER_S + 7)
+    (job,) = cluster.ask(ListJobs()).jobs
+    assert (job.clients, job.status) == (0, "not heard of for 12 s")
     lines = cluster.ask(ListWorkers()).workers
     assert [(line.worker, line.jobs, line.streams, line.status) for line in lines] == [
         ("w0", (JOB,), 1, "ready"),

@@ -42,10 +42,8 @@ def run_worker(options: argparse.Namespace) -> int:
         nursery = start_nursery()
         process, link = nursery.process, NurseryLink(nursery.end)
         try:
-            link.send(
-                Spawn(id=AGENT, entry=AGENT_ENTRY, config=msgspec.msgpack.encode(config), restart=True, nursery=True)
-            )
-            return _watch(link, signals, config)
+            link.send(_spawn(config))
+            return _watch(link, signals, config, _Whereabouts(named, keys, service))
         except NurseryGoneError as error:
             say(str(error))
             return 1
@@ -100,9 +98,48 @@ def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentCon
     )
 
 
-def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig) -> int:
+def _spawn(config: AgentConfig) -> Spawn:
+    return Spawn(id=AGENT, entry=AGENT_ENTRY, config=msgspec.msgpack.encode(config), restart=True, nursery=True)
+
+
+class _Whereabouts:
+    """Notices that the service file names another dispatcher: one that was started anew may have got another port."""
+
+    def __init__(self, named: str, keys: Credentials | None, service: ServiceFile) -> None:
+        self._named, self._keys, self._known = named, keys, service
+        self._is_file = "://" not in named
+
+    def look(self) -> ServiceFile | None:
+        """Return the service if it is another than before."""
+        if not self._is_file:
+            return None
+        try:
+            found = _find(self._named, self._keys)
+        except PenstockError:
+            return None  # the file is gone or no service file: the dispatcher that was known may be back
+        if found == self._known:
+            return None
+        self._known = found
+        return found
+
+
+def _move(link: NurseryLink, config: AgentConfig) -> None:
+    """Have the agent start again with another config: its workers keep their names."""
+    link.send(_spawn(config))
+    for child in link.children():
+        if child.id == AGENT and child.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+
+def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig, whereabouts: _Whereabouts) -> int:
     registered = draining = False
     while True:
+        moved = None if draining else whereabouts.look()
+        if moved is not None:
+            say(f"the dispatcher is at {moved.address} now: joining it there")
+            config = msgspec.structs.replace(config, dispatcher=moved.address, credentials=moved.credentials)
+            _move(link, config)
         while (event := link.receive(0.0)) is not None:
             if isinstance(event, Ready):
                 registered = True
@@ -123,7 +160,7 @@ def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig) -> int:
             draining = True
             say("leaving: others take over; a second signal ends this at once")
             link.send(Stop(id=AGENT, grace_s=config.drain_s + AFTER_DRAIN_S))
-        signals.wait(link.fileno())
+        signals.wait(link.fileno(), LOOK_AGAIN_S)
 
 
 def _end(process: subprocess.Popen[bytes], link: NurseryLink) -> None:

@@ -129,7 +129,7 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
         case SteerJob():
             return _steer(draft, request)
         case ListJobs():
-            return Jobs(jobs=job_lines(draft.state))
+            return Jobs(jobs=job_lines(draft.state, draft.now))
         case ListWorkers():
             return Workers(workers=worker_lines(draft.state))
         case PutPipeline():

@@ -13,6 +13,10 @@ from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
 from penstock.wire.jobs import JobView, StreamMove, StreamView, ViewChange
 from penstock.wire.messages import JobLine, RunnerFigures, TrainerLine, WorkerLine
 
+# Two beats of a client, and a second for the way. Its lease lasts longer: beats need the trainer's interpreter, which
+# may be busy with something else for a while, and the job's processes are not to be stopped for that.
+SILENT_AFTER_S = 5.0
+
 
 def view_of(state: ClusterState, job: JobName, attempt: AttemptId | None = None) -> JobView:
     """Return the view of an attempt; None: of the newest. Raises KeyError if there is none."""
@@ -131,22 +135,22 @@ def element_name(element: Element) -> str:
     return f"element {index} of split {split} of source {source}"
 
 
-def job_lines(state: ClusterState) -> tuple[JobLine, ...]:
-    return tuple(_job_line(state, job) for job in state.jobs.values())
+def job_lines(state: ClusterState, now: float) -> tuple[JobLine, ...]:
+    return tuple(_job_line(state, job, now) for job in state.jobs.values())
 
 
-def _job_line(state: ClusterState, job: Job) -> JobLine:
+def _job_line(state: ClusterState, job: Job, now: float) -> JobLine:
     iteration = next(reversed(job.iterations.values()), None)
     return JobLine(
         job=job.name,
         owner=job.spec.owner,
         epoch=-1 if iteration is None else iteration.epoch,
         consumers=job.spec.consumers,
-        clients=len(state.leases(job.name)),
+        clients=sum(now - lease.seen <= SILENT_AFTER_S for lease in state.leases(job.name)),
         workers=len(ready_runners(state, job)),
         streams=0 if iteration is None else len(iteration.streams),
         splits_left=0 if iteration is None else splits_left(iteration),
-        status=_job_status(state, job, iteration),
+        status=_job_status(state, job, iteration, now),
         trainers=_trainer_lines(state, job),
     )
 
@@ -182,16 +186,29 @@ def splits_left(iteration: Iteration) -> int:
     return sum(ledger.cursor(source, pass_).left for source, pass_ in newest.items())
 
 
-def _job_status(state: ClusterState, job: Job, iteration: Iteration | None) -> str:
+def _job_status(state: ClusterState, job: Job, iteration: Iteration | None, now: float) -> str:
     if job.failure:
         return job.failure
     if job.paused:
         return "paused"
     if not state.clients.get(job.name):
         return "nobody reads it"
+    status = "reading"
     if iteration is None or iteration.finished:
-        return "epoch finished"
-    return waiting_for_runners(state, job) or "reading"
+        status = "epoch finished"
+    elif waiting := waiting_for_runners(state, job):
+        status = waiting
+    silent = [lease for lease in state.leases(job.name) if now - lease.seen > SILENT_AFTER_S]
+    if not silent:
+        return status
+    who = ", ".join(str(consumer) for consumer in sorted({lease.consumer for lease in silent}))
+    for_s = now - min(lease.seen for lease in silent)
+    since = (
+        f"consumer {who} not heard of for {for_s:.0f} s"
+        if job.spec.consumers > 1
+        else f"not heard of for {for_s:.0f} s"
+    )
+    return since if len(silent) == len(state.leases(job.name)) else f"{status}; {since}"
 
 
 def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
