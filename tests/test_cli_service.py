@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.api.service_processes import hold_port
+from penstock.processes.service_processes import hold_port
 from penstock.cli.main import main
 from penstock.wire.credentials import Credentials, find_service
 
