@@ -165,7 +165,8 @@ class Simulation:
 
     @property
     def _streams_moved(self) -> bool:
-        return self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
+        replaced = any(agent.started > 1 for agent in self.agents)
+        return replaced or self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
 
     def _stand(self) -> str:
         said = []
