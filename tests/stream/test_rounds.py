@@ -156,7 +156,7 @@ def test_a_padded_last_round_repeats_its_own_outputs_and_is_not_made_twice() -> 
     last = maker.take_rest(pad=True)
     assert last is not None
     assert (last.seq, last.count, last.outputs, last.repeated) == (1, 1, [4, 5, 4, 5], True)
-    assert last.of(3) == [5] and maker.incomplete == 0
+    assert last.of(3) == [5] and (maker.incomplete, maker.next_round) == (0, 2)
     again = RoundMaker(width=4, cut=Cut(engine=last.after.engine, since=last.after.since), next_round=2)
     assert all_rounds(again, outputs_from(last.after.engine, 6)) == []
     assert again.take_rest(pad=True) is None

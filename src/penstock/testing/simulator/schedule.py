@@ -152,7 +152,7 @@ class Simulation:
 
     def run(self) -> None:
         try:
-            finished = self.world.run(lambda: self._over, until=ENDS_AT_S, most=MOST_HAPPENINGS)
+            finished = self.world.run(until=ENDS_AT_S, most=MOST_HAPPENINGS)
             if not finished:
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
             for trainer in self.trainers:
@@ -165,11 +165,8 @@ class Simulation:
 
     @property
     def _streams_moved(self) -> bool:
-        return self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
-
-    @property
-    def _over(self) -> bool:
-        return all(trainer.over for trainer in self.trainers)
+        replaced = any(agent.started > 1 for agent in self.agents)
+        return replaced or self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
 
     def _stand(self) -> str:
         said = []

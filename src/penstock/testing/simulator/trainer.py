@@ -73,6 +73,7 @@ class Trainer:
         self._openings = 0
         self.clients: list[FakeClient] = []
         self._use(shape)
+        world.begin_reading()
         self._begin_epoch("fresh")
 
     def _use(self, shape: Shape) -> None:
@@ -138,7 +139,9 @@ class Trainer:
             self.epochs_read.append(self.read)
             self.epoch += 1
             self.over = self.epoch == self.shape.epochs
-            if not self.over:
+            if self.over:
+                self.world.end_reading()
+            else:
                 self._begin_epoch("fresh")
 
     def restart_one(self, rank: int, back: int) -> None:

@@ -55,6 +55,8 @@ class FakeAgent(Peer):
         super().__init__(world, world.draw("agent"))
         self.jobs, self.bug, self.workers = jobs, bug, workers
         self.runners: dict[RunnerId, FakeRunner] = {}
+        self.started = 0
+        """Runners in all. A late message can cost one that was well: then another takes its place."""
         self._registering = False
         self._register()
         world.at(0.5, self, self._beat)
@@ -82,6 +84,7 @@ class FakeAgent(Peer):
         match push:
             case StartRunner() if push.runner not in self.runners:
                 runner = FakeRunner(self, push)
+                self.started += 1
                 self.runners[push.runner] = runner
                 self.world.at(self.world.rng.uniform(0.05, 0.3), runner, self._ready, runner)
             case StopRunner() if push.runner in self.runners:

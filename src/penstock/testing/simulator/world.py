@@ -66,6 +66,8 @@ class World:
         self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._ids = 0
+        self._reading = 0
+        """Trainers that have not read everything."""
 
     def draw(self, kind: str = "r") -> str:
         self._ids += 1
@@ -79,10 +81,16 @@ class World:
         self._count += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._count, actor, act, args))
 
-    def run(self, is_over: Callable[[], bool], *, until: float, most: int) -> bool:
-        """Let things happen; return whether it was over before `until` and `most` happenings."""
+    def begin_reading(self) -> None:
+        self._reading += 1
+
+    def end_reading(self) -> None:
+        self._reading -= 1
+
+    def run(self, *, until: float, most: int) -> bool:
+        """Let things happen; return whether all was read before `until` and `most` happenings."""
         for _ in range(most):
-            if is_over():
+            if not self._reading:
                 return True
             if not self._heap:
                 return False
