@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.processes.service_processes import hold_port
 from penstock.cli.main import main
+from penstock.processes.service_processes import hold_port
 from penstock.wire.credentials import Credentials, find_service
 
 COMMAND = str(Path(sys.executable).parent / "penstock")
