@@ -120,6 +120,14 @@ def test_who_is_superseded_is_told_at_once_and_by_whom(how: str) -> None:
         assert "process 7 on node2" in refused.reason
 
 
+def test_who_begins_anew_itself_is_not_told_that_its_place_was_taken() -> None:
+    cluster = started()
+    cluster.pushed.clear()
+    anew = cluster.opening(resume=resume(), client="c0")
+    assert isinstance(cluster.ask(anew), EpochOpened)
+    assert cluster.pushes(Superseded) == []
+
+
 def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:
     cluster = Cluster()
     cluster.register("w0")

@@ -306,6 +306,8 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
         if lease.attempt != attempt:
             continue
         draft.emit(e.ClientGone(job, lease.client, draft.now))
+        if newer is not None and newer.client == lease.client:
+            continue  # it begins anew itself
         if newer is None:
             reason = "all consumers are in a newer epoch, and a consumer reads one at a time"
         elif (lease.consumer, lease.replica) == (newer.consumer, newer.replica):
