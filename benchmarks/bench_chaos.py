@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from harness import Bench, BenchError, main, say
-from processes import kill
+from os_processes import kill
 from report import machine, our_versions, paired
 from trainers import Trainer, exactly_once
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 from harness import Bench, BenchError, main, say
+from os_processes import kill
 from ours.rank import BATCH, BOUNDARIES, RECORD, lengths
-from processes import kill
 from report import machine, our_versions, paired
 from trainers import Trainer, exactly_once
 

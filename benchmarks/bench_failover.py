@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from harness import Bench, BenchError, main, say
+from os_processes import kill, wait_until
 from report import figures, paired_costs
 
 import penstock as ps
-from processes import kill, wait_until
 
 KILLS = 20
 LIMIT_S = 1.0

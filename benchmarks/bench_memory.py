@@ -20,9 +20,8 @@ import sys
 from typing import Any
 
 from harness import HERE, Bench, BenchError, main, say
+from os_processes import is_dead, kill, marked, new_mark, wait_until
 from report import machine, our_versions, paired
-
-from processes import is_dead, kill, marked, new_mark, wait_until
 
 MB = 1 << 20
 CASES = {  # name: (kind, elements, budget)

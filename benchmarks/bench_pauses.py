@@ -21,9 +21,9 @@ from itertools import product
 from pathlib import Path
 
 from harness import Bench, BenchError, main, say
+from os_processes import kill, wait_until
 
 import penstock as ps
-from processes import kill, wait_until
 
 LIMIT_S = 5.0
 KINDS = ("runner", "agent", "nursery", "dispatcher")

@@ -15,10 +15,10 @@ import time
 from typing import Any
 
 import transfers
+from os_processes import resident_bytes, slab_bytes
 from ours.service import batches_dataset, set_path
 
 import penstock as ps
-from processes import resident_bytes, slab_bytes
 
 PAUSE_S = 0.01
 FAST_WORKERS = 2
