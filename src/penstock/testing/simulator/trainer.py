@@ -50,7 +50,9 @@ class Read:
         """Return what a trainer reads of the same epoch that has come back without its states."""
         again = Read(self.shape)
         again.before.extend([*self.before, *(batch for history in self.histories for batch in history)])
-        again.attempt, again.joined_late = self.attempt, True
+        if self.attempt is not None:
+            again.enter(self.attempt)
+        again.miss()
         return again
 
     def enter(self, attempt: AttemptId) -> bool:
