@@ -8,7 +8,18 @@ import msgspec
 
 from penstock.control.snapshot import restore, snapshot
 from penstock.core.ids import AttemptId
-from penstock.wire.messages import Beat, CloseClient, EpochOpened, Jobs, ListJobs, NotYet, OpenEpoch, Refused
+from penstock.wire.messages import (
+    Beat,
+    CloseClient,
+    EpochOpened,
+    Jobs,
+    ListJobs,
+    NotKnown,
+    NotYet,
+    OpenEpoch,
+    Refused,
+    Superseded,
+)
 from tests.control.cluster import JOB, Cluster, spec
 
 
@@ -77,6 +88,19 @@ def test_nobody_waits_for_a_trainer_two_epochs_behind_unless_asked_to() -> None:
             leave(cluster, f"fast {epoch}", answer.view.attempt)
         else:
             assert "of slow" not in cluster.state.jobs[JOB].iterations
+
+
+def test_a_trainer_whose_epoch_was_dropped_is_told_so_and_not_that_its_place_was_taken() -> None:
+    """It then skips the rest of its epoch and reads what the others do."""
+    cluster = serving()
+    for epoch in range(3):
+        attempt, _ = opened(cluster, opening(1, f"fast {epoch}"))
+        leave(cluster, f"fast {epoch}", attempt)
+    assert "of c0-r0" not in cluster.state.jobs[JOB].iterations
+    assert cluster.pushes(Superseded) == []
+    behind = Beat(job=JOB, client="c0", consumer=0, attempt="of c0-r0", version=0)
+    assert isinstance(cluster.ask(behind), NotKnown)
+    assert isinstance(cluster.ask(msgspec.structs.replace(opening(0, "c0"), rejoin="of c0-r0")), NotKnown)
 
 
 def test_with_a_number_of_trainers_each_reads_every_epoch_and_no_other_is_let_in() -> None:

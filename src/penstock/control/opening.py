@@ -80,7 +80,8 @@ def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
     if request.replica < 0:
         return Refused(reason=f"replica={request.replica} is negative", kind="invalid_argument")
     job = draft.state.jobs.get(request.job)
-    if job is not None and request.client in job.past_clients:
+    left_behind = job is not None and bool(job.spec.sharing) and request.rejoin not in (None, *job.iterations)
+    if job is not None and request.client in job.past_clients and not left_behind:
         return Refused(
             reason="another reader has taken this consumer's place, or this one was closed", kind="superseded"
         )
@@ -306,8 +307,8 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
         if lease.attempt != attempt:
             continue
         draft.emit(e.ClientGone(job, lease.client, draft.now))
-        if newer is not None and newer.client == lease.client:
-            continue  # it begins anew itself
+        if draft.job(job).spec.sharing or (newer is not None and newer.client == lease.client):
+            continue  # trainers that share are left behind and skip the rest; another begins anew itself
         if newer is None:
             reason = "all consumers are in a newer epoch, and a consumer reads one at a time"
         elif (lease.consumer, lease.replica) == (newer.consumer, newer.replica):
