@@ -316,8 +316,7 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
         else:
             who = newer.reader or "another reader"
             reason = f"{who} has begun epoch {newer.epoch} anew as consumer {newer.consumer}; start all consumers again"
-        if newer is None or lease.client != newer.client:  # one that starts over by itself is not told of itself
-            draft.pushes.append((lease.peer, Superseded(client=lease.client, reason=reason)))
+        draft.pushes.append((lease.peer, Superseded(client=lease.client, reason=reason)))
 
 
 def superseded(consumer: int, reader: str) -> str:
