@@ -9,10 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,24 +19,10 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.processes.service_processes import hold_port
 from penstock.wire.credentials import Credentials, find_service
+from tests.service.checks import is_alive, wait_until
 
 COMMAND = str(Path(sys.executable).parent / "penstock")
 DEADLINE_S = 30.0
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}"
-        time.sleep(0.02)
-    return value
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def children_of(pid: int) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import nursery_children
 import pytest
+from tests.service.checks import is_alive
 
 from penstock.core.errors import NurseryGoneError
 from penstock.processes.nursery_link import NurseryLink
@@ -37,13 +38,6 @@ def wait_for(link: NurseryLink, kind, id: str | None = None):
         if isinstance(event, kind) and (id is None or event.id == id):
             return event
     raise AssertionError(f"no {kind.__name__} of {id} in {DEADLINE_S} s")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_gone(*pids: int) -> None:

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.service.checks import is_alive, wait_until
 
 import penstock as ps
 from penstock.core.errors import CannotListenError, InvalidArgumentError, ServiceClosedError
@@ -22,21 +21,6 @@ from penstock.processes.service_processes import ServiceOptions, ServiceProcesse
 from penstock.wire.credentials import Credentials, find_service
 
 DEADLINE_S = 30.0
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}"
-        time.sleep(0.01)
-    return value
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_gone(pids: list[int]) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ def assert_exactly_once(elements: Iterable[Any], ids: Iterable[int], times: int 
     counted, expected = count_of(elements), Counter(dict.fromkeys(ids, times))
     lost, twice = expected - counted, counted - expected
     assert not lost and not twice, f"lost {dict(list(lost.items())[:5])}, too many {dict(list(twice.items())[:5])}"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def kill(pid: int) -> None:
