@@ -333,8 +333,6 @@ class Dealt(Served[DealtReader]):
     def _key(self, message: OpenStream) -> Key:
         return self.delivery.seat_of(message.consumer), message.replica
 
-    # What readers say
-
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None:
         both = min(len(message.mixes), len(self._mixes))
         if self.delivery.width > 1 and message.mixes[:both] != self._mixes[:both]:
@@ -380,8 +378,6 @@ class Dealt(Served[DealtReader]):
     @property
     def uses_slabs(self) -> bool:
         return any(reader.slab for reader in list(self.readers.values()))
-
-    # The run
 
     def _begin(self) -> None:
         readers = list(self.readers.values())

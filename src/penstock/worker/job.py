@@ -117,7 +117,7 @@ class Job:
             spec=spec.spec,
             graph=graph,
             listings=tuple(listings),
-            caches=_caches(graph),
+            caches=any(isinstance(node, ops.Cache) for node in walk(graph)),
             makes_rounds=spec.spec.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
         )
 
@@ -150,7 +150,3 @@ class Job:
                 if monotonic() > say_at:
                     say_at = monotonic() + SAY_AFTER_S
                     _log.warning("still waiting for the dispatcher: %s", error)
-
-
-def _caches(graph: Node) -> bool:
-    return any(isinstance(node, ops.Cache) for node in walk(graph))

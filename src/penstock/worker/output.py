@@ -58,10 +58,8 @@ class OutputCapture:
         self._worker = worker
         self._deliver = deliver
         self._limit = LineLimit()
-        self.own_stderr = os.dup(2)
-        """What stderr was before."""
-        os.set_inheritable(self.own_stderr, False)
-        self._saved = (os.dup(1), os.dup(2))
+        self._own_stdout, self.own_stderr = os.dup(1), os.dup(2)
+        """What they were before."""
         self._reading, writing = os.pipe()
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -111,9 +109,9 @@ class OutputCapture:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        for number, saved in zip((1, 2), self._saved):
-            os.dup2(saved, number)  # drops the pipe's last writing ends, which ends the thread
-            os.close(saved)
+        os.dup2(self._own_stdout, 1)
+        os.dup2(self.own_stderr, 2)  # drops the pipe's last writing ends, which ends the thread
+        os.close(self._own_stdout)
         self._thread.join(CLOSE_WAIT_S)
         if not self._thread.is_alive():
             os.close(self._reading)

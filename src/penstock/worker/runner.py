@@ -72,7 +72,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     runner = Runner(config, record)
-    capture = OutputCapture(config.worker, runner.forward_output)
+    capture = OutputCapture(config.worker, runner.streams.say)
     faulthandler.enable(capture.own_stderr)
 
     def settle_and_report(figures: str) -> None:
@@ -169,7 +169,14 @@ class Streams:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
             stream.open(peer, message)
         elif self._load_failure is not None:
-            self._tell_failure(peer, message, self._load_failure)
+            failed = StreamFailed(
+                stream=message.stream,
+                binding=message.binding,
+                opening=message.opening,
+                seq=message.round,
+                failure=self._load_failure,
+            )
+            self.data.send(peer, failed)
         else:
             self._early.append((peer, message))
 
@@ -182,16 +189,6 @@ class Streams:
         for other in others:
             other.trim()
         return stream
-
-    def _tell_failure(self, peer: bytes, message: OpenStream, failure: RemoteFailure) -> None:
-        failed = StreamFailed(
-            stream=message.stream,
-            binding=message.binding,
-            opening=message.opening,
-            seq=message.round,
-            failure=failure,
-        )
-        self.data.send(peer, failed)
 
     def lose(self, peer: bytes) -> None:
         for stream in self.all():
@@ -254,20 +251,20 @@ class Runner:
         self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
         job = Job(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
-        self._streams = Streams(config, socket, self._arena, job, opener)
+        self.streams = Streams(config, socket, self._arena, job, opener)
         self._loading = threading.Thread(
-            target=self._streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
+            target=self.streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
         )
 
     def start(self) -> None:
-        self._streams.data.start()
+        self.streams.data.start()
         self._loading.start()
 
     def serve(self, stop: threading.Event, ready: Callable[[str], None], report: Callable[[str], None]) -> None:
         """Run until `stop` is set, or until the data socket's thread died: nobody can be heard then."""
         self.start()
         ready(self.address.text())
-        while not stop.wait(LOOK_S) and self._streams.data.serving:
+        while not stop.wait(LOOK_S) and self.streams.data.serving:
             self._look_after()
             report(line_of(self.statistics()))
 
@@ -275,7 +272,7 @@ class Runner:
         if self._closed:
             return
         self._closed = True
-        self._streams.close()
+        self.streams.close()
         self._control.close()
         self._loading.join(STOP_WAIT_S)
         self._arena.close()
@@ -291,13 +288,9 @@ class Runner:
                 f"stream {work.stream}: {work.count} element(s) from element {work.index} of split {work.split} on "
                 f"have been worked on for {now - work.began:.0f} s; the other streams go on"
             )
-            if not self.forward_output(text):
+            if not self.streams.say(text):
                 _log.warning(text)
-
-    def forward_output(self, text: str) -> bool:
-        """Send text to everybody who reads here; False if nobody does."""
-        return self._streams.say(text)
 
     def statistics(self) -> RunnerFigures:
         """Return what the agent's heartbeat carries."""
-        return self._figures.look(self._streams.all(), refused=self._guard.refused)
+        return self._figures.look(self.streams.all(), refused=self._guard.refused)
