@@ -85,9 +85,7 @@ class Shared(Served[RankReader]):
         self._sent: dict[int, int] = {}
         """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
         self._teams: dict[int, Team] = {}
-        """By trainer."""
-        self._names: dict[int, str] = {}
-        """Of all trainers that ever came."""
+        """By trainer, of all that ever came."""
         self._passed_over: set[Key] = set()
         """Rounds they need are gone, and nobody makes them again for them."""
         self._first_at: float | None = None
@@ -113,7 +111,6 @@ class Shared(Served[RankReader]):
         self._absent.pop(key, None)
         team.hear(seat, message)
         reader = self.readers[key] = RankReader(peer, message, key, now)
-        self._names[trainer] = reader.name
         self._first_at = now if self._first_at is None else self._first_at
         for mate in self._mates(trainer):
             mate.move_to(team.past_gaps(mate.next_round))
@@ -182,12 +179,10 @@ class Shared(Served[RankReader]):
         del self.readers[key]
         trainer, seat = key
         team = self._teams[trainer]
-        if self._lowest_first and not leaving and not reader.told_end and not reader.passed_over:
+        if self._lowest_first and not leaving and seat not in team.ended and not reader.passed_over:
             self._absent[key] = Absent(reader.name, reader.taken, now)
         if taken >= 0:
             self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
-        if reader.told_end:
-            team.end(seat)
         team.await_ranks(now, complete=self._is_complete(trainer))
 
     def tick(self, now: float) -> list[bytes]:
@@ -254,7 +249,7 @@ class Shared(Served[RankReader]):
             return True
         if reader.next_round < team.front:
             return reader.next_round >= self.window.first  # else they are made again, if the others do not go back too
-        mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and not mate.told_end]
+        mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and mate.seat not in team.ended]
         can = all(mate.hungry and team.past_gaps(mate.next_round) >= team.front for mate in mates)
         return can and (team.impatient or self._is_complete(reader.trainer))
 
@@ -298,7 +293,7 @@ class Shared(Served[RankReader]):
     @property
     def _lacks_trainers(self) -> bool:
         """Somebody is still to come and read from the beginning."""
-        return not self._given_up and len(self._names) < self._sharing.trainers
+        return not self._given_up and len(self._teams) < self._sharing.trainers
 
     def pass_over(self, share: int, now: float) -> list[str]:
         """Wait no longer for trainers that say nothing, where others do wait for them; return who it is, in words."""
@@ -310,7 +305,7 @@ class Shared(Served[RankReader]):
         gone_s = timeout_s if self._sharing.waits else min(timeout_s, GATHER_RANKS_S)
         if self._lacks_trainers and self._first_at is not None and now - self._first_at > timeout_s:
             self._given_up = True
-            passed.append(f"{len(self._names)} of {self._sharing.trainers} trainers have come")
+            passed.append(f"{len(self._teams)} of {self._sharing.trainers} trainers have come")
         for key, reader in self.readers.items():
             if reader.taken < after and not reader.passed_over and now - reader.heard_at > timeout_s:
                 reader.pass_over()
@@ -377,9 +372,9 @@ class Shared(Served[RankReader]):
         if end is None:
             return
         for reader in self.readers.values():
-            if reader.told_end:
-                continue
             team = self._teams[reader.trainer]
+            if reader.seat in team.ended:
+                continue
             self._move(reader)
             if reader.next_round >= end.seq or (not len(self.window) and self._may_have(reader)):
                 if self.delivery.width > 1:
@@ -387,7 +382,7 @@ class Shared(Served[RankReader]):
                 self._tell_end(reader, end, skipped=max(0, end.seq - reader.due))
                 after = max(end.seq, reader.due)
                 reader.give(after, 0)
-                reader.tell_end()
+                team.end(reader.seat)
                 team.give(reader.seat, after)
                 self._note_sent(reader, after)
 

@@ -32,7 +32,6 @@ class RankReader(Reader):
         self.next_round = self.taken = message.round
         """What it is sent next; the first that its trainer has not taken."""
         self.heard_at = now
-        self.told_end = False
         self.passed_over = False
 
     @property
@@ -54,9 +53,6 @@ class RankReader(Reader):
     def give(self, after: int, nbytes: int) -> None:
         super().give(after, nbytes)
         self.next_round = after
-
-    def tell_end(self) -> None:
-        self.told_end = True
 
     def pass_over(self) -> None:
         self.passed_over = True
