@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.core.ids import StreamId, stream_number
 from penstock.processes.flight_record import FlightRecord
@@ -33,7 +34,8 @@ class Opening:
     feed: StreamFeed
     ledger: Ledger | None
     """None where splits are not granted: no cut has to name any."""
-    storage: StorageOptions
+    storage: Callable[[], StorageOptions]
+    """The newest that a reader lent, each time: keys may be of a day."""
     allocate: Allocate
     recorder: FlightRecorder
     budget: Callable[[], Budget]
@@ -66,7 +68,7 @@ class Opening:
             # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
             seed=spec.seed + stream_number(self.stream) if spec.sharding == "off" else spec.seed,
             epoch=self.terms.epoch,
-            source_of=job.source_opener(self.storage),
+            source_of=job.source_opener(self.storage()),
         )
         part = StreamPart(
             feed=self.feed,
@@ -112,8 +114,13 @@ class RunOpener:
         self._fed[message.stream].take(message)
 
     def lend(self, message: OpenStream) -> None:
-        """Keep what a reader's sources open their storage with; the newest, for keys may be of a day."""
+        """Keep what a reader's sources open their storage with."""
         self._storage[message.stream][message.consumer, message.replica] = message.storage
+
+    def _lent_for(self, stream: StreamId) -> StorageOptions:
+        """Return what the first of a stream's readers lent: they read the same data."""
+        lent = self._storage.get(stream)
+        return lent[min(lent)] if lent else NO_STORAGE_OPTIONS
 
     def forget(self, stream: StreamId) -> None:
         self._fed.pop(stream, None)
@@ -131,14 +138,13 @@ class RunOpener:
         """Ask for what a run needs. This may wait for the dispatcher."""
         plan = self._job.plan(start.terms.attempt, is_stopped)
         ledger = Ledger(start.start.named) if start.terms.feed.kind == "granted" else None
-        lent = self._storage.get(stream)
         return Opening(
             stream=stream,
             terms=start.terms,
             plan=plan,
             feed=self._feed(stream, start.terms, ledger, plan.job.spec.split_counts),
             ledger=ledger,
-            storage=lent[min(lent)] if lent else NO_STORAGE_OPTIONS,  # readers read the same data: the first one's
+            storage=partial(self._lent_for, stream),
             allocate=allocate,
             recorder=self._flight.recorder(stream),
             budget=budget,

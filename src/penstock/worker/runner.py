@@ -84,14 +84,9 @@ def run(
     if not stop.is_set():
         os._exit(1)  # a deaf process would be waited for, another takes a dead one's place
     # A thread in the middle of a user's function cannot be ended: it has a moment, then the process goes without it.
-    threading.Thread(target=_leave_anyway, name="penstock leave", daemon=True).start()
+    threading.Timer(STOP_WAIT_S, os._exit, (0,)).start()
     capture.close()
     runner.close()
-    os._exit(0)
-
-
-def _leave_anyway() -> None:
-    threading.Event().wait(STOP_WAIT_S)
     os._exit(0)
 
 
