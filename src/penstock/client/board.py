@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakMethod
 
-from penstock.wire.bell import Bell
 from penstock.wire.jobs import JobView, StreamView, ViewChange
+from penstock.wire.sockets import Bell
 from penstock.wire.views import HeldView
 
 

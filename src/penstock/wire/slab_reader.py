@@ -25,8 +25,7 @@ from penstock.wire.liveness import process_name
 from penstock.wire.mapping import Array, Mapping, array_interface
 
 COPY_BELOW_BYTES = 1 << 20  # what is smaller is copied: the lease goes back at once, and nothing small pins a range
-RETURN_BYTES = 4 << 20  # so much is given back without waiting for another occasion: the runner uses it again
-RETURN_LEASES = 3  # and of large ones so many: a message for each of them costs more than the memory it frees sooner
+RETURN_BYTES = 32 << 20  # so much is given back without waiting for another occasion: the runner uses it again
 CONNECT_S = 2.0
 
 
@@ -137,7 +136,7 @@ class SlabReader:
     def owes_much(self) -> bool:
         """So much is to be given back that it should not wait."""
         self._drain()
-        return self._owed_bytes >= RETURN_BYTES and len(self._owed) >= RETURN_LEASES
+        return self._owed_bytes >= RETURN_BYTES
 
     def returned(self) -> tuple[int, ...]:
         """Return the leases that ended since the last call: they are to be given back."""

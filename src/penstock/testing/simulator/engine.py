@@ -13,8 +13,7 @@ from typing import Any
 from penstock.runtime.streams import PASS_ENDED, PLACE
 from penstock.wire.jobs import Leftover, Sharing, Uneven
 from penstock.wire.received import gaps_in, received
-from penstock.worker.feeds import leftover_feed
-from penstock.worker.ledger import UNKNOWN
+from penstock.worker.feeds import UNKNOWN, leftover_feed
 
 Batch = tuple[int, ...]
 PASS = 1_000_000

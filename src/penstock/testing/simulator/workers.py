@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from penstock.core.ids import AgentId, JobName, RunnerId, StreamId, WorkerId
 from penstock.runtime.streams import places
+from penstock.stream.instructions import End, Fail, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
-from penstock.stream.serving import Dealt, End, Fail, Send, StartRun, StopRun
+from penstock.stream.serving import Dealt
 from penstock.stream.sharing import Shared, SharingTerms
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
@@ -38,9 +39,7 @@ from penstock.wire.messages import (
     StopRunner,
     WorkerPlace,
 )
-from penstock.worker.fed import FedUnits
-from penstock.worker.feeds import fixed_feed
-from penstock.worker.ledger import Ledger
+from penstock.worker.feeds import FedUnits, Ledger, fixed_feed
 
 ROUND_BYTES = 400_000  # a batch's: a client's smallest window has room for two or three
 WINDOW_SHARE = 6 * ROUND_BYTES
@@ -329,7 +328,7 @@ class SharedStream(FakeStream):
     def deliver(self, pump: FakePump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> bool:
         width = self.runner.delivery.width
         nbytes = taken.count * width * ROUND_BYTES
-        if self.served.is_current(pump.start.number):
+        if self.served.current(pump.start.number) is not None:
             self.served.make_room(nbytes, WINDOW_SHARE)
             payload = [taken.of(seat) for seat in range(width)]
             self.served.add(pump.start.number, Entry(taken.seq, taken.count, cut, nbytes, payload))
