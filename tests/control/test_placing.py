@@ -320,6 +320,25 @@ def test_after_a_restart_streams_of_agents_that_never_return_go_on_elsewhere() -
     assert cluster.view().streams[0].binding == 2
 
 
+def test_a_process_that_its_agent_was_asked_for_in_vain_is_asked_for_again() -> None:
+    cluster = Cluster()
+    cluster.register("w0", "w1")
+    cluster.register("w2", agent="B")
+    cluster.open()
+    _, lost, elsewhere = cluster.pushes(StartRunner)
+    for after_s, again in ((0.5, []), (0.6, [lost]), (1.0, [lost])):
+        cluster.now += after_s
+        cluster.beat("A", without=(lost.runner,))
+        assert cluster.pushes(StartRunner) == again
+    cluster.beat("B", without=(elsewhere.runner,))
+    assert cluster.pushed == [("peer of B", elsewhere)]
+    cluster.ready()
+    cluster.now += 2.0
+    for agent in ("A", "B"):
+        cluster.beat(agent, without=(elsewhere.runner,))
+    assert cluster.pushes(StartRunner) == [], "one that has served is not started again, whatever a beat says"
+
+
 def test_a_process_that_is_not_ready_in_time_is_replaced() -> None:
     cluster = Cluster()
     cluster.register("w0")
