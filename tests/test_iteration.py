@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import BatchShapeError, InterruptedReadError, InvalidPipelineError
+from penstock.runtime import tuning
 
 _others: set[threading.Thread] = set()
 
@@ -387,22 +388,29 @@ def test_a_class_is_constructed_once():
     assert len(made) == 1
 
 
-def test_functions_that_hold_the_gil_end_up_in_the_readers_thread():
+def test_functions_that_hold_the_gil_end_up_in_the_readers_thread(monkeypatch: pytest.MonkeyPatch):
     def python_only(x):
         total = 0
         for i in range(2000):
             total += i * x
         return total
 
-    # A trial on a busy machine proves nothing and is repeated, each time after twice as long.
-    with ps.range(100_000).repeat().map(python_only).batch(64).iterator(threads=2) as iterator:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            next(iterator)
-            stage = next(s for s in iterator.statistics().stages if "python_only" in s.name)
-            if stage.holds_gil:
-                break
-        assert stage.holds_gil and stage.threads == 0
+    def judge(seconds: float) -> bool | None:
+        with ps.range(100_000).repeat().map(python_only).batch(64).iterator(threads=2) as iterator:
+            deadline = time.monotonic() + seconds
+            while True:
+                next(iterator)
+                stage = next(s for s in iterator.statistics().stages if "python_only" in s.name)
+                if stage.holds_gil is False or (stage.holds_gil and stage.threads == 0):
+                    return stage.holds_gil
+                if time.monotonic() > deadline:
+                    return None
+
+    # Trials during which others take the cores prove nothing and are repeated, each time after twice as long. However
+    # busy the machine is, none of them may say the contrary, and of many some are left alone.
+    monkeypatch.setattr(tuning, "RETRY_S", 0.05)
+    verdicts = (judge(seconds=4.0) for _ in range(25))
+    assert next((verdict for verdict in verdicts if verdict is not None), None) is True
 
 
 def test_functions_that_wait_get_more_threads_than_cores():
