@@ -18,6 +18,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import BatchShapeError, InterruptedReadError, InvalidPipelineError
 from penstock.runtime import tuning
+from tests.waiting import wait_until
 
 _others: set[threading.Thread] = set()
 
@@ -34,13 +35,6 @@ def penstock_threads():
     return [
         thread.name for thread in threading.enumerate() if thread.name.startswith("penstock") and thread not in _others
     ]
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        threading.Event().wait(0.005)
 
 
 def uneven_sleep(x):
@@ -255,7 +249,7 @@ def test_closing_in_mid_flight_leaves_no_thread():
     next(iterator)
     assert penstock_threads()
     iterator.close()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
     assert list(iterator) == []
     iterator.close()
 
@@ -265,13 +259,13 @@ def test_dropping_an_iterator_leaves_no_thread():
     next(iterator)
     del iterator
     gc.collect()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 def test_a_finished_iterator_leaves_no_thread_once_dropped():
     list(ps.range(100).map(uneven_sleep, threads=4))
     gc.collect()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 def test_closing_does_not_wait_for_a_function_that_hangs():
@@ -294,7 +288,7 @@ def test_closing_does_not_wait_for_a_function_that_hangs():
     reader.join(10)
     assert not reader.is_alive() and read == []
     release.set()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 def test_many_open_and_close_cycles_do_not_hang():
@@ -302,7 +296,7 @@ def test_many_open_and_close_cycles_do_not_hang():
     for _ in range(30):
         with ds.iterator() as iterator:
             next(iterator)
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from penstock.client.reader import EpochReader
 from penstock.wire.slabs import Arena
 from penstock.worker.pump import Pump
 from penstock.worker.tails import StreamRun
-from tests.wire.services import wait_until
+from tests.waiting import wait_until
 
 MB = 1 << 20
 
