@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.core.ids import AttemptId
+from penstock.core.ids import AttemptId, RunnerId
 from penstock.testing.simulator.__main__ import main
 from penstock.testing.simulator.checks import (
     check,
@@ -30,8 +30,9 @@ from penstock.testing.simulator.schedule import (
     simulate,
 )
 from penstock.testing.simulator.trainer import Read
-from penstock.testing.simulator.world import Failed
+from penstock.testing.simulator.world import Failed, Pushed
 from penstock.wire.jobs import Sharing, Uneven
+from penstock.wire.messages import StartRunner
 
 SCHEDULES = 250
 
@@ -136,6 +137,23 @@ def test_an_undisturbed_run_reads_everything(shape: dict[str, Any]) -> None:
             given = {x for history in read.histories for batch in history for x in batch}
             left = len(set(trainer.shape.everything) - given)
             assert trainer.shape.sharing == "skip" or left <= trainer.shape.batch * (trainer.shape.consumers - 1)
+
+
+def test_a_lost_start_costs_no_more_than_a_fault_may() -> None:
+    simulation = Simulation(replace(undisturbed(), workers=1))
+    world = simulation.world
+    world.heals_at = 0.0
+    unharmed, lost = world.send, list[RunnerId]()
+
+    def send(sender: str, receiver: str, message: Any) -> None:
+        if isinstance(message, Pushed) and isinstance(message.body, StartRunner) and message.body.runner not in lost:
+            lost.append(message.body.runner)
+        else:
+            unharmed(sender, receiver, message)
+
+    world.send = send  # type: ignore[method-assign]
+    simulation.run()
+    assert len(lost) == 1 and world.now < 5.0
 
 
 # The checks

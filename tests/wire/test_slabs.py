@@ -22,7 +22,7 @@ from penstock.wire.ranges import KEPT_BYTES
 from penstock.wire.runs import decode_run, encode_run
 from penstock.wire.slab_reader import COPY_BELOW_BYTES, RETURN_BYTES, SlabReader
 from penstock.wire.slabs import Arena, Holder
-from tests.wire.services import wait_until
+from tests.waiting import wait_until
 
 MB = 1 << 20
 

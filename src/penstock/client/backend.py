@@ -34,9 +34,12 @@ class ServiceBackend:
         options: JobOptions,
         find: Callable[[], ServiceFile],
         on_close: Callable[[], None] | None = None,
+        expected_workers: Callable[[], int] = lambda: 1,
     ) -> None:
+        """`expected_workers` is how many the service will have, as far as is known here."""
         self.options = options
         self._pipeline, self._find = pipeline, find
+        self._expected_workers = expected_workers
         self._prepared: Prepared | None = None
         self._submissions: dict[tuple[int, int], Submission] = {}
         self._workers: int | None = None
@@ -184,7 +187,8 @@ class ServiceBackend:
 
     def _count_workers(self, link: ServiceLink) -> int:
         if self._workers is None:
-            self._workers = link.count_workers(Patience(self.options.timeout_s, "the first worker"))
+            patience = Patience(self.options.timeout_s, "the first worker")
+            self._workers = link.count_workers(patience, self._expected_workers())
         return self._workers
 
     def _link(self) -> ServiceLink:

@@ -52,6 +52,8 @@ ASK_S = 10.0
 SAY_EVERY_S = 30.0
 FIRST_WORD_S = 3.0
 NOT_YET_S = (0.02, 0.5)
+LOOK_S = 0.2
+ALL_WORKERS_S = 5.0  # those of a service that has just been started have registered by then, or will not soon
 """The first and the longest pause after "not yet"."""
 
 _log = logging.getLogger("penstock")
@@ -130,13 +132,15 @@ class ServiceLink:
             except DispatcherUnavailableError as error:
                 patience.check(str(error))
 
-    def count_workers(self, patience: Patience) -> int:
-        """Return how many workers there are now; waits for the first."""
+    def count_workers(self, patience: Patience, expected: int) -> int:
+        """Return how many workers there are now; waits for the first, and for a while for those that are expected."""
+        wait_for_all_until = monotonic() + min(ALL_WORKERS_S, patience.left_s or ALL_WORKERS_S)
         while True:
             answer = self.ask(ListWorkers(), patience, "the list of workers")
-            if isinstance(answer, Workers) and answer.workers:
-                return len(answer.workers)
-            patience.wait(0.2, f"the service at {self.address} has no worker yet")
+            found = len(answer.workers) if isinstance(answer, Workers) else 0
+            if found >= max(1, expected) or (found and monotonic() >= wait_for_all_until):
+                return found
+            patience.wait(LOOK_S, f"the service at {self.address} has {found or 'no'} worker yet")
 
     def open_epoch(
         self, request: OpenEpoch, blobs: Mapping[BlobHash, bytes], patience: Patience
