@@ -90,8 +90,5 @@ def compare(expected: Element, found: Element) -> str | None:
 
 def _first_difference(parts: Iterable[tuple[str, Element, Element]]) -> str | None:
     """Return how the first (place, expected, found) that differ do so, or None."""
-    for place, expected, found in parts:
-        difference = compare(expected, found)
-        if difference is not None:
-            return f"{place}{difference}"
-    return None
+    differences = ((place, compare(expected, found)) for place, expected, found in parts)
+    return next((f"{place}{difference}" for place, difference in differences if difference is not None), None)

@@ -40,7 +40,7 @@ def _twice(read: Read, given: list[int]) -> list[int]:
     """Return what was given more than once, without what may fill up a last round."""
     twice = {a for a, b in pairwise(given) if a == b}
     if read.shape.uneven == "pad":
-        last = {x for steps in read.ranks for x in steps[-1].batch}
+        last = set(read.last)
         earlier = {
             x for history in (read.before, *(h[:-1] for h in read.histories)) for batch in history for x in batch
         }
@@ -65,11 +65,6 @@ def deterministic_histories(shape: Shape) -> list[list[Batch]]:
     in_order += [tail[at : at + size] for at in range(0, len(tail), size)]
     if shape.uneven == "drop" and in_order and len(shape.batches(in_order[-1])) < shape.consumers:
         in_order.pop()
-    rounds_given = [_round_of(shape, elements) for elements in in_order]
-    return [[batches[c] for batches in rounds_given] for c in range(shape.consumers)]
-
-
-def _round_of(shape: Shape, elements: list[int]) -> list[Batch]:
-    """Return each reader's batch of a round; one that is not whole is filled up with its own batches."""
-    batches = shape.batches(elements)
-    return [batches[place % len(batches)] for place in range(shape.width)]
+    rounds_given = [shape.batches(elements) for elements in in_order]
+    # A round that is not whole is filled up with its own batches.
+    return [[batches[c % len(batches)] for batches in rounds_given] for c in range(shape.consumers)]

@@ -78,13 +78,14 @@ class FakeClient(Peer):
             trainer=trainer.name,
             after=after,
         )
-        self._open(request if how == "fresh" or self._shape.fed else self._loaded(request, how))
+        if how != "fresh" and not self._shape.fed:
+            request = self._loaded(request, how)
+        self.ask(request, partial(self._opened, request))
 
     def _feed(self) -> Feeder:
         """Return what feeds the job: batches of all elements, in order, from the step the trainer stands at."""
-        units = self._shape.units
         drawing = Drawing(
-            Feed(sampler=[list(unit) for unit in units], ahead=FED_AHEAD),
+            Feed(sampler=[list(unit) for unit in self._shape.units], ahead=FED_AHEAD),
             epoch=self.trainer.epoch,
             grouping=None,
             count=len(self._shape.everything),
@@ -103,9 +104,6 @@ class FakeClient(Peer):
             return replace(request, resume=merged(loaded, self.trainer.epoch, self._shape))
         return replace(request, rejoin=loaded.first.attempt)
 
-    def _open(self, request: OpenEpoch) -> None:
-        self.ask(request, partial(self._opened, request))
-
     def _opened(self, request: OpenEpoch, answer: Answer) -> None:
         match answer:
             case EpochOpened():
@@ -113,9 +111,9 @@ class FakeClient(Peer):
             case NotYet() if self.world.now - self._began_at > GIVE_UP_S:
                 self.trainer.restart_all("rejoin", 0)  # what an operator does when told "restart all consumers"
             case NotYet():
-                self.world.at(0.3, self, self._open, request)
+                self.world.at(0.3, self, self.ask, request, partial(self._opened, request))
             case NotKnown():
-                self.trainer.start_over()
+                self.trainer.restart_all("resume", 0)
             case Refused(kind="superseded"):
                 self._lose_place()
             case _:
@@ -141,7 +139,9 @@ class FakeClient(Peer):
         )
         self.is_open = True
         trainer.enter(opened.view.attempt)
-        trainer.read.save(self.rank, self._state())
+        # The state at this very step names the attempt: it can be rejoined from now on.
+        steps = trainer.read.ranks[self.rank]
+        steps[-1] = steps[-1]._replace(state=self._state())
         self._carry_out()
         self.world.at(BEAT_EVERY_S, self, self._beat)
         self.world.at(0.05, self, self._step)
@@ -169,7 +169,7 @@ class FakeClient(Peer):
 
     def _state(self) -> State:
         """Return what is saved, after a way through JSON."""
-        state = ConsumerState(
+        return ConsumerState(
             attempt=self.consumer.view.attempt,
             splits="",
             width=self._spec.streams,
@@ -179,8 +179,7 @@ class FakeClient(Peer):
             consumers=self._shape.consumers,
             consumer=self.rank,
             progress=self.consumer.place().progress(),
-        )
-        return state.plain()
+        ).plain()
 
     # The control plane
 
@@ -190,14 +189,16 @@ class FakeClient(Peer):
             self.world.at(BEAT_EVERY_S, self, self._beat)
 
     def _ask_for_view(self) -> None:
-        beat = Beat(
-            job=self._shape.job,
-            client=ClientId(self.name),
-            consumer=self.rank,
-            attempt=self.consumer.view.attempt,
-            version=self._held.version,
+        self.ask(
+            Beat(
+                job=self._shape.job,
+                client=ClientId(self.name),
+                consumer=self.rank,
+                attempt=self.consumer.view.attempt,
+                version=self._held.version,
+            ),
+            self._answered,
         )
-        self.ask(beat, self._answered)
 
     def _answered(self, answer: Answer) -> None:
         match answer:
@@ -206,7 +207,7 @@ class FakeClient(Peer):
             case Changes():
                 self._follow(self._held.take_change(answer.change))
             case NotKnown() if not self.closed:
-                self.trainer.start_over()
+                self.trainer.restart_all("resume", 0)
             case Refused() if not self.closed:
                 self._lose_place()
 
@@ -319,14 +320,15 @@ class FakeClient(Peer):
 
     def _close(self) -> None:
         self.closed = True
-        closing = CloseClient(
-            job=self._shape.job,
-            client=ClientId(self.name),
-            consumer=self.rank,
-            attempt=self.consumer.view.attempt,
-            finished=True,
+        self.ask(
+            CloseClient(
+                job=self._shape.job,
+                client=ClientId(self.name),
+                consumer=self.rank,
+                attempt=self.consumer.view.attempt,
+                finished=True,
+            )
         )
-        self.ask(closing)
         self.trainer.finish()
 
 

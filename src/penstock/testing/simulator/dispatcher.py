@@ -12,7 +12,7 @@ from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
 from penstock.core.ids import BlobHash
 from penstock.testing.simulator.world import DISPATCHER, Actor, Failed, Mail, World
-from penstock.wire.messages import Granted, GrantSplits
+from penstock.wire.messages import Granted, GrantSplits, Request
 
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
 """What becomes of records that were written and not synced."""
@@ -32,10 +32,6 @@ class Disk:
         self.synced = 0
         self.position = position
         """Of what is synced. It only grows, so that those who have seen a higher one know of something lost."""
-
-    @property
-    def is_empty(self) -> bool:
-        return self.base is None and not self.records
 
     def write(self, events: list[AnyEvent]) -> int:
         """Write a record, if there are events; return which position is reached when all is synced."""
@@ -86,8 +82,9 @@ class FakeDispatcher(Actor):
     """Takes all requests that wait, decides them, writes and syncs one record, and only then says anything."""
 
     def __init__(self, world: World, disk: Disk) -> None:
-        # Where nothing is known of a connection it is a new one.
-        super().__init__(world, DISPATCHER, reachable_from=world.now if disk.is_empty else 0.0)
+        # One that lost its journal has new connections.
+        is_new = disk.base is None and not disk.records
+        super().__init__(world, DISPATCHER, reachable_from=world.now if is_new else 0.0)
         self.disk, self._state = disk, disk.load()
         self._inbox: list[tuple[str, Mail]] = []
         self._busy = False
@@ -115,8 +112,7 @@ class FakeDispatcher(Actor):
                 taken.append((self._reconcile(seen), "", 0))
             decision = decide(self._state, request, now=self.world.now, peer=sender, draw=self.world.draw, blobs=BLOBS)
             taken.append((self._applied(decision), sender, number))
-            if isinstance(request, GrantSplits):
-                self._check_grant(request, decision)
+            self._check_grant(request, decision)
         self._write(taken)
 
     def _applied(self, decision: Decision) -> Decision:
@@ -132,9 +128,9 @@ class FakeDispatcher(Actor):
         self.disk.jump(seen + 1_000)
         return self._applied(Decision((*events, LeasesBegan(self.world.now))))
 
-    def _check_grant(self, request: GrantSplits, decision: Decision) -> None:
+    def _check_grant(self, request: Request, decision: Decision) -> None:
         """An answer is the stream's list after `after`: neither reordered nor forgotten."""
-        if isinstance(decision.answer, Granted):
+        if isinstance(request, GrantSplits) and isinstance(decision.answer, Granted):
             again = decide(self._state, request, now=self.world.now, peer="", draw=self.world.draw)
             if again.answer != decision.answer or again.events:
                 raise Failed(f"asked twice, {request} was answered {decision.answer} and {again.answer}")

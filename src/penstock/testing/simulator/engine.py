@@ -20,7 +20,6 @@ from penstock.worker.ledger import UNKNOWN, PassKey
 Batch: TypeAlias = tuple[int, ...]
 PASS = 1_000_000
 """Element x of the p-th pass of an epoch is x + p * PASS: so that each is there once."""
-TRAINER_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ class Shape:
             feeds=self.feeds if self.fed else (),
             sharing=self.sharing,
             trainers=self.trainers if self.sharing == "wait" else 0,
-            trainer_timeout_s=TRAINER_TIMEOUT_S,
+            trainer_timeout_s=20.0,
         )
 
 

@@ -45,7 +45,10 @@ class Read:
     """It began inside the window of others, or came back without its state."""
     attempt: AttemptId | None = None
     ranks: list[list[Step]] = field(init=False)
-    """The steps of each, after its beginning, which has no state until the rank has opened the epoch."""
+    """The steps of each, after its beginning, which has no state until the rank has opened the epoch.
+
+    A copy (`dataclasses.replace`) is at its beginning: what ranks read of the same epoch that have begun it anew.
+    """
 
     def __post_init__(self) -> None:
         self.ranks = [[BEGINNING] for _ in range(self.shape.consumers)]
@@ -71,19 +74,7 @@ class Read:
     def states(self, step: int) -> list[State]:
         return [steps[step].state for steps in self.ranks]
 
-    def save(self, rank: int, state: State) -> None:
-        """Have the state at this very step name the attempt: it can be rejoined from now on."""
-        self.ranks[rank][-1] = self.ranks[rank][-1]._replace(state=state)
-
-    def again(self) -> Read:
-        """Return it from its beginning."""
-        return Read(self.shape, self.before, self.padded, self.base)
-
-    def as_others(self, shape: Shape, base: list[State]) -> Read:
-        """Return what ranks of another number read of the same epoch from here on."""
-        last = [x for steps in self.ranks for x in steps[-1].batch]
-        return Read(shape, self.given, [*self.padded, *last], base)
-
-    def without_states(self) -> Read:
-        """Return what a trainer reads of the same epoch that has come back without its states."""
-        return Read(self.shape, self.given, joined_late=True, attempt=self.attempt)
+    @property
+    def last(self) -> list[int]:
+        """What is in the last batches."""
+        return [x for steps in self.ranks for x in steps[-1].batch]

@@ -198,13 +198,11 @@ class Simulation:
             case "cut off machine":
                 pairs = ((agent.name, DISPATCHER), (DISPATCHER, agent.name))
                 world.cuts.extend((world.now + fault.seconds, *pair) for pair in pairs[: 1 + which % 2])
-            case "crash dispatcher" if self.dispatcher.alive:
+            case "crash dispatcher" | "lose journal" if self.dispatcher.alive:
                 self.dispatcher.die()
-                self.dispatcher.disk.crash(fault.tail)
-                world.at(fault.seconds, None, self._start_dispatcher, self.dispatcher.disk)
-            case "lose journal" if self.dispatcher.alive:
-                self.dispatcher.die()
-                world.at(fault.seconds, None, self._start_dispatcher, self.dispatcher.disk.emptied())
+                disk = self.dispatcher.disk.emptied() if fault.kind == "lose journal" else self.dispatcher.disk
+                disk.crash(fault.tail)
+                world.at(fault.seconds, None, self._start_dispatcher, disk)
             case "cut connection":
                 links = [link for client in trainer.clients for link in client.links.values() if not link.is_cut]
                 if links:

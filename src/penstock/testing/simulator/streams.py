@@ -20,7 +20,6 @@ from penstock.stream.sharing import Shared, SharingTerms
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.testing.simulator.engine import (
-    TRAINER_TIMEOUT_S,
     Batch,
     Outputs,
     SplitNeeded,
@@ -35,7 +34,7 @@ from penstock.wire.jobs import Cut, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits
 from penstock.worker.fed import FedUnits
 from penstock.worker.feeds import fixed_feed
-from penstock.worker.ledger import Ledger
+from penstock.worker.ledger import Ledger, Settled
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.workers import FakeRunner
@@ -151,7 +150,7 @@ class SharedStream(FakeStream):
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
         super().__init__(runner, stream)
         spec = runner.spec
-        terms = SharingTerms(waits=spec.sharing == "wait", trainers=spec.trainers, timeout_s=TRAINER_TIMEOUT_S)
+        terms = SharingTerms(waits=spec.sharing == "wait", trainers=spec.trainers, timeout_s=spec.trainer_timeout_s)
         self.served = Shared(stream, self.delivery, terms, now=self.world.now)
 
     def tick(self) -> None:
@@ -189,10 +188,9 @@ class SharedStream(FakeStream):
         return self.served.room(run, WINDOW_SHARE) is not None
 
     def deliver(self, run: int, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> Iterator[Wait]:
-        width = self.delivery.width
-        nbytes = taken.count * width * ROUND_BYTES
+        payload = [taken.of(seat) for seat in range(self.delivery.width)]
+        nbytes = taken.count * len(payload) * ROUND_BYTES
         self.served.make_room(nbytes, WINDOW_SHARE)
-        payload = [taken.of(seat) for seat in range(width)]
         self.served.add(run, Entry(taken.seq, taken.count, cut, nbytes, payload))
         self.carry_out()
         return iter(())
@@ -206,7 +204,6 @@ class FakePump:
         self._maker = RoundMaker(width=stream.delivery.width, cut=start.start, next_round=start.start_round)
         self._ledger = Ledger(start.start.named) if start.terms.feed.kind == "granted" else None
         self._work = self._make_all()
-        self._waits_for: Wait = "a moment"
         self._go_on_later()
 
     def wake(self) -> None:
@@ -215,7 +212,7 @@ class FakePump:
             self._go_on_later()
 
     def _go_on_later(self) -> None:
-        self._waits_for = "a moment"
+        self._waits_for: Wait = "a moment"
         self._runner.world.at(self._runner.world.rng.uniform(0.001, 0.02), self._runner, self._go_on)
 
     @property
@@ -264,8 +261,7 @@ class FakePump:
         """Begin to make outputs; what does not fill one is in `rest` at the end."""
         terms, shape, state = self._start.terms, self._runner.shape, self._start.start.engine
         if terms.feed.kind == "tail":
-            outputs = tail_outputs(shape, terms.epoch, terms.feed.leftovers)
-            return numbered(dict(enumerate(outputs)).get, state)
+            return numbered(dict(enumerate(tail_outputs(shape, terms.epoch, terms.feed.leftovers))).get, state)
         if terms.feed.kind == "fed":
             return numbered(self._fed_output, state)
         ledger, counts = self._ledger, (len(shape.splits),)
@@ -315,8 +311,5 @@ class FakePump:
 
     def _cut(self, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
         """Return the cut with the splits it needs, and those that are done by it."""
-        named: tuple[Named, ...] = ()
-        done: tuple[Named, ...] = ()
-        if self._ledger is not None:
-            named, done = self._ledger.settle(places(after.engine))
+        named, done = Settled((), ()) if self._ledger is None else self._ledger.settle(places(after.engine))
         return Cut(after.engine, after.since, named, self._start.terms.share, after.regroup), done

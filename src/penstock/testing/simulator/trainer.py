@@ -102,12 +102,6 @@ class Trainer:
         self.world.note(f"{self.name} rank {rank} comes back at step {self.read.steps[rank]} ({how})")
         self.clients[rank] = FakeClient(self, rank, how)
 
-    def start_over(self) -> None:
-        """The service does not know what this trainer reads: it goes on from its states, or joins the others anew."""
-        if self.shape.sharing:
-            self.read = Read(self.shape)
-        self.restart_all("resume", 0)
-
     def restart_all(self, how: How, back: int, consumers: int | None = None) -> None:
         """All die, and come back from the same step; `consumers`: as another number."""
         step = max(0, min(self.read.steps) - back) if how != "fresh" else 0
@@ -116,11 +110,11 @@ class Trainer:
         apart = not all(states) or len({state["attempt"] for state in states}) > 1
         if self.shape.sharing:
             if how != "rejoin" or apart:  # the service does not know what it stood in: whatever the others read now
-                how, self.read = "fresh", self.read.without_states()
+                how, self.read = "fresh", replace(self.read, before=self.read.given, joined_late=True)
         elif how == "fresh" or (apart and not self.read.base):
             how, self.read = "fresh", Read(self.shape)
         elif apart:
-            how, self.read = "resume", self.read.again()
+            how, self.read = "resume", replace(self.read)
         for steps in self.read.ranks:
             del steps[step + 1 :]
         if how == "resume" and consumers is not None and not self.shape.fed:
@@ -129,9 +123,9 @@ class Trainer:
         self._start(how)
 
     def _resize(self, consumers: int) -> None:
-        states, shape = self.states(), replace(self.shape, consumers=consumers)
+        read, states, shape = self.read, self.states(), replace(self.shape, consumers=consumers)
         try:
             merged(read_states(states, consumer=0, consumers=consumers), self.epoch, shape)
         except StateMismatchError:
             return  # only a little later: it says so
-        self.read = self.read.as_others(shape, states)
+        self.read = replace(read, shape=shape, before=read.given, padded=[*read.padded, *read.last], base=states)

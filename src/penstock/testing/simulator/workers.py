@@ -29,6 +29,7 @@ class FakeAgent(Peer):
 
     def __init__(self, world: World, jobs: dict[JobName, Shape], workers: tuple[WorkerId, ...]) -> None:
         super().__init__(world, world.draw("agent"))
+        self.id = AgentId(self.name)
         self.workers = workers
         self.runners: dict[RunnerId, FakeRunner] = {}
         self.started = 0
@@ -39,11 +40,10 @@ class FakeAgent(Peer):
     def _register(self) -> None:
         found = tuple(runner.place for runner in self.runners.values() if runner.ready)
         workers = tuple(WorkerPlace(worker) for worker in self.workers)
-        request = RegisterAgent(agent=AgentId(self.name), host="host", workers=workers, runners=found)
-        self.ask(request, self._answered)
+        self.ask(RegisterAgent(agent=self.id, host="host", workers=workers, runners=found), self._answered)
 
     def _beat(self) -> None:
-        self.ask(AgentBeat(agent=AgentId(self.name), runners=tuple(self.runners)), self._answered)
+        self.ask(AgentBeat(agent=self.id, runners=tuple(self.runners)), self._answered)
 
     def _answered(self, answer: Answer) -> None:
         """One thing is asked at a time: an older registration must not arrive last."""
@@ -61,13 +61,13 @@ class FakeAgent(Peer):
                 self.kill(push.runner, "stopped: as asked")
 
     def tell_ready(self, place: RunnerPlace) -> None:
-        self.ask(RunnerReady(agent=AgentId(self.name), place=place))
+        self.ask(RunnerReady(agent=self.id, place=place))
 
     def kill(self, runner: RunnerId, reason: str = "killed by signal 9") -> None:
         victim = self.runners.pop(runner)
         victim.die()
         place = victim.place
-        self.ask(RunnerGone(agent=AgentId(self.name), runner=runner, worker=place.worker, job=place.job, reason=reason))
+        self.ask(RunnerGone(agent=self.id, runner=runner, worker=place.worker, job=place.job, reason=reason))
 
     @property
     def machine(self) -> list[Peer]:

@@ -95,10 +95,9 @@ class World:
             return [0.002]
         if any(until > self.now and (a, b) == (sender, receiver) for until, a, b in self.cuts):
             return []
-        random_, uniform = self.rng.random, self.rng.uniform
-        luck = random_()
+        rng, luck = self.rng, self.rng.random()
         copies = 0 if luck < 0.04 else 2 if luck > 0.96 else 1
-        return [0.001 + 0.01 * late if (late := random_()) < 0.93 else uniform(0.05, 1.5) for _ in range(copies)]
+        return [0.001 + 0.01 * late if (late := rng.random()) < 0.93 else rng.uniform(0.05, 1.5) for _ in range(copies)]
 
     def _deliver(self, sent_at: float, sender: str, receiver: str, mail: Mail) -> None:
         actor = self.actors[receiver]
