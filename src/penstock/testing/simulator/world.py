@@ -72,8 +72,7 @@ class World:
                 return True
             if not self._heap or self._heap[0][0] > until:
                 return False
-            when, _, actor, act, args = heapq.heappop(self._heap)
-            self.now = max(self.now, when)
+            self.now, _, actor, act, args = heapq.heappop(self._heap)
             self._let(actor, act, args)
         return False
 
