@@ -132,7 +132,7 @@ class FakeClient(Peer):
             opened.view,
             memory_bytes=MEMORY_BYTES,
             shared_window_bytes=16 << 20,
-            first_opening=int(1000 * now),
+            first_opening=int(1000 * now),  # milliseconds, as a client of a service takes them
             resumed=request.resume is not None,
             life=opened.life,
             now=now,

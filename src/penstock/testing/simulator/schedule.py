@@ -3,8 +3,10 @@
 One process, one heap of happenings, no threads and no clock: a seed says everything. A dispatcher (the real core, over
 a disk that can lose what was not synced), agents, runners and trainers (the real stream protocol, with other hands)
 talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections.
-What is checked, while it runs: no grant leaves before it is on disk; the same question has the same answer; what
-arrives keeps within its credit. And in the end: see `checks`.
+
+What is checked, while it runs: nothing is said before it is on disk; the same question has the same answer; what
+arrives keeps within its credit. And in the end: see `checks`. That these would see a bug is shown by planting some:
+see the simulator's own tests.
 """
 
 from __future__ import annotations
