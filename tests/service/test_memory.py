@@ -17,12 +17,7 @@ from penstock.client.reader import EpochReader
 from penstock.runtime.iterator import Run
 from penstock.wire.slabs import Arena
 from penstock.worker.pump import Pump
-<<<<<<< HEAD
-from tests.wire.services import wait_until
-=======
-from penstock.worker.tails import StreamRun
 from tests.waiting import wait_until
->>>>>>> h-defects
 
 MB = 1 << 20
 
