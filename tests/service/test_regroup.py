@@ -11,8 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.stream import consuming
-from penstock.stream.choosing import ByArrival, Chosen
-from penstock.stream.reading import StreamReader
+from penstock.stream.reading import ByArrival, Chosen, StreamReader
 
 from .checks import Background
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.stream.choosing import RUN_BYTES, ByArrival, Chosen, InTurns
-from penstock.stream.reading import StreamReader
+from penstock.stream.reading import RUN_BYTES, ByArrival, Chosen, InTurns, StreamReader
 from penstock.wire.jobs import Feed
 from tests.stream.records import ended, failed, rounds, standing, stream_view
 

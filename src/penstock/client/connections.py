@@ -111,7 +111,7 @@ class Connections:
     def _last_word(self, runner: RunnerId, connection: RunnerConnection) -> set[Any]:
         unheard = set()
         with contextlib.suppress(zmq.ZMQError):
-            for reader in self._consumer.open_at(runner):
+            for reader in (each for each in self._consumer.readers.values() if each.runner == runner):
                 # Where the trainer stands, if that is known: should it return, it goes on there.
                 taken = reader.standing.round if self._settled else -1
                 connection.send(CloseStream(stream=reader.stream, opening=reader.opening, leaving=True, round=taken))

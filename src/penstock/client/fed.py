@@ -161,7 +161,7 @@ class Feeder:
 
     def opened(self, reader: StreamReader) -> Units:
         """Return all that a stream which was just opened needs from there on."""
-        return self._units(reader, reader.cut_round)
+        return self._units(reader, reader.head.cut_round)
 
     def _step(self, stream: int, ordinal: int) -> int:
         return self.begins_at + ordinal * self._streams + stream

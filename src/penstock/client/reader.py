@@ -25,7 +25,7 @@ from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError, WaitTimeoutError
 from penstock.stream.checkpoint import ConsumerState, Weights
 from penstock.stream.consuming import Ask, Tell
-from penstock.stream.place import Lane, Serving
+from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import OpenStream, Output, RemoteFailure, StreamLeft
@@ -141,10 +141,6 @@ class EpochReader:
     @property
     def reconnects(self) -> int:
         return self._consumer.reconnects
-
-    @property
-    def buffered_bytes(self) -> int:
-        return self._consumer.buffered_bytes
 
     def streams(self) -> list[StreamReader]:
         """Return the streams as they stand now, what was given to the trainer counted in."""

@@ -26,7 +26,7 @@ from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
-from penstock.stream.consuming import Consumer, Seat
+from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
 from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.envelopes import refusal
@@ -135,15 +135,13 @@ class EpochSession:
         if self.feeder is not None:
             self.feeder.deal_to(len(self.spec.feeds))
         return Consumer(
-            Seat(self.job, self.consumer, self.replica, self.trainer),
+            Seat(self.job, self.consumer, self.replica, self.trainer, self._life),
             self.delivery,
             self._progress,
             self.view,
-            memory_bytes=memory_bytes,
-            shared_window_bytes=self.spec.window_bytes or USUAL_WINDOW_BYTES,
+            memory=Memory(memory_bytes, self.spec.window_bytes or USUAL_WINDOW_BYTES),
             first_opening=time_ns() // 1_000_000,
             resumed=self._resumed,
-            life=self._life,
             now=now,
         )
 

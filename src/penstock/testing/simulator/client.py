@@ -11,8 +11,8 @@ from penstock.client.fed import Feeder
 from penstock.client.sampling import Drawing, Feed
 from penstock.core.ids import AttemptId, ClientId, RunnerId
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
-from penstock.stream.consuming import Ask, Consumer, Seat, Tell
-from penstock.stream.place import Serving
+from penstock.stream.consuming import Ask, Consumer, Memory, Seat, Tell
+from penstock.stream.position import Serving
 from penstock.testing.simulator.engine import Batch, Shape
 from penstock.testing.simulator.world import Failed, Link, Peer
 from penstock.wire.delivery import delivery_of
@@ -139,15 +139,13 @@ class FakeClient(Peer):
         if self._feeder is not None:
             self._feeder.deal_to(self.shape.streams)
         self.consumer = Consumer(
-            Seat(self.trainer.job, self.rank, self.trainer.number, self.trainer.name),
+            Seat(self.trainer.job, self.rank, self.trainer.number, self.trainer.name, opened.life),
             delivery_of(opened.spec),
             progress,
             opened.view,
-            memory_bytes=MEMORY_BYTES,
-            shared_window_bytes=16 << 20,
+            memory=Memory(MEMORY_BYTES, shared_window_bytes=16 << 20),
             first_opening=1000 * self.trainer.next_opening(),
             resumed=self._resumes,
-            life=opened.life,
             now=self.world.now,
         )
         self.save()
