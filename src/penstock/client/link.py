@@ -1,4 +1,4 @@
-"""The way to the dispatcher: found, dialled, and asked to open an epoch.
+"""The way to the dispatcher: found, dialled, asked to open an epoch; and the board where what it says of one is put.
 
 A service that is not there yet is waited for, with a message now and then; only `timeout` makes that an error.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from time import monotonic, sleep
+from typing import NamedTuple
+from weakref import WeakMethod
 
 import zmq
 
-from penstock.client.board import Board
 from penstock.core.errors import (
     DispatcherUnavailableError,
     JobMismatchError,
@@ -24,9 +26,11 @@ from penstock.core.errors import (
 from penstock.core.ids import AttemptId, BlobHash, ClientId, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
+from penstock.wire.bell import Bell
 from penstock.wire.blobs import put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.jobs import JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
     BlobPiece,
@@ -46,6 +50,7 @@ from penstock.wire.messages import (
 )
 from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Context
+from penstock.wire.views import HeldView
 
 ASK_S = 10.0
 """How long one question waits before something is said; waiting goes on."""
@@ -60,28 +65,122 @@ _log = logging.getLogger("penstock")
 class Patience:
     """Waits for one thing: says so now and then, and gives up at the deadline."""
 
-    def __init__(self, timeout_s: float | None, what: str) -> None:
+    def __init__(self, timeout_s: float | None, what: str, *, first_word_s: float = FIRST_WORD_S) -> None:
         self._began = monotonic()
         self._timeout_s, self._what = timeout_s, what
-        self._say_at = self._began + FIRST_WORD_S
+        self._say_at = self._began + first_word_s
+
+    def at_most(self, seconds: float) -> float:
+        """Return so long, or what is left until the deadline."""
+        if self._timeout_s is None:
+            return seconds
+        return max(0.0, min(seconds, self._began + self._timeout_s - monotonic()))
 
     @property
-    def left_s(self) -> float | None:
-        return None if self._timeout_s is None else self._timeout_s - (monotonic() - self._began)
+    def is_due(self) -> bool:
+        """Something is to be said, or the time is over."""
+        return monotonic() >= self._say_at or self.at_most(1.0) == 0.0
 
-    def wait(self, pause_s: float, why: str) -> None:
-        self.check(why)
-        left = self.left_s
-        sleep(pause_s if left is None else max(0.0, min(pause_s, left)))
-
-    def check(self, why: str) -> None:
-        now = monotonic()
-        waited_s = now - self._began
+    def say(self, why: str) -> None:
+        waited_s = monotonic() - self._began
         if self._timeout_s is not None and waited_s >= self._timeout_s:
             raise WaitTimeoutError(self._what, why, waited_s)
-        if now >= self._say_at:
-            self._say_at = now + SAY_EVERY_S
-            _log.warning("still waiting for %s (%.0f s): %s", self._what, waited_s, why)
+        self._say_at = monotonic() + SAY_EVERY_S
+        _log.warning("still waiting for %s (%.0f s): %s", self._what, waited_s, why)
+
+    def wait(self, pause_s: float, why: str) -> None:
+        if self.is_due:
+            self.say(why)
+        sleep(self.at_most(pause_s))
+
+
+class News(NamedTuple):
+    """What the control thread has to say: the newest view, and its streams that are new or changed since the last."""
+
+    view: JobView
+    streams: tuple[StreamView, ...]
+    forgotten: str
+    """Why the epoch has to be opened again; empty: the dispatcher knows this reader."""
+    refusal: Exception | None
+
+
+class Board:
+    """What the control thread tells the trainer's thread about one epoch, and the bell between them."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        """`ask` is called, in the thread that puts, when the dispatcher is to be asked what has changed."""
+        self.bell = Bell()
+        self.unread = False
+        """There is something to take."""
+        self.ask = ask
+        """For when something may have been pushed that did not come."""
+        self._lock = threading.Lock()
+        self._held: HeldView | None = None
+        self._early = False
+        """A change came before the view that it is of."""
+        self._forgotten = ""
+        self._refusal: Exception | None = None
+        self._when_refused: WeakMethod[Callable[[], None]] | None = None
+
+    def put_view(self, view: JobView) -> None:
+        """Take a view over unless it is older than the one here."""
+        with self._lock:
+            if self._held is None or self._held.take_view(view) != "taken":
+                return
+            self.unread = True
+        self.bell.ring()
+
+    def put_change(self, change: ViewChange) -> None:
+        """Take a change over, unless it is known or of another attempt."""
+        with self._lock:
+            self._early |= self._held is None
+            fit = "known" if self._held is None else self._held.take_change(change)
+            self.unread |= fit == "taken"
+        if fit == "taken":
+            self.bell.ring()
+        elif fit == "missed":
+            self.ask()
+
+    def replace_view(self, view: JobView) -> None:
+        """Begin with the view of an opening, whatever was here."""
+        with self._lock:
+            self._held, self._forgotten, self.unread = HeldView(view), "", self._refusal is not None
+            self._held.take_news()
+            self._early, early = False, self._early
+        if early:
+            self.ask()
+
+    def put_forgotten(self, what: str) -> None:
+        """The dispatcher does not know this reader any more: it must open again."""
+        with self._lock:
+            self._forgotten, self.unread = what, True
+        self.bell.ring()
+
+    def when_refused(self, act: WeakMethod[Callable[[], None]]) -> None:
+        """Have something done, in the thread that puts it, when there is a refusal."""
+        self._when_refused = act
+
+    def put_refusal(self, error: Exception) -> None:
+        """Reading cannot go on: another reader took the place, or the job is gone."""
+        with self._lock:
+            self._refusal, self.unread = error, True
+        act = None if self._when_refused is None else self._when_refused()
+        if act is not None:
+            act()
+        self.bell.ring()
+
+    def take(self) -> News:
+        """Return what is new since the last call, or since the opening."""
+        with self._lock:
+            assert self._held is not None
+            self.unread = False
+            self._forgotten, forgotten = "", self._forgotten
+            return News(self._held.view, self._held.take_news(), forgotten, self._refusal)
+
+    @property
+    def version(self) -> int:
+        with self._lock:
+            return 0 if self._held is None else self._held.version
 
 
 class ServiceLink:
@@ -117,18 +216,15 @@ class ServiceLink:
     def _reconnected(self) -> None:
         """A dispatcher that was started again starts nothing for us before it has heard of us."""
         for board in list(self.boards.values()):
-            board.miss()
+            board.ask()
 
     def ask(self, body: Request, patience: Patience, what: str) -> Answer:
         """Ask until there is an answer."""
         while True:
-            left = patience.left_s
             try:
-                return self.control.ask(
-                    body, timeout_s=ASK_S if left is None else max(0.05, min(ASK_S, left)), what=what
-                )
+                return self.control.ask(body, timeout_s=max(0.05, patience.at_most(ASK_S)), what=what)
             except DispatcherUnavailableError as error:
-                patience.check(str(error))
+                patience.wait(0.0, str(error))
 
     def count_workers(self, patience: Patience) -> int:
         """Return how many workers there are now; waits for the first."""

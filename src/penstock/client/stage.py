@@ -56,7 +56,7 @@ class ServiceStage(Stage):
             checkpoint = read_states(state, consumer=self._consumer, consumers=self._consumers)
             beginning = Beginning(epoch=pass_, seed=self._seed, checkpoint=checkpoint, may_rejoin=self._may_rejoin)
         self.reader = self._open_reader(beginning)
-        self.attempt = (pass_, self.reader.session.view.attempt)
+        self.attempt = (pass_, self.reader.session.attempt)
         self.opened = None if state is None else (state, self.reader.state().plain())
 
     @property

@@ -291,11 +291,11 @@ class Consumer:
 
     # Taking
 
-    def settle(self, taken: int) -> None:
-        """The trainer has taken the first `taken` of the elements being served."""
+    def settle(self, taken: int) -> int:
+        """The trainer has taken the first `taken` of the elements being served; return how many more those are."""
         serving, before = self.serving, self._settled
         if serving is None or taken == before:
-            return
+            return 0
         for number, lane in enumerate(serving.lanes):
             at = lane.start + serving.taken_of(number, taken)
             if at > lane.frame.at:
@@ -306,6 +306,7 @@ class Consumer:
                     self._add_done(header.done)
         self._received = replace(self._received, step=self.step + taken - before)
         self._settled = taken
+        return taken - before
 
     def _add_done(self, done: Sequence[Named]) -> None:
         if done:
