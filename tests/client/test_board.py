@@ -8,8 +8,8 @@ def test_news_are_the_streams_that_changed_since_they_were_last_taken() -> None:
     board = Board(ask=lambda: None)
     board.replace_view(view(1, stream(0)))
     assert not board.unread
-    board.put_change(change(1, 2, made=(stream(1),)))
-    board.put_change(change(2, 3, made=(stream(2),), finished=True))
+    board.put(change(1, 2, made=(stream(1),)))
+    board.put(change(2, 3, made=(stream(2),), finished=True))
     assert board.unread
     news = board.take()
     assert news.streams == (stream(1), stream(2))
@@ -23,10 +23,10 @@ def test_a_missed_change_is_asked_for() -> None:
     asked: list[int] = []
     board = Board(ask=lambda: asked.append(board.version))
     board.replace_view(view(1, stream(0)))
-    board.put_change(change(2, 3))
+    board.put(change(2, 3))
     assert asked == [1]
     assert not board.unread
-    board.put_change(change(1, 3, made=(stream(1),)))
+    board.put(change(1, 3, made=(stream(1),)))
     assert asked == [1]
     assert board.take().view == view(3, stream(0), stream(1))
     board.bell.close()
@@ -35,7 +35,7 @@ def test_a_missed_change_is_asked_for() -> None:
 def test_a_change_that_comes_before_the_view_of_the_opening_is_asked_for_then() -> None:
     asked: list[int] = []
     board = Board(ask=lambda: asked.append(board.version))
-    board.put_change(change(1, 2, made=(stream(1),)))
+    board.put(change(1, 2, made=(stream(1),)))
     assert asked == []
     board.replace_view(view(1, stream(0)))
     assert asked == [1]

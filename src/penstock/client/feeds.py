@@ -8,7 +8,7 @@ of the user's gets the splits and the number of workers and returns, for each, t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.client.options import ShardingFunction
 from penstock.core.errors import InvalidArgumentError
@@ -18,8 +18,7 @@ from penstock.sources.base import Split
 from penstock.wire.jobs import Feed, Sharding
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSplits:
+class NamedSplits(NamedTuple):
     """A source's splits, with the name messages give it."""
 
     name: str

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic, sleep
 from typing import NamedTuple
 from weakref import WeakMethod
@@ -27,15 +28,13 @@ from penstock.core.ids import AttemptId, BlobHash, ClientId, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
 from penstock.wire.bell import Bell
-from penstock.wire.blobs import put_blob_pieces
+from penstock.wire.blobs import fetch_blob, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.jobs import JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
-    BlobPiece,
     EpochOpened,
-    GetBlob,
     GetSpec,
     ListWorkers,
     NotKnown,
@@ -122,19 +121,13 @@ class Board:
         self._refusal: Exception | None = None
         self._when_refused: WeakMethod[Callable[[], None]] | None = None
 
-    def put_view(self, view: JobView) -> None:
-        """Take a view over unless it is older than the one here."""
+    def put(self, told: JobView | ViewChange) -> None:
+        """Take a view or a change over, unless it is older than what is here, or of another attempt."""
         with self._lock:
-            if self._held is None or self._held.take_view(view) != "taken":
+            if self._held is None:
+                self._early = True
                 return
-            self.unread = True
-        self.bell.ring()
-
-    def put_change(self, change: ViewChange) -> None:
-        """Take a change over, unless it is known or of another attempt."""
-        with self._lock:
-            self._early |= self._held is None
-            fit = "known" if self._held is None else self._held.take_change(change)
+            fit = self._held.take_view(told) if isinstance(told, JobView) else self._held.take_change(told)
             self.unread |= fit == "taken"
         if fit == "taken":
             self.bell.ring()
@@ -207,7 +200,7 @@ class ServiceLink:
         match push:
             case ViewMoved():
                 for board in list(self.boards.values()):
-                    board.put_change(push.change)
+                    board.put(push.change)
             case Superseded():
                 superseded = self.boards.get(push.client)
                 if superseded is not None:
@@ -262,22 +255,12 @@ class ServiceLink:
             spec = self.control.ask(GetSpec(job=request.job), timeout_s=ASK_S, what="the job's description")
             if not isinstance(spec, Spec) or spec.spec.graph == request.spec.graph:
                 return ""
-            theirs = decode_graph(self._fetch(spec.spec.graph))
+            ask = partial(self.control.ask, timeout_s=ASK_S, what="the job's pipeline")
+            theirs = decode_graph(fetch_blob(spec.spec.graph, ask))
             found = difference(theirs, decode_graph(blobs[request.spec.graph]))
         except PenstockError:
             return ""
         return f" Against the job's pipeline: {'; '.join(found[:8])}." if found else ""
-
-    def _fetch(self, name: BlobHash) -> bytes:
-        content = b""
-        while True:
-            request = GetBlob(hash=name, offset=len(content))
-            piece = self.control.ask(request, timeout_s=ASK_S, what="the job's pipeline")
-            if not isinstance(piece, BlobPiece):
-                raise PenstockError(f"GetBlob was answered with {type(piece).__name__}")
-            content += piece.piece
-            if len(content) >= piece.size or not piece.piece:
-                return content
 
     def close(self) -> None:
         """Never waits for anybody's answer for more than a second."""

@@ -259,9 +259,9 @@ class EpochSession:
     def _answered(self, answer: Answer) -> None:
         match answer:
             case View() | EpochOpened():
-                self.board.put_view(answer.view)
+                self.board.put(answer.view)
             case Changes():
-                self.board.put_change(answer.change)
+                self.board.put(answer.change)
             case Refused():
                 self.board.put_refusal(refusal(answer))
 

@@ -162,13 +162,19 @@ def read_states(plain: Any, *, consumer: int, consumers: int) -> Checkpoint:
     first = states[0]
     for other in states[1:]:
         _check_together(first, other)
-    if len(states) == 1 and first.consumer is None:
-        return Checkpoint((first,), None if first.consumers != consumers else replace(first, consumer=consumer))
+    if len(states) == 1:
+        if first.consumers == consumers:
+            check_whose(first.consumer, consumer)
+            return Checkpoint((first,), replace(first, consumer=consumer))
+        if first.consumer is not None and first.consumers > 1 and not first.alike:
+            raise StateMismatchError(
+                f"the state was saved by one of {first.consumers} consumers and there are {consumers} now: "
+                f"load the list of the states of all {first.consumers} ranks"
+            )
+        return Checkpoint((first,), None)
     by_consumer = {one.consumer: one for one in states}
     if None in by_consumer or len(by_consumer) != len(states):
         raise StateMismatchError("the list has two states of one rank; give the state_dict() of each rank once")
-    if len(states) == 1:
-        return _one_state(first, consumer, consumers)
     missing = sorted(set(range(first.consumers)) - set(by_consumer))
     if missing:
         raise StateMismatchError(
@@ -176,18 +182,6 @@ def read_states(plain: Any, *, consumer: int, consumers: int) -> Checkpoint:
         )
     ordered = tuple(by_consumer[c] for c in range(first.consumers))
     return Checkpoint(ordered, by_consumer[consumer] if first.consumers == consumers else None)
-
-
-def _one_state(state: ConsumerState, consumer: int, consumers: int) -> Checkpoint:
-    if state.consumers == consumers:
-        check_whose(state.consumer, consumer)
-        return Checkpoint((state,), state)
-    if state.consumers > 1 and not state.alike:
-        raise StateMismatchError(
-            f"the state was saved by one of {state.consumers} consumers and there are {consumers} now: "
-            f"load the list of the states of all {state.consumers} ranks"
-        )
-    return Checkpoint((state,), None)
 
 
 def check_whose(saved: int | None, consumer: int) -> None:

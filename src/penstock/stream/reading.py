@@ -327,6 +327,7 @@ class ByArrival:
 
     def __init__(self, next_stream: int | None = None) -> None:
         self.next_stream = next_stream
+        """Which the next element is to come from, where a state says so."""
         self._arrived: deque[StreamReader] = deque()
         """An entry for each thing that arrived."""
 
@@ -334,31 +335,21 @@ class ByArrival:
         self._arrived.append(reader)
 
     def choose(self, readers: Collection[StreamReader]) -> Chosen | None:
-        reader = self._choose(readers)
-        return None if reader is None else _all_of(reader)
-
-    def _choose(self, readers: Collection[StreamReader]) -> StreamReader | None:
-        arrived = self._arrived
-        if self.next_stream is not None and arrived:
-            return self._choose_known(readers)
-        if arrived and arrived[0].is_tail and not all(r.exhausted or r.is_tail for r in readers):
-            # One that came back with an older state reads streams again that have ended for the others. A state with
-            # rounds of the tail says that all of them have.
-            found = next((reader for reader in arrived if not reader.is_tail), None)
-            if found is not None:
-                arrived.remove(found)
-            return found
-        return arrived.popleft() if arrived else None
-
-    def _choose_known(self, readers: Collection[StreamReader]) -> StreamReader | None:
-        wanted = self.next_stream
-        if all(reader.exhausted for reader in readers if reader.number == wanted):
-            self.next_stream = None
-        found = next((r for r in self._arrived if wanted == r.number or self.next_stream is None), None)
-        if found is not None:
-            self.next_stream = None
-            self._arrived.remove(found)
-        return found
+        """Return what is next; None: it has not come yet."""
+        arrived, wanted = self._arrived, self.next_stream
+        if not arrived:
+            return None
+        if wanted is not None and all(reader.exhausted for reader in readers if reader.number == wanted):
+            wanted = None
+        # One that came back with an older state reads streams again that have ended for the others. A state with rounds
+        # of the tail says that all of them have.
+        tail_too = not arrived[0].is_tail or wanted is not None or all(r.exhausted or r.is_tail for r in readers)
+        found = next((r for r in arrived if wanted in (None, r.number) and (tail_too or not r.is_tail)), None)
+        if found is None:
+            return None
+        self.next_stream = None
+        arrived.remove(found)
+        return _all_of(found)
 
     def forget(self) -> None:
         self._arrived.clear()
