@@ -103,6 +103,8 @@ class Consumer:
         self.seat, self.delivery = seat, delivery
         self.view = view
         self.readers: dict[StreamId, StreamReader] = {}
+        self.step = progress.step
+        """How many elements the trainer has received."""
         self.reconnects = 0
         self.made_for_others = 0
         """Elements taken that another trainer had caused to be made."""
@@ -112,7 +114,7 @@ class Consumer:
         self._settled = 0
         """How many elements of what is being served are counted as received."""
         self._received = Place.at(progress)
-        """Its standings are those of streams that the view has not shown yet."""
+        """Without `step`; its standings are those of streams that the view has not shown yet."""
         self._to_open: dict[StreamId, StreamReader] = {}
         """Those that may have to be opened: few, where thousands are open."""
         self._memory, self._resumed = memory, resumed
@@ -121,11 +123,6 @@ class Consumer:
         self._instructions: list[Instruction] = []
         self._credited_at = now
         self.follow(view, now)
-
-    @property
-    def step(self) -> int:
-        """How many elements the trainer has received."""
-        return self._received.step
 
     def instructions(self) -> list[Instruction]:
         """Return what is to be done, and forget it."""
@@ -304,7 +301,7 @@ class Consumer:
                 self.made_for_others += rounds if header.shared else 0
                 if not lane.frame.left:
                     self._add_done(header.done)
-        self._received = replace(self._received, step=self.step + taken - before)
+        self.step += taken - before
         self._settled = taken
         return taken - before
 
@@ -410,7 +407,7 @@ class Consumer:
     def place(self) -> Place:
         """Return what the trainer has received; what it took of the frame being served is to be settled before."""
         standings = {**self._received.standings, **{each.number: each.standing for each in self.readers.values()}}
-        return replace(self._received, standings=standings, next=self._order.next_stream)
+        return replace(self._received, step=self.step, standings=standings, next=self._order.next_stream)
 
     def forget(self) -> None:
         """Reading is over: let go of what arrived and was not taken."""

@@ -245,7 +245,7 @@ class StreamReader:
         if found != "taken":
             return found
         self._heard_at = now
-        if not isinstance(message, StreamFailed):
+        if self.shared and not isinstance(message, StreamFailed):
             self._count_skipped(message.seq)
         match message:
             case Rounds():
@@ -341,10 +341,13 @@ class ByArrival:
             return None
         if wanted is not None and all(reader.exhausted for reader in readers if reader.number == wanted):
             wanted = None
-        # One that came back with an older state reads streams again that have ended for the others. A state with rounds
-        # of the tail says that all of them have.
-        tail_too = not arrived[0].is_tail or wanted is not None or all(r.exhausted or r.is_tail for r in readers)
-        found = next((r for r in arrived if wanted in (None, r.number) and (tail_too or not r.is_tail)), None)
+        found: StreamReader | None = arrived[0]
+        if wanted is not None:
+            found = next((reader for reader in arrived if reader.number == wanted), None)
+        elif arrived[0].is_tail and not all(reader.exhausted or reader.is_tail for reader in readers):
+            # One that came back with an older state reads streams again that have ended for the others. A state with
+            # rounds of the tail says that all of them have.
+            found = next((reader for reader in arrived if not reader.is_tail), None)
         if found is None:
             return None
         self.next_stream = None
