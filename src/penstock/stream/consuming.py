@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from penstock.core.errors import InvalidArgumentError, SupersededError
 from penstock.core.ids import JobName, RunnerId, StreamId
 from penstock.stream.checkpoint import Mixes, Place, Progress, Weights
-from penstock.stream.position import Arrived, Lane, Serving, Standing, with_done
-from penstock.stream.reading import ByArrival, Chosen, InTurns, StreamReader
+from penstock.stream.position import Serving, Standing, with_done
+from penstock.stream.reading import ByArrival, InTurns, StreamReader
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import (
     CloseStream,
@@ -313,28 +313,26 @@ class Consumer:
         """Return what comes next, having settled what came before; None: nothing yet, the end, or `failure`."""
         self.serving, self._settled = None, 0
         while self.failure is None and (chosen := self._order.choose(self.readers.values())) is not None:
-            first = chosen.readers[0]
-            if first.frames:
+            if isinstance(chosen, Serving):
                 self._begin(chosen, now)
                 return self.serving
-            if isinstance(first.last, StreamFailed):
-                self.failure = first.last.failure
+            if isinstance(chosen.last, StreamFailed):
+                self.failure = chosen.last.failure
             else:
-                self._end(first)
+                self._end(chosen)
         return None
 
-    def _begin(self, chosen: Chosen, now: float) -> None:
-        lanes = []
-        for reader in chosen.readers:
-            frame = reader.frames[0]
-            if frame.header.mixes and self._missed_weights(reader, frame):
+    def _begin(self, serving: Serving, now: float) -> None:
+        for lane in serving.lanes:
+            header = lane.frame.header
+            reader = self.readers[header.stream]
+            if header.mixes and self._missed_weights(reader, header):
                 return
-            if not frame.begun:
+            if not lane.frame.begun:
                 reader.begin(now)
                 if reader.is_open and reader.credit.is_due:
                     self._send_credit(reader)
-            lanes.append(Lane(reader.number, frame, frame.at))
-        self.serving = Serving(tuple(lanes), chosen.rounds)
+        self.serving = serving
 
     def _send_credit(self, reader: StreamReader) -> None:
         taken = reader.standing.round if reader.shared else -1
@@ -366,9 +364,9 @@ class Consumer:
 
     # Weights
 
-    def _missed_weights(self, reader: StreamReader, frame: Arrived) -> bool:
+    def _missed_weights(self, reader: StreamReader, header: Rounds) -> bool:
         known = self._received.mixes.get(reader.number, ())
-        if self.delivery.consumers == 1 or frame.header.mixes <= sum(at <= frame.header.seq for at, _ in known):
+        if self.delivery.consumers == 1 or header.mixes <= sum(at <= header.seq for at, _ in known):
             return False
         self.failure = InvalidArgumentError(
             f"another consumer of job {self.seat.job!r} changed the weights, and consumer {self.seat.consumer} did "

@@ -23,13 +23,13 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
 from penstock.core.ids import RunnerId, StreamId
-from penstock.stream.position import Arrived, Standing
+from penstock.stream.position import Arrived, Lane, Serving, Standing
 from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
 from penstock.wire.jobs import StreamView
 
@@ -315,11 +315,8 @@ class StreamReader:
         return f"{name} on worker {self.view.worker} gave nothing for {now - self._heard_at:.0f} s"
 
 
-class Chosen(NamedTuple):
-    """Streams to take from, `rounds` rounds of each in turn. The first has rounds, or its end, or a failure."""
-
-    readers: tuple[StreamReader, ...]
-    rounds: int = 1
+Choice: TypeAlias = Serving | StreamReader
+"""What a consumer takes next: rounds, or a stream of which nothing is left but its end, or a failure."""
 
 
 class ByArrival:
@@ -334,7 +331,7 @@ class ByArrival:
     def arrived(self, reader: StreamReader) -> None:
         self._arrived.append(reader)
 
-    def choose(self, readers: Collection[StreamReader]) -> Chosen | None:
+    def choose(self, readers: Collection[StreamReader]) -> Choice | None:
         """Return what is next; None: it has not come yet."""
         arrived, wanted = self._arrived, self.next_stream
         if not arrived:
@@ -372,7 +369,7 @@ class InTurns:
     def arrived(self, reader: StreamReader) -> None:
         """When something came says nothing here."""
 
-    def choose(self, readers: Collection[StreamReader]) -> Chosen | None:
+    def choose(self, readers: Collection[StreamReader]) -> Choice | None:
         in_turn = [reader for reader in readers if not reader.is_tail]
         if len(in_turn) < self._streams:
             return None
@@ -392,13 +389,17 @@ class InTurns:
             nbytes += reader.frames[0].round_bytes
             chosen.append(reader)
         if len(chosen) < len(active):
-            return Chosen(tuple(chosen))
+            return _serving(chosen, 1)
         rounds = min(reader.frames[0].left for reader in chosen)
-        return Chosen(tuple(chosen), max(1, min(rounds, int(RUN_BYTES / max(nbytes, 1.0)))))
+        return _serving(chosen, max(1, min(rounds, int(RUN_BYTES / max(nbytes, 1.0)))))
 
     def forget(self) -> None:
         """Nothing is remembered."""
 
 
-def _all_of(reader: StreamReader) -> Chosen:
-    return Chosen((reader,), reader.frames[0].left if reader.frames else 1)
+def _all_of(reader: StreamReader) -> Choice:
+    return _serving([reader], reader.frames[0].left) if reader.frames else reader
+
+
+def _serving(readers: Sequence[StreamReader], rounds: int) -> Serving:
+    return Serving(tuple([Lane(each.number, each.frames[0], each.frames[0].at) for each in readers]), rounds)
