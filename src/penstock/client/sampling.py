@@ -213,10 +213,7 @@ class Drawing:
             self.lists = single is None
         if self.lists is not (single is None):
             raise InvalidArgumentError("the sampler gave both indices and lists of indices; it must give one kind")
-        if single is not None:
-            found: Unit = (single,)
-        else:
-            found = tuple(cast(int, _index(each)) for each in _each(item))
+        found = tuple(cast(int, _index(each)) for each in _each(item)) if single is None else (single,)
         if not found or None in found:
             raise InvalidArgumentError(
                 f"the sampler gave {item!r}; it must give indices, or lists of at least one index"
