@@ -29,6 +29,7 @@ from penstock.stream.position import (
     SplitKey,
     Standing,
     done_of,
+    named_of,
     ranges_of,
     splits_in,
     splits_of,
@@ -151,9 +152,6 @@ class Checkpoint:
     @property
     def first(self) -> ConsumerState:
         return self.states[0]
-
-    def changed(self, consumers: int) -> bool:
-        return self.first.consumers != consumers
 
 
 def read_states(plain: Any, *, consumer: int, consumers: int) -> Checkpoint:
@@ -278,7 +276,7 @@ def begin_at(checkpoint: Checkpoint, *, consumers: int, done: tuple[Ranges, ...]
 def mixes_from(checkpoint: Checkpoint, *, consumers: int) -> tuple[tuple[int, Mixes], ...]:
     """Return from which round of each stream on which weights count, in an attempt that starts from the checkpoint."""
     first = checkpoint.first
-    if not checkpoint.changed(consumers) or first.uneven == "allow":
+    if first.consumers == consumers or first.uneven == "allow":
         return first.progress.mixes
     positions = {each.number: each for each in first.progress.streams}
     found: list[tuple[int, Mixes]] = []
@@ -320,9 +318,7 @@ def _highest(held: Sequence[Position | None]) -> Position:
 
 def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tuple[Named, ...]:
     """Return the splits of the stream from the lowest position up to the highest, in the stream's order."""
-    lists: dict[tuple[int, int], dict[int, None]] = {}
-    for source, pass_, ordinal in splits_in(cut.named):
-        lists.setdefault((source, pass_), {})[ordinal] = None
+    splits = list(splits_in(cut.named))
     for position in sorted(positions, key=lambda position: position.round):
         trail = list(splits_of(position.trail))
         if position.trail_lost and trail and not lowest.has_done(trail[0]):
@@ -330,10 +326,9 @@ def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tupl
                 f"consumers were too far apart in stream {position.number} when the states were saved: which splits "
                 "lay between them is not known. Load the states into the service that ran the job"
             )
-        for split in (*trail, *splits_in(position.cut.named)):
-            if not lowest.has_done(split):
-                lists.setdefault(split[:2], {}).setdefault(split[2])
-    return tuple(Named(*key, tuple(ordinals)) for key, ordinals in sorted(lists.items()) if ordinals)
+        after = (*trail, *splits_in(position.cut.named))
+        splits += [split for split in after if not lowest.has_done(split)]
+    return tuple(sorted(named_of(splits), key=lambda named: (named.source, named.pass_)))
 
 
 def _without_rest(stream: Position) -> Position:

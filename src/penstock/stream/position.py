@@ -96,7 +96,7 @@ class Standing(msgspec.Struct, frozen=True):
         ahead = self.round - self.cut_round
         if not ahead:
             return self.cut
-        named = _joined(self.cut.named, self.opened) if self.opened else self.cut.named
+        named = named_of(splits_in((*self.cut.named, *self.opened))) if self.opened else self.cut.named
         return replace(self.cut, since=self.cut.since + ahead, named=named)
 
     @property
@@ -231,12 +231,12 @@ def splits_in(named: Iterable[Named]) -> Iterator[SplitKey]:
     return ((each.source, each.pass_, ordinal) for each in named for ordinal in each.ordinals)
 
 
-def _joined(named: tuple[Named, ...], more: tuple[Named, ...]) -> tuple[Named, ...]:
-    """Return the splits of both, each once, in the order of the stream."""
+def named_of(splits: Iterable[SplitKey]) -> tuple[Named, ...]:
+    """Return splits by source and pass, each once, in the order they come."""
     lists: dict[tuple[int, int], dict[int, None]] = {}
-    for source, pass_, ordinal in splits_in((*named, *more)):
+    for source, pass_, ordinal in splits:
         lists.setdefault((source, pass_), {})[ordinal] = None
-    return tuple(Named(source, pass_, tuple(ordinals)) for (source, pass_), ordinals in lists.items())
+    return tuple(Named(*key, tuple(ordinals)) for key, ordinals in lists.items())
 
 
 def strides_of(splits: Iterable[SplitKey]) -> list[Stride]:
