@@ -109,6 +109,15 @@ def test_streams_take_turns_round_by_round() -> None:
     assert hands.take_all() == [(2, 2), (0, 3)]
 
 
+def test_what_was_counted_stays_counted() -> None:
+    """A reader that is closed while it waits has forgotten how much it had given of what it served last."""
+    hands = Hands(stream_view())
+    hands.give(3)
+    assert hands.take(2) == [(0, 0), (0, 1)]
+    assert hands.consumer.settle(0) == 0
+    assert hands.consumer.step == 2 and hands.consumer.place().progress().step == 2
+
+
 def test_a_serving_that_was_left_in_the_middle_goes_on_there() -> None:
     hands = in_turn()
     hands.give(2, 0)

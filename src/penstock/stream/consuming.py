@@ -291,7 +291,7 @@ class Consumer:
     def settle(self, taken: int) -> int:
         """The trainer has taken the first `taken` of the elements being served; return how many more those are."""
         serving, before = self.serving, self._settled
-        if serving is None or taken == before:
+        if serving is None or taken <= before:
             return 0
         for number, lane in enumerate(serving.lanes):
             at = lane.start + serving.taken_of(number, taken)
