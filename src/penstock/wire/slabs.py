@@ -34,8 +34,8 @@ from penstock.wire.descriptors import DescriptorServer
 from penstock.wire.elements import bytes_over
 from penstock.wire.frames import SlabPlaces, UseSlabs
 from penstock.wire.liveness import is_gone
-from penstock.wire.mapping import Array, Mapping, array_interface
 from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
+from penstock.wire.slab_reader import Array, Mapping, array_interface
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 

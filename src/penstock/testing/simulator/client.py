@@ -12,7 +12,7 @@ from penstock.client.fed import Feeder
 from penstock.client.sampling import Drawing, Feed
 from penstock.core.ids import AttemptId, ClientId, RunnerId
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
-from penstock.stream.consuming import Ask, Consumer, Seat, Tell
+from penstock.stream.consuming import Ask, Consumer, Memory, Seat, Tell
 from penstock.testing.simulator.engine import Batch, Shape
 from penstock.testing.simulator.history import NOWHERE, Place, State, Step
 from penstock.testing.simulator.world import Failed, Link, Peer
@@ -126,15 +126,13 @@ class FakeClient(Peer):
         if self._feeder is not None:
             self._feeder.deal_to(self._shape.streams)
         self.consumer = Consumer(
-            Seat(request.job, self.rank, trainer.number, trainer.name),
+            Seat(request.job, self.rank, trainer.number, trainer.name, opened.life),
             delivery_of(opened.spec),
             self._progress(request, opened),
             opened.view,
-            memory_bytes=MEMORY_BYTES,
-            shared_window_bytes=16 << 20,
+            memory=Memory(MEMORY_BYTES, shared_window_bytes=16 << 20),
             first_opening=int(1000 * now),  # milliseconds, as a client of a service takes them
             resumed=request.resume is not None,
-            life=opened.life,
             now=now,
         )
         self.is_open = True
