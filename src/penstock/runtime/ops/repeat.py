@@ -15,7 +15,7 @@ from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Origin, Stag
 from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
 
-MOST_EMPTY = 1000  # passes in a row of which a stream read some splits, and all for nothing
+MOST_EMPTY = 100  # passes in a row of which a stream read some splits, and all for nothing
 
 
 class EmptyPasses:
