@@ -16,10 +16,12 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import EmptyInputError
-from penstock.graph.ops import MixStop
+from penstock.graph import ops
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
-from penstock.runtime.ops.repeat import MOST_EMPTY, PASSES_FOR_EVER, EmptyPasses
+from penstock.runtime.empty_passes import MOST_EMPTY, EmptyPasses
+from penstock.runtime.ops.repeat import PASSES_FOR_EVER
 from penstock.runtime.stats import StageMeter
 
 
@@ -83,7 +85,7 @@ class Mixing(Stage):
         label: str,
         weights: Sequence[float],
         unit: Callable[[Element], float] | None,
-        stop: MixStop,
+        stop: ops.MixStop,
         empty: Sequence[EmptyPasses],
         given_weights: Sequence[float] | None = None,
     ) -> None:
@@ -203,3 +205,17 @@ class Mixing(Stage):
     def stop(self) -> None:
         self._stopped = True
         super().stop()
+
+
+@builds(ops.Mix)
+def _mixing(node: ops.Mix, at: Site, *upstreams: Stage) -> Stage:
+    return Mixing(
+        at.meter,
+        upstreams,
+        label=at.meter.label,
+        weights=node.weights,
+        given_weights=at.placement.mix_weights,
+        unit=None if node.unit is None else node.unit.resolve(),
+        stop=node.stop,
+        empty=[at.empty_passes(upstream) for upstream in node.inputs],
+    )
