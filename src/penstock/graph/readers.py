@@ -11,7 +11,7 @@ from penstock.graph.expressions import Expression
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
 from penstock.graph.ops import SkipErrors, check_at_least
-from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits
+from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, varied
 
 Compression: TypeAlias = Literal["auto", "none", "gzip", "zstd", "bz2"]
 COMPRESSIONS = ("auto", "none", "gzip", "zstd", "bz2")
@@ -40,7 +40,7 @@ class SourceNode(Node):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.TRAITS, may_skip=self.policy is not None)
+        return varied(self.TRAITS, may_skip=self.policy is not None)
 
     @property
     def policy(self) -> SkipErrors | None:

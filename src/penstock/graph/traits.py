@@ -8,9 +8,10 @@ there are, which columns) is a method of `Node`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
+from functools import cache
+from typing import Any, TypeAlias
 
 Length: TypeAlias = int | None
 """A number of elements; None: data or functions decide."""
@@ -91,7 +92,7 @@ class Regroups:
     rounds: Rounds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traits:
     """Everything that others must know of an operator."""
 
@@ -137,6 +138,12 @@ class Traits:
     def passes_order(self) -> bool:
         """Whether a shuffle above permutes the splits below."""
         return self.keeps_order or self.flow is Flow.CHILDREN
+
+
+@cache
+def varied(traits: Traits, **changes: Any) -> Traits:
+    """Return the traits with some changed: for a property, which passes ask thousands of times."""
+    return replace(traits, **changes)
 
 
 def either(one: Columns, other: Iterable[str] | None) -> Columns:

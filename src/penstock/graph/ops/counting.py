@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from penstock.graph.node import Node
 from penstock.graph.ops.base import NEVER_ENDS, MemorySlot, Unary, check_at_least
-from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits
+from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits, varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +96,7 @@ class Repeat(Unary):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.TRAITS, inputs=Inputs.ALL_OR_WRONG if self.count == NEVER_ENDS else Inputs.ALL)
+        return varied(self.TRAITS, inputs=Inputs.ALL_OR_WRONG if self.count == NEVER_ENDS else Inputs.ALL)
 
     def canonical(self) -> Node:
         return self.upstream if self.count == 1 else self

@@ -10,7 +10,7 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.graph.expressions import Expression
 from penstock.graph.functions import UserFunction
 from penstock.graph.ops.base import SkipErrors, Unary, check_at_least
-from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, either
+from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, either, varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class Map(Unary):
     @property
     def traits(self) -> Traits:
         grouped = self.batch_size is not None  # an element's neighbours go along
-        return replace(
+        return varied(
             self.TRAITS,
             flow=Flow.IN_PLACE if grouped else Flow.STEP,
             may_skip=self.on_error is not None,
@@ -77,7 +77,7 @@ class Filter(Unary):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.TRAITS, threads=self.threads)
+        return varied(self.TRAITS, threads=self.threads)
 
     def columns_given(self, inputs: Sequence[Columns]) -> Columns:
         return inputs[0] if isinstance(self.predicate, Expression) else None

@@ -11,7 +11,7 @@ from penstock.graph.node import Node
 from penstock.graph.ops.base import Unary
 from penstock.graph.ops.batches import Batches, batches_of
 from penstock.graph.ops.passing import Prefetch
-from penstock.graph.traits import Length, Traits
+from penstock.graph.traits import Length, Traits, varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +34,7 @@ class Fused(OfSteps):
     @property
     def traits(self) -> Traits:
         may_skip = any(step.traits.may_skip for step in self.steps)
-        return replace(self.TRAITS, may_skip=may_skip, threads=threads_of(self.steps))
+        return varied(self.TRAITS, may_skip=may_skip, threads=threads_of(self.steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class FusedBatch(OfSteps):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.TRAITS, threads=threads_of(self.steps))
+        return varied(self.TRAITS, threads=threads_of(self.steps))
 
     @property
     def drops_rest(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from penstock.graph.ops.base import MemorySlot, Unary, check_at_least
-from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits
+from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits, varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Shuffle(Unary):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.TRAITS, holds_back=self.size is not None)
+        return varied(self.TRAITS, holds_back=self.size is not None)
 
     def elements_given(self, inputs: Sequence[Length]) -> Length:
         return inputs[0]

@@ -25,6 +25,7 @@ class CallingStep:
     calls: Calls
 
 
+@dataclass(slots=True)
 class MapStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         out, kept, error = self.calls.results(chunk)
@@ -38,6 +39,7 @@ class MapStep(CallingStep):
         return Outcome(Chunk(out, chunk.marks, idents), error)
 
 
+@dataclass(slots=True)
 class FilterStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         flags, judged, error = self.calls.results(chunk)
