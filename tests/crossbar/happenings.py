@@ -104,7 +104,10 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
         iteration = rng.randrange(leg.iterations + (leg.stop is not None))
         last = _outputs(pipeline, modes, leg.ranks) if iteration < leg.iterations else leg.stop or 0
         step = rng.randint(0, max(0, min(last, 8)))
+        stops = iteration == leg.iterations
         alone = first and iteration == 0 and leg.ranks == 1 and modes.sharing is None
+        if what == "second" and stops and step == leg.stop:
+            continue  # the newer reader takes an output, and none is left to take
         made.append(
             Event(
                 what=what,

@@ -36,6 +36,9 @@ def unclear(case: Case) -> bool:
     static = modes.sharding in ("file", "data", "file_or_data", "hint", "custom")
     several = len(pipeline.sources) > 1 or len(case.legs) > 1
     few_files = modes.sharding == "file"
+    ranks = max(leg.ranks for leg in case.legs)
+    if modes.uneven == "allow" and ranks > 1 and pipeline.join is not None and pipeline.join.name == "mix":
+        return True  # each rank needs a stream of its own, and a mix cannot be cut into more than it has splits
     no_mark = modes.sharding == "hint" and not pipeline.has("shard")
     return static and (several or few_files or no_mark or pipeline.endless or modes.feed is not None)
 

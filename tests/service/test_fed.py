@@ -16,8 +16,9 @@ import penstock as ps
 from penstock.client.reader import EpochReader
 from penstock.client.session import EpochSession
 from penstock.core.errors import DeadlyElementError
+from tests.waiting import wait_until
 
-from .checks import kill, wait_until
+from .checks import kill
 
 ROWS = 500
 PIXELS = 2_000  # enough for rows to be written into the batch in place

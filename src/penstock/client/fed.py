@@ -114,8 +114,7 @@ class Feeder:
         self.consumer, self.consumers = consumer, consumers
         """Of the loader; its job has but one."""
         self._drawing, self._ahead = drawing, ahead
-        self._first_place = drawing.place()
-        self.begins_at = self._first_place.units
+        self.begins_at = drawing.place().units
         self._kept: deque[tuple[Unit, Place]] = deque()
         self._kept_from = self.begins_at
         """The step of the first that is kept."""
@@ -166,7 +165,7 @@ class Feeder:
 
     def opened(self, reader: StreamReader) -> Units:
         """Return all that a stream which was just opened needs from there on."""
-        return self._units(reader, reader.cut_round)
+        return self._units(reader, reader.head.cut_round)
 
     def _step(self, stream: int, ordinal: int) -> int:
         return self.begins_at + ordinal * self._streams + stream

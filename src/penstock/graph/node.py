@@ -70,6 +70,11 @@ class Node:
         """Return what it is by definition: its input where it says nothing, one operator where two say the same."""
         return self
 
+    @property
+    def passes(self) -> int:
+        """Return how often it goes over its inputs in one pass of its own; -1: for ever."""
+        return 1
+
     def elements_given(self, inputs: Sequence[Length]) -> Length:
         """Return how many elements a pass has, given how many its inputs have."""
         return inputs[0] if inputs and self.traits.keeps_order and not self.traits.may_skip else None

@@ -17,6 +17,7 @@ from penstock.runtime.calling import Calling
 from penstock.runtime.contract import Chunk, Stage
 from penstock.runtime.empty_passes import EmptyPasses
 from penstock.runtime.ordered import Outcome
+from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.placement import Placement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.resources import Resources
@@ -44,6 +45,8 @@ class Site:
     """The elements that fill no group at the end are not to be given."""
     source_of: Callable[[SourceNode], Source]
     reads_by_index: Callable[[SourceNode], bool]
+    passes_over: Callable[[Node, Node], PassesOver]
+    """(operator, one of its inputs) → how often it goes over that one, and how those passes are numbered."""
     empty_passes: Callable[[Node], EmptyPasses]
     """What counts the passes of an operator that give nothing."""
     meter_before: Callable[[str], StageMeter]

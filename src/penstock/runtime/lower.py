@@ -33,6 +33,7 @@ from penstock.runtime.ops.grouping import ROUNDS
 from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, SplitSource
 from penstock.runtime.ops.transform import transform
 from penstock.runtime.ops.windows import Torn, Windows
+from penstock.runtime.pass_numbers import PassNumbering
 from penstock.runtime.placement import Placement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
@@ -73,12 +74,14 @@ class Lowering:
     _root: Node | None = None
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
+    _numbering: PassNumbering = field(init=False)
     _placement: Placement = field(init=False)
     _resources: Resources = field(init=False)
 
     def lower(self, root: Node) -> Stage:
         self._root = root
         nodes = list(walk(root))
+        self._numbering = PassNumbering(root)
         self._placement = Placement(self.part, root)
         self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
         self._resources = Resources(self.budget, self.pool, sum(node.traits.threads != 0 for node in nodes))
@@ -161,6 +164,7 @@ class Lowering:
             keep_rest=keep_rest,
             source_of=self.source_of,
             reads_by_index=self._reads_by_index,
+            passes_over=self._numbering.passes,
             empty_passes=self._empty_passes,
             meter_before=lambda label: self._meter_before(meter, label),
         )

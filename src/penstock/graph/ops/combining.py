@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
+from penstock.graph.ops.base import NEVER_ENDS
 from penstock.graph.traits import Columns, Flow, Inputs, Length, OnWorkers, Traits
 
 
@@ -80,6 +81,10 @@ class Mix(Node):
             raise InvalidArgumentError(f"weights={self.weights} must not be negative, nor all zero")
         if self.stop not in MIX_STOPS:
             raise choice("stop", self.stop, MIX_STOPS)
+
+    @property
+    def passes(self) -> int:
+        return NEVER_ENDS if self.stop == "never" else 1
 
     def endless(self, inputs: Sequence[Node | None]) -> Node | None:
         if self.stop == "never":

@@ -98,6 +98,10 @@ class Repeat(Unary):
     def traits(self) -> Traits:
         return varied(self.TRAITS, inputs=Inputs.ALL_OR_WRONG if self.count == NEVER_ENDS else Inputs.ALL)
 
+    @property
+    def passes(self) -> int:
+        return self.count
+
     def canonical(self) -> Node:
         return self.upstream if self.count == 1 else self
 
@@ -105,7 +109,9 @@ class Repeat(Unary):
         return None if inputs[0] is None or self.count == NEVER_ENDS else inputs[0] * self.count
 
     def endless(self, inputs: Sequence[Node | None]) -> Node | None:
-        return self if self.count == NEVER_ENDS else inputs[0]
+        if self.count == NEVER_ENDS:
+            return self
+        return inputs[0] if self.count else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,6 +139,10 @@ class WithEpoch(Unary):
 
     def __post_init__(self) -> None:
         check_at_least("count", self.count, 1)
+
+    @property
+    def passes(self) -> int:
+        return NEVER_ENDS
 
     def elements_given(self, inputs: Sequence[Length]) -> Length:
         return self.count
