@@ -155,4 +155,24 @@ def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg
             dropped=not last and rng.random() < 0.3,
         )
         legs.append(msgspec.structs.replace(leg, events=tuple(_events(rng, pipeline, modes, leg, first=number == 0))))
-    return tuple(legs)
+    return _with_workers_left(legs)
+
+
+def _with_workers_left(legs: list[Leg]) -> tuple[Leg, ...]:
+    """Return the legs, each with the workers its service has, and none of them without a worker to the end."""
+    made: list[Leg] = []
+    left = 0
+    for leg in legs:
+        if made and not leg.new_service:
+            leg = msgspec.structs.replace(leg, workers=made[-1].workers, inline=made[-1].inline)
+        else:
+            left = leg.workers
+        events = []
+        for event in leg.events:
+            if event.what == "remove_worker":
+                if left <= 1:
+                    continue
+                left -= 1
+            events.append(event)
+        made.append(msgspec.structs.replace(leg, events=tuple(events)))
+    return tuple(made)

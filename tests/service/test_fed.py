@@ -88,6 +88,12 @@ def test_lists_become_batches_in_the_samplers_order(three_workers: ps.LocalServi
             assert all((batch["x"] == batch["id"][:, None]).all() for batch in read)
 
 
+def test_a_short_list_is_a_batch_too(one_worker: ps.LocalService) -> None:
+    dataset = ps.range(10).batch(4, drop_last=True)
+    with dataset.distribute(one_worker, feed=[[3, 7, 1], [2, 0, 0, 1], [5]], timeout=60) as loader:
+        assert [batch.tolist() for batch in loader] == [[3, 7, 1], [2, 0, 0, 1], [5]]
+
+
 def test_a_batch_operator_says_where_lists_are_joined_and_groups_single_indices(one_worker: ps.LocalService) -> None:
     order = list(range(0, 50, 2))
     dataset = ps.range(50).map(lambda i: i + 1).batch(4).map(lambda batch: batch * 10)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import islice
 
 from penstock.client.sampling import Drawing, Grouping, Place, Unit
@@ -23,7 +24,7 @@ from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
 from penstock.graph.traits import OnWorkers
-from penstock.graph.traverse import walk
+from penstock.graph.traverse import rewrite, walk
 from penstock.passes import canonicalize
 from penstock.stream.reading import StreamReader
 from penstock.wire.frames import Units
@@ -92,8 +93,10 @@ def grouping_of(root: Node) -> Grouping | None:
 
 
 def with_batches(root: Node) -> Node:
-    """Return the graph in which a unit of several elements becomes one batch; at the end, unless it says where."""
-    return root if grouping_of(root) is not None else ops.Batch(upstream=root, size=NOMINAL_BATCH)
+    """Return the graph in which a list becomes one batch, however short; at the end, unless it says where."""
+    if grouping_of(root) is None:
+        return ops.Batch(upstream=root, size=NOMINAL_BATCH)
+    return rewrite(root, lambda node: replace(node, drop_last=False) if isinstance(node, ops.Batches) else node)
 
 
 def fed_streams(count: int) -> tuple[Feed, ...]:

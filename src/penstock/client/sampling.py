@@ -47,10 +47,8 @@ class Feed:
             items = len(self.sampler)
         except TypeError:
             return None
-        if grouping is None:
+        if grouping is None or (lists if lists is not None else hasattr(self.sampler, "batch_size")):
             return items
-        if lists if lists is not None else hasattr(self.sampler, "batch_size"):
-            return None if grouping.drop_last else items
         return items // grouping.size if grouping.drop_last else -(-items // grouping.size)
 
 
@@ -203,7 +201,7 @@ class Drawing:
                     f"the sampler gave a list of {len(indices)} indices for batch({grouping.size}): leave the batch "
                     "operator out, so that each list is a batch, or give it the length of the longest list"
                 )
-            elif grouping is None or not grouping.drop_last or len(indices) == grouping.size:
+            else:
                 return indices
         return None if not rows or grouping is None or grouping.drop_last else tuple(rows)
 
