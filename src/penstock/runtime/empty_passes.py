@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-MOST_EMPTY = 1000  # passes in a row of which a stream read some splits, and all for nothing
+MOST_EMPTY = 100  # passes in a row of which a stream read some splits, and all for nothing
 
 
 class EmptyPasses:
