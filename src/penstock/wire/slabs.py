@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.wire.arrays import bytes_over
 from penstock.wire.descriptors import DescriptorServer
-from penstock.wire.elements import bytes_over
 from penstock.wire.frames import SlabPlaces
 from penstock.wire.leases import NOBODY, Holder, LeaseBook
 from penstock.wire.mapping import Array, Mapping, array_interface

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.core.element import Element
-from penstock.core.errors import CodecError
 from penstock.core.ids import StreamId
 from penstock.stream.rounds import Taken
 from penstock.stream.serving import Dealt, End, Fail, Given, Send, Served, StartRun, StopRun, Terms, Wanted
@@ -43,12 +42,7 @@ class Frame:
 
 def encode_frame(seq: int, elements: Sequence[Element]) -> Frame:
     """Encode one element a round. The buffers are the elements' own memory."""
-    try:
-        layout, buffers = encode_run(elements)
-    except CodecError:
-        for element in elements:
-            encode_run([element])  # one by one, the error says which leaf it is
-        raise
+    layout, buffers = encode_run(elements)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
     return Frame(seq, len(elements), layout, buffers, nbytes)
 

@@ -1,0 +1,97 @@
+"""Many small arrays in one buffer, without a gap, each aligned as its type needs.
+
+They lie in the order of falling alignment, those of one type and shape together, else as they stand in the element. A
+type's size is a multiple of its alignment, so each begins where it may. Both sides derive the order from the types and
+shapes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.core.errors import CodecError
+from penstock.wire.arrays import Array, array_bytes, bytes_over
+
+ROWS_FROM = 4  # so many alike are made of one array faster than each by itself
+
+
+class ArrayKind(NamedTuple):
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Group(NamedTuple):
+    """Arrays of one kind, one behind the other."""
+
+    kind: ArrayKind
+    start: int
+    arrays: int
+
+
+def packing_order(kinds: Sequence[ArrayKind]) -> list[int]:
+    """Return the numbers of the arrays, in the order in which they lie.
+
+    >>> one, eight = ArrayKind(np.dtype("u1"), (3,)), ArrayKind(np.dtype("f8"), (2,))
+    >>> packing_order([one, eight, one, eight])
+    [1, 3, 0, 2]
+    """
+    alike: dict[ArrayKind, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        alike.setdefault(kind, []).append(number)
+    by_alignment = sorted(alike.items(), key=lambda item: -item[0].dtype.alignment)
+    return [number for _, numbers in by_alignment for number in numbers]
+
+
+def pack_arrays(arrays: Sequence[Array]) -> bytes:
+    """Return the buffer; the arrays are given in the order in which they lie."""
+    try:
+        return b"".join(arrays)  # type: ignore[arg-type]
+    except (BufferError, ValueError, TypeError):  # not contiguous, or of a type that Python's buffers do not have
+        return b"".join(map(array_bytes, arrays))
+
+
+class Unpacking:
+    """Makes the arrays of such a buffer. Made once for all elements of a structure."""
+
+    def __init__(self, kinds: Sequence[ArrayKind]) -> None:
+        """`kinds` are given as they stand in the element; so are the arrays that come out."""
+        self.order = packing_order(kinds)
+        self._groups: list[_Group] = []
+        at = 0
+        for number in self.order:
+            kind = kinds[number]
+            if self._groups and self._groups[-1].kind == kind:
+                self._groups[-1] = self._groups[-1]._replace(arrays=self._groups[-1].arrays + 1)
+            else:
+                self._groups.append(_Group(kind, at, 1))
+            at += kind.nbytes
+        self._nbytes = at
+        self._alignment = max((kind.dtype.alignment for kind in kinds), default=1)
+
+    def arrays(self, buffer: Any) -> list[Array]:
+        """Return the arrays, in the order in which they lie."""
+        content = bytes_over(buffer)
+        if content.nbytes != self._nbytes:
+            raise CodecError(f"{content.nbytes} bytes for arrays of {self._nbytes}")
+        if content.nbytes and content.__array_interface__["data"][0] % self._alignment:
+            content = content.copy()
+        arrays: list[Array] = []
+        for (dtype, shape), start, count in self._groups:
+            if count >= ROWS_FROM and shape and 0 not in shape and dtype.itemsize:
+                arrays.extend(np.ndarray((count, *shape), dtype, content, start))
+                continue
+            step = math.prod(shape) * dtype.itemsize
+            if not step:
+                arrays.extend(np.empty(shape, dtype) for _ in range(count))
+            else:
+                offsets = range(start, start + count * step, step)
+                arrays.extend([np.ndarray(shape, dtype, content, at) for at in offsets])
+        return arrays
