@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,6 +74,10 @@ class Ragged:
         return f"Ragged({len(self)} rows, {len(self.values)} values of {self.values.dtype})"
 
 
+def _ragged_rows(ragged: Ragged) -> list[Any]:
+    return [ragged.values[start:stop] for start, stop in pairwise(ragged.offsets.tolist())]
+
+
 def _join_ragged(parts: Sequence[Ragged], join_arrays: JoinArrays) -> Ragged:
     starts = accumulate((len(part.values) for part in parts), initial=0)
     offsets = [part.offsets[1:] - part.offsets[0] + start for part, start in zip(parts, starts)]
@@ -89,7 +93,7 @@ add_type(
         unflatten=lambda parts: Ragged(*parts),
         has_rows=True,
         slice=Ragged.slice,
-        rows=lambda ragged: [ragged[row] for row in range(len(ragged))],
+        rows=_ragged_rows,
         join=_join_ragged,
         nbytes=lambda ragged: ragged.nbytes,
     ),

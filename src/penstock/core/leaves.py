@@ -223,7 +223,7 @@ def find_type(name: TypeName) -> LeafType | None:
     if found is not None and found.flatten is not None and found.name == name:
         return found
     # A named tuple is all said by its name and fields. Any other class has code, and is not made up.
-    return leaf_type(_made_up(name)) if name.style == "namedtuple" else None
+    return _made_up(name) if name.style == "namedtuple" else None
 
 
 def _imported(module: str, qualname: str) -> type[Any] | None:
@@ -234,16 +234,16 @@ def _imported(module: str, qualname: str) -> type[Any] | None:
     return found if isinstance(found, type) else None
 
 
-_made_up_types: dict[TypeName, type[Any]] = {}
+_stand_ins: dict[TypeName, LeafType] = {}
 
 
-def _made_up(name: TypeName) -> type[Any]:
-    """Return a named tuple class: the same one for the same name and fields."""
-    if name not in _made_up_types:
+def _made_up(name: TypeName) -> LeafType:
+    """Return the entry of a named tuple class of our own: the same one for the same name and fields."""
+    if name not in _stand_ins:
         kind: Any = namedtuple(name.qualname.rpartition(".")[2], name.fields, module=name.module)  # type: ignore[misc]
         kind.__qualname__ = name.qualname
-        _made_up_types[name] = kind
-    return _made_up_types[name]
+        _stand_ins[name] = _table[kind] = dataclasses.replace(_named_tuples(kind), stands_in=True)
+    return _stand_ins[name]
 
 
 class StandIn:
@@ -271,9 +271,6 @@ class _ArrayStandIn(StandIn):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.content, dtype)
-
-
-_stand_ins: dict[TypeName, LeafType] = {}
 
 
 def _stand_in(name: TypeName) -> LeafType:

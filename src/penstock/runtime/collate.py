@@ -78,11 +78,20 @@ def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Arr
         return _objects(rows)
     if isinstance(first, (bool, np.generic)):
         return _numbers_or_objects(rows)
-    if isinstance(first, Ragged):
-        raise BatchShapeError(f"leaf {path or 'of the element'} is a Ragged; batch column batches with rebatch()")
     if hasattr(first, "__array__"):  # torch tensors and other array types
         return _stack_arrays([np.asarray(row) for row in rows], path, empty)
+    if leaf_type(kind).has_rows:
+        where = f"leaf {path or 'of the element'} is a {kind.__name__}"
+        raise BatchShapeError(f"{where}, which is a column; batch column batches with rebatch()")
     return _objects(rows)
+
+
+def _as_arrays(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return arrays of leaves of other array types, and other leaves as they are."""
+    kind = type(rows[0])
+    if kind in _LEAVES or not leaf_type(kind).has_rows or not hasattr(kind, "__array__"):
+        return rows
+    return [np.asarray(row) if type(row) is kind else row for row in rows]
 
 
 def _packed(rows: Sequence[Any], code: str, dtype: Any) -> Array:
@@ -190,6 +199,7 @@ class Padder:
         self.padding = 0
 
     def __call__(self, rows: Sequence[Any], path: str) -> Array | Members:
+        rows = _as_arrays(rows)
         if not isinstance(rows[0], np.ndarray) or not rows[0].ndim:
             return self._cut(rows, lambda part: stack_leaves(part, path, self._empty))
         first = rows[0]
@@ -230,6 +240,7 @@ class Padder:
 
 def ragged_leaves(rows: Sequence[Any], path: str) -> Any:
     """Return a `Ragged` of one-dimensional leaves; others are stacked."""
+    rows = _as_arrays(rows)
     first = rows[0]
     if not isinstance(first, np.ndarray) or first.ndim != 1:
         return stack_leaves(rows, path)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.api.dataset import Dataset
-from penstock.core.element import Element, Ragged
+from penstock.core.element import Element
+from penstock.core.leaves import leaf_type
 
 
 class ConformanceError(AssertionError):
@@ -107,8 +108,6 @@ def compare(expected: Element, found: Element) -> str | None:
             if compare(one, other) is not None:
                 return _first(f"[{i}]", one, other)
         return None
-    if isinstance(expected, Ragged):
-        return compare([expected.values, expected.offsets], [found.values, found.offsets])
     if isinstance(expected, np.ndarray):
         if expected.dtype != found.dtype or expected.shape != found.shape:
             return f" is {found.dtype}{found.shape} instead of {expected.dtype}{expected.shape}"
@@ -117,6 +116,9 @@ def compare(expected: Element, found: Element) -> str | None:
         return None if expected.tobytes() == found.tobytes() else f" is {found!r} instead of {expected!r}"
     if isinstance(expected, np.generic):
         return compare(np.asarray(expected), np.asarray(found))
+    flatten = leaf_type(type(expected)).flatten
+    if flatten is not None:
+        return compare(flatten(expected), flatten(found))
     return None if expected == found else f" is {found!r} instead of {expected!r}"
 
 
