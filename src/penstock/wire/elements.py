@@ -14,9 +14,10 @@ The buffers are: the one of small arrays, the other arrays, long `bytes`, and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,8 +37,9 @@ AS_IT_IS, AS_TUPLE, AS_SCALAR, AS_OBJECTS = range(4)
 PACKED_BELOW_BYTES = 16 << 10  # a buffer of its own costs more than copying so much
 PACKED_FROM = 4  # arrays: fewer are not worth looking for
 LONG_BYTES = 4096  # such a value is worth a buffer of its own
-MOST_PLANS = 256
+MOST_PLANNED_LEAVES = 1 << 16  # of all plans that are kept: some 10 MB of them
 
+Plan = TypeVar("Plan")
 Structure: TypeAlias = Any
 """What tells the structures of elements apart: nested tuples, None for a leaf."""
 
@@ -67,7 +69,7 @@ def _flatten(element: Element) -> tuple[bytes, list[Buffer]]:
     key = (table_version(), structure, signature)
     plan = _plans.get(key)
     if plan is None:
-        plan = _remember(_plans, key, _FlattenPlan(element, leaves))
+        plan = _plans.keep(key, _FlattenPlan(element, leaves), len(leaves))
     return plan.encode(leaves)
 
 
@@ -284,7 +286,7 @@ def unflatten(header: Buffer, buffers: Sequence[Any], *, stand_ins: bool = False
         if plan is None:
             plan = _UnflattenPlan(_decoder.decode(tree), stand_ins)
             if not plan.has_stand_ins:  # their classes may be imported later
-                _remember(_rebuilding, key, plan)
+                _rebuilding.keep(key, plan, plan.leaves)
         return plan.decode(rest[0], iter(buffers))
     except (
         *(msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError),
@@ -305,6 +307,7 @@ class _UnflattenPlan:
     def __init__(self, description: list[Any], stand_ins: bool) -> None:
         self._stand_ins = stand_ins
         self.has_stand_ins = False
+        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._places: list[tuple[int, int]] = []
         """Of each leaf: its part of the pool (packed, arrays, bytes, values, constants) and its number there."""
         self._packed: list[ArrayKind] = []
@@ -314,10 +317,11 @@ class _UnflattenPlan:
         self._constants: list[Any] = []
         self._build = self._compiled(description)
         self._unpacking = Unpacking(self._packed) if self._packed else None
-        self._changed = [(at, made) for at, how in enumerate(self._values) if (made := _maker(how)) is not None]
+        self._changed = [(at, made) for at, how in enumerate(self._values) if (made := _maker(*how)) is not None]
         sizes = [len(self._packed), len(self._arrays), self._bytes, len(self._values), len(self._constants)]
         starts = [sum(sizes[:part]) for part in range(len(sizes))]
         packed_at = {number: at for at, number in enumerate(self._unpacking.order if self._unpacking else ())}
+        self.leaves = len(self._places)
         order = [starts[part] + (packed_at[number] if part == 0 else number) for part, number in self._places]
         self._order = None if order == list(range(len(order))) else _getter(order)
 
@@ -335,14 +339,35 @@ class _UnflattenPlan:
         return self._build(iter(pool if self._order is None else self._order(pool)))
 
     def _compiled(self, description: list[Any]) -> Build:
-        match description:
-            case [int(kind), list(keys), list(parts)] if kind == DICT:
-                return self._dict(keys, parts)
-            case [int(kind), list(parts)] if kind in (LIST, TUPLE):
-                return self._sequence(list if kind == LIST else tuple, parts)
-            case [int(kind), style, str(module), str(qualname), fields, content] if kind == TYPED:
-                return self._typed(TypeName(style, module, qualname, tuple(fields)), content)
-        return self._leaf(*description)
+        kind, *rest = description
+        if kind in (PACKED, ARRAY):
+            named, shape = rest
+            table = self._packed if kind == PACKED else self._arrays
+            self._places.append((0 if kind == PACKED else 1, len(table)))
+            table.append(ArrayKind(self._dtype(named), tuple(shape)))
+        elif kind == VALUE:
+            self._places.append((3, len(self._values)))
+            self._values.append(rest)
+        elif kind == BYTES:
+            self._places.append((2, self._bytes))
+            self._bytes += 1
+        elif kind == DICT:
+            return self._dict(*rest)
+        elif kind in (LIST, TUPLE):
+            return self._sequence(list if kind == LIST else tuple, *rest)
+        elif kind == TYPED:
+            style, module, qualname, fields, content = rest
+            return self._typed(TypeName(style, module, qualname, tuple(fields)), content)
+        else:
+            return self._older(kind, *rest)
+        return next
+
+    def _dtype(self, named: Any) -> np.dtype[Any]:
+        if not isinstance(named, str):
+            return named_dtype(named)
+        if named not in self._dtypes:
+            self._dtypes[named] = named_dtype(named)
+        return self._dtypes[named]
 
     def _dict(self, keys: list[Any], parts: list[Any]) -> Build:
         if len(keys) != len(parts):
@@ -374,22 +399,6 @@ class _UnflattenPlan:
 
         return build
 
-    def _leaf(self, kind: int, *rest: Any) -> Build:
-        if kind in (PACKED, ARRAY):
-            named, shape = rest
-            table = self._packed if kind == PACKED else self._arrays
-            self._places.append((0 if kind == PACKED else 1, len(table)))
-            table.append(ArrayKind(named_dtype(named), tuple(shape)))
-        elif kind == BYTES:
-            self._places.append((2, self._bytes))
-            self._bytes += 1
-        elif kind == VALUE:
-            self._places.append((3, len(self._values)))
-            self._values.append(list(rest))
-        else:
-            return self._older(kind, *rest)
-        return next
-
     def _older(self, kind: int, *rest: Any) -> Build:
         """Compile what is found in files of older releases only."""
         if kind == NAMED:
@@ -415,24 +424,23 @@ class _UnflattenPlan:
         return next
 
 
-def _maker(how: list[Any]) -> Callable[[Any, Iterator[Any], bool], Any] | None:
+def _maker(how: int, *rest: Any) -> Callable[[Any, Iterator[Any], bool], Any] | None:
     """Return what makes a leaf of a value that stands in the header; None: it is the leaf."""
-    match how:
-        case [int(kind)] if kind == AS_TUPLE:
-            return lambda value, buffers, stand_ins: tuple(value)
-        case [int(kind), named] if kind == AS_SCALAR:
-            dtype = named_dtype(named)
-            return lambda value, buffers, stand_ins: _scalar(dtype, value)
-        case [int(kind), list(shape)] if kind == AS_OBJECTS:
-
-            def objects(value: list[Any], buffers: Iterator[Any], stand_ins: bool) -> Array:
-                if len(value) == 1:
-                    return _objects(value[0], shape)
-                header, count = value
-                return _objects(unflatten(header, list(islice(buffers, count)), stand_ins=stand_ins), shape)
-
-            return objects
+    if how == AS_TUPLE:
+        return lambda value, buffers, stand_ins: tuple(value)
+    if how == AS_SCALAR:
+        dtype = named_dtype(*rest)
+        return lambda value, buffers, stand_ins: _scalar(dtype, value)
+    if how == AS_OBJECTS:
+        return partial(_make_objects, *rest)
     return None
+
+
+def _make_objects(shape: list[int], value: list[Any], buffers: Iterator[Any], stand_ins: bool) -> Array:
+    if len(value) == 1:
+        return _objects(value[0], shape)
+    header, count = value
+    return _objects(unflatten(header, list(islice(buffers, count)), stand_ins=stand_ins), shape)
 
 
 def _scalar(dtype: np.dtype[Any], content: bytes) -> Any:
@@ -446,12 +454,29 @@ def _objects(items: Sequence[Any], shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
-_plans: dict[Any, _FlattenPlan] = {}
-_rebuilding: dict[Any, _UnflattenPlan] = {}
+class _Plans(Generic[Plan]):
+    """Plans of the structures that were seen, until there are too many: where each element has another, none helps."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Any, Plan] = {}
+        self._leaves = 0
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: Any) -> Plan | None:
+        return self._plans.get(key)
+
+    def keep(self, key: Any, plan: Plan, leaves: int) -> Plan:
+        if self._leaves > MOST_PLANNED_LEAVES:
+            self.forget()
+        self._plans[key] = plan
+        self._leaves += leaves + 1
+        return plan
+
+    def forget(self) -> None:
+        self._plans, self._leaves = {}, 0
 
 
-def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> Any:
-    if len(plans) >= MOST_PLANS:
-        plans.clear()  # structures that change with every element have no use for plans
-    plans[key] = plan
-    return plan
+_plans: _Plans[_FlattenPlan] = _Plans()
+_rebuilding: _Plans[_UnflattenPlan] = _Plans()

@@ -28,12 +28,16 @@ class ArrayKind(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class _Group(NamedTuple):
-    """Arrays of one kind, one behind the other."""
-
-    kind: ArrayKind
-    start: int
-    arrays: int
+def _alike(kinds: Sequence[ArrayKind]) -> list[tuple[ArrayKind, list[int]]]:
+    """Return each kind and the numbers of its arrays, in the order in which they lie."""
+    alike: dict[ArrayKind, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        numbers = alike.get(kind)
+        if numbers is None:
+            alike[kind] = [number]
+        else:
+            numbers.append(number)
+    return sorted(alike.items(), key=lambda item: -item[0].dtype.alignment)
 
 
 def packing_order(kinds: Sequence[ArrayKind]) -> list[int]:
@@ -43,11 +47,7 @@ def packing_order(kinds: Sequence[ArrayKind]) -> list[int]:
     >>> packing_order([one, eight, one, eight])
     [1, 3, 0, 2]
     """
-    alike: dict[ArrayKind, list[int]] = {}
-    for number, kind in enumerate(kinds):
-        alike.setdefault(kind, []).append(number)
-    by_alignment = sorted(alike.items(), key=lambda item: -item[0].dtype.alignment)
-    return [number for _, numbers in by_alignment for number in numbers]
+    return [number for _, numbers in _alike(kinds) for number in numbers]
 
 
 def pack_arrays(arrays: Sequence[Array]) -> bytes:
@@ -62,19 +62,17 @@ class Unpacking:
     """Makes the arrays of such a buffer. Made once for all elements of a structure."""
 
     def __init__(self, kinds: Sequence[ArrayKind]) -> None:
-        """`kinds` are given as they stand in the element; so are the arrays that come out."""
-        self.order = packing_order(kinds)
-        self._groups: list[_Group] = []
-        at = 0
-        for number in self.order:
-            kind = kinds[number]
-            if self._groups and self._groups[-1].kind == kind:
-                self._groups[-1] = self._groups[-1]._replace(arrays=self._groups[-1].arrays + 1)
-            else:
-                self._groups.append(_Group(kind, at, 1))
-            at += kind.nbytes
-        self._nbytes = at
-        self._alignment = max((kind.dtype.alignment for kind in kinds), default=1)
+        """`kinds` are given as they stand in the element."""
+        alike = _alike(kinds)
+        self.order = [number for _, numbers in alike for number in numbers]
+        """The numbers of the arrays, as `arrays` gives them."""
+        self._groups: list[tuple[ArrayKind, int, int]] = []
+        """A kind, where its arrays begin, and how many there are."""
+        self._nbytes = 0
+        for kind, numbers in alike:
+            self._groups.append((kind, self._nbytes, len(numbers)))
+            self._nbytes += kind.nbytes * len(numbers)
+        self._alignment = max((kind.dtype.alignment for kind, _ in alike), default=1)
 
     def arrays(self, buffer: Any) -> list[Array]:
         """Return the arrays, in the order in which they lie."""
