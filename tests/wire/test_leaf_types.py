@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.core import leaves
 from penstock.core.errors import CodecError, InvalidArgumentError
 from penstock.testing.conformance import compare_all
 from penstock.wire import elements as codec
+from penstock.wire import plans
 from penstock.wire.elements import flatten, unflatten
 from penstock.wire.runs import decode_run, encode_run
 from tests.leaf_examples import LEAVES, Frozen, Pair, Plain
@@ -43,7 +44,7 @@ def test_plans_are_made_once_for_a_structure_and_stay_few() -> None:
         element = {"x": np.full(3, i), "n": i, "list": list(range(i)), "p": Plain(i, f"{i}"), "b": bytes(i)}
         assert compare_all([element], received([element])) is None
     assert len(codec._plans) == len(codec._rebuilding) == 1
-    most = codec.MOST_PLANNED_LEAVES // 1000 + 2
+    most = plans.MOST_LEAVES // 1000 + 2
     for i in range(2 * most):
         received([{f"{n}": np.zeros(i, np.uint8) for n in range(1000)}])
         assert len(codec._plans) <= most and len(codec._rebuilding) <= most
@@ -191,6 +192,23 @@ def test_a_zone_that_cannot_be_named_is_refused() -> None:
 
     with pytest.raises(CodecError, match=r"\['when'\] is a datetime.*astimezone"):
         encode_run([{"when": datetime.datetime(2024, 1, 1, tzinfo=Odd())}])
+
+
+def test_dataclasses_are_taken_as_they_are_found() -> None:
+    @dataclass
+    class Output(OrderedDict[str, Any]):  # as some libraries have it: a dict first of all
+        x: Any = None
+
+    @dataclass
+    class Unset:
+        x: int
+        y: int = field(init=False)
+
+    ps.register_type(Unset)
+    (got,) = received([{"o": Output(1), "u": Unset(3)}])
+    assert type(got["o"]) is dict and got["u"].x == 3 and not hasattr(got["u"], "y")
+    (batch,) = ps.range(2).map(Unset).batch(2)
+    assert batch.x.tolist() == [0, 1]
 
 
 def test_values_of_subclasses_arrive_as_what_they_are_made_of() -> None:

@@ -75,6 +75,8 @@ def name_of(kind: type[Any], style: Style = "objects", fields: tuple[str, ...] =
     return TypeName(style, kind.__module__, kind.__qualname__, fields)
 
 
+_MADE_OTHERWISE = (dict, list, tuple, str, bytes, int, float, BaseException)
+"""Subclasses of these are not made field by field."""
 ARRAY = LeafType(name=name_of(np.ndarray), has_rows=True, nbytes=lambda array: int(array.nbytes))
 
 _table: dict[type[Any], LeafType] = {np.ndarray: ARRAY}
@@ -118,7 +120,7 @@ def _entry_of(kind: type[Any]) -> LeafType:
         return make(module)
     if is_namedtuple_type(kind):
         return _named_tuples(kind)
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and not issubclass(kind, _MADE_OTHERWISE):
         return _dataclass(kind)
     if issubclass(kind, enum.Enum) and not issubclass(kind, (int, str, float, bytes)):
         return LeafType(name=name_of(kind, "enum"), flatten=lambda member: member.value, unflatten=kind)
@@ -143,13 +145,14 @@ def _dataclass(kind: type[Any]) -> LeafType:
     names = tuple(field.name for field in dataclasses.fields(kind))
 
     def flatten(value: Any) -> dict[str, Any]:
-        return {name: getattr(value, name) for name in names}
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}  # some are set later, or never
 
     def unflatten(content: dict[str, Any]) -> Any:
         # Past `__init__` and `__post_init__`: columns of a batch are not the values that those expect.
         value = object.__new__(kind)
         for name in names:
-            object.__setattr__(value, name, content[name])
+            if name in content:
+                object.__setattr__(value, name, content[name])
         return value
 
     return LeafType(name=name_of(kind, "dataclass", names), flatten=flatten, unflatten=unflatten, container=True)

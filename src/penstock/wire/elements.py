@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,6 +28,8 @@ from penstock.core.leaf_types import remedy_for
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, table_version, type_or_stand_in
 from penstock.wire.arrays import Array, Buffer, array_bytes, array_over, dtype_name, named_dtype
 from penstock.wire.packing import ArrayKind, Unpacking, pack_arrays, packing_order
+from penstock.wire.plans import Plans
+from penstock.wire.values import decode_values, encode_values
 
 DICT, LIST, TUPLE, NAMED, ARRAY, RAGGED, OBJECTS, SCALAR, PLAIN, BYTES, SURROGATES = range(11)
 PLANNED, TYPED, PACKED, VALUE = range(11, 15)
@@ -37,9 +39,7 @@ AS_IT_IS, AS_TUPLE, AS_SCALAR, AS_OBJECTS = range(4)
 PACKED_BELOW_BYTES = 16 << 10  # a buffer of its own costs more than copying so much
 PACKED_FROM = 4  # arrays: fewer are not worth looking for
 LONG_BYTES = 4096  # such a value is worth a buffer of its own
-MOST_PLANNED_LEAVES = 1 << 16  # of all plans that are kept: some 10 MB of them
 
-Plan = TypeVar("Plan")
 Structure: TypeAlias = Any
 """What tells the structures of elements apart: nested tuples, None for a leaf."""
 
@@ -47,7 +47,6 @@ _NUMBERS_AND_TEXT = frozenset({str, int, float, bool, type(None)})
 _LEAVES = _NUMBERS_AND_TEXT | {np.ndarray, bytes}
 _KEYS = frozenset({str})
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
-_BIG_INT, _SURROGATE_TEXT = 1, 2
 
 
 def flatten(element: Element) -> tuple[bytes, list[Buffer]]:
@@ -164,10 +163,7 @@ class _FlattenPlan:
             values[at] = values[at].tobytes()
         for at in self._objects:
             values[at] = _describe_objects(values[at], buffers)
-        try:
-            return _encoder.encode((PLANNED, self._tree, values)), buffers
-        except (OverflowError, UnicodeEncodeError):  # names of files may hold what is not Unicode
-            return _encoder.encode((PLANNED, self._tree, _escaped(values))), buffers
+        return encode_values((PLANNED, self._tree, values)), buffers
 
 
 def _is_numeric_array(leaf: Any) -> bool:
@@ -224,29 +220,6 @@ def _describe_objects(array: Array, buffers: list[Buffer]) -> list[Any]:
     return [header, len(own)]
 
 
-def _escaped(values: Any) -> Any:
-    """Return values with what msgpack has no room for as bytes of our own."""
-    if isinstance(values, (list, tuple)):
-        return [_escaped(value) for value in values]
-    if isinstance(values, str):
-        return msgspec.msgpack.Ext(_SURROGATE_TEXT, values.encode("utf-8", "surrogatepass"))
-    if isinstance(values, int) and not isinstance(values, bool):
-        return msgspec.msgpack.Ext(_BIG_INT, str(values).encode())
-    return values
-
-
-def _unescaped(code: int, content: memoryview) -> Any:
-    if code == _SURROGATE_TEXT:
-        return str(content, "utf-8", "surrogatepass")
-    if code == _BIG_INT:
-        return int(bytes(content))
-    raise ValueError(f"an extension {code} that is not known here")
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ext_hook=_unescaped)
-
-
 def _located(value: Any, path: str, error: UnsendableError) -> CodecError:
     """Return the error for the innermost value that cannot be sent."""
     content, kind = value, type(value)
@@ -278,13 +251,13 @@ def unflatten(header: Buffer, buffers: Sequence[Any], *, stand_ins: bool = False
     A class that is not known here is an error, or, with `stand_ins`, its values are `StandIn`s that can be passed on.
     """
     try:
-        kind, tree, *rest = _decoder.decode(header)
+        kind, tree, *rest = decode_values(header)
         if kind != PLANNED:  # an older file, whose header is the description itself
             return _UnflattenPlan([kind, tree, *rest], stand_ins).decode((), iter(buffers))
         key = (table_version(), tree, stand_ins)
         plan = _rebuilding.get(key)
         if plan is None:
-            plan = _UnflattenPlan(_decoder.decode(tree), stand_ins)
+            plan = _UnflattenPlan(decode_values(tree), stand_ins)
             if not plan.has_stand_ins:  # their classes may be imported later
                 _rebuilding.keep(key, plan, plan.leaves)
         return plan.decode(rest[0], iter(buffers))
@@ -454,29 +427,5 @@ def _objects(items: Sequence[Any], shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
-class _Plans(Generic[Plan]):
-    """Plans of the structures that were seen, until there are too many: where each element has another, none helps."""
-
-    def __init__(self) -> None:
-        self._plans: dict[Any, Plan] = {}
-        self._leaves = 0
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, key: Any) -> Plan | None:
-        return self._plans.get(key)
-
-    def keep(self, key: Any, plan: Plan, leaves: int) -> Plan:
-        if self._leaves > MOST_PLANNED_LEAVES:
-            self.forget()
-        self._plans[key] = plan
-        self._leaves += leaves + 1
-        return plan
-
-    def forget(self) -> None:
-        self._plans, self._leaves = {}, 0
-
-
-_plans: _Plans[_FlattenPlan] = _Plans()
-_rebuilding: _Plans[_UnflattenPlan] = _Plans()
+_plans: Plans[_FlattenPlan] = Plans()
+_rebuilding: Plans[_UnflattenPlan] = Plans()

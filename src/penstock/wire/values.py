@@ -1,0 +1,48 @@
+"""Plain values as msgpack, those included that it has no room for: long integers, and text that is not Unicode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_LONG_INT, _SURROGATES = 1, 2
+
+
+def encode_values(values: Any) -> bytes:
+    """Return numbers, texts, bytes, None, and lists and tuples of them, as bytes.
+
+    >>> decode_values(encode_values([1 << 80, "a\\ud800", None]))
+    [1208925819614629174706176, 'a\\ud800', None]
+    """
+    try:
+        return _encoder.encode(values)
+    except (OverflowError, UnicodeEncodeError):  # names of files may hold what is not Unicode
+        return _encoder.encode(_escaped(values))
+
+
+def decode_values(content: Any) -> Any:
+    return _decoder.decode(content)
+
+
+def _escaped(values: Any) -> Any:
+    match values:
+        case list() | tuple():
+            return [_escaped(value) for value in values]
+        case str():
+            return msgspec.msgpack.Ext(_SURROGATES, values.encode("utf-8", "surrogatepass"))
+        case int() if not isinstance(values, bool):
+            return msgspec.msgpack.Ext(_LONG_INT, str(values).encode())
+    return values
+
+
+def _unescaped(code: int, content: memoryview) -> Any:
+    if code == _SURROGATES:
+        return str(content, "utf-8", "surrogatepass")
+    if code == _LONG_INT:
+        return int(bytes(content))
+    raise ValueError(f"an extension {code} that is not known here")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ext_hook=_unescaped)
