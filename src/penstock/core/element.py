@@ -147,6 +147,8 @@ def element_bytes(element: Element) -> int:
         return 64 + sum(map(element_bytes, element.values()))
     if isinstance(element, (list, tuple)):
         return 64 + sum(map(element_bytes, element))
+    if isinstance(element, np.ndarray):
+        return int(element.nbytes)
     if (inside := opened(element)) is not None:
         return 64 + element_bytes(inside[0])
     return leaf_type(type(element)).nbytes(element)

@@ -83,25 +83,26 @@ _table: dict[type[Any], LeafType] = {np.ndarray: ARRAY}
 _by_name: dict[tuple[str, str], LeafType] = {}
 _late: dict[tuple[str, str], Callable[[ModuleType], LeafType]] = {}
 _derived: dict[type[Any], LeafType] = {}
-_registered: dict[tuple[str, str], tuple[Any, ...]] = {}
-_changes = 0
+_watchers: list[Callable[[], None]] = []
+REGISTERED: dict[tuple[str, str], tuple[Any, ...]] = {}
+"""What was registered in this process, by the name of the class: the arguments of each call."""
 
 
 def add_type(kind: type[Any], entry: LeafType) -> None:
     """Give a class its entry."""
-    global _changes
-    _changes += 1
     _table[kind] = _by_name[entry.name.module, entry.name.qualname] = entry
+    for watcher in _watchers:
+        watcher()
+
+
+def watch_table(watcher: Callable[[], None]) -> None:
+    """Have something called whenever an entry changes: what was looked up before may be another now."""
+    _watchers.append(watcher)
 
 
 def add_late_type(module: str, qualname: str, make: Callable[[ModuleType], LeafType]) -> None:
     """Say what makes the entry of a class, should somebody import its module."""
     _late[module, qualname] = make
-
-
-def table_version() -> int:
-    """Return a number that changes with the table: what was looked up before may be another now."""
-    return _changes
 
 
 def leaf_type(kind: type[Any]) -> LeafType:
@@ -199,18 +200,13 @@ def register_type(
     else:
         entry = LeafType(name=name_of(cls, batch), flatten=flatten, unflatten=unflatten, container=batch == "parts")
     add_type(cls, entry)
-    _registered[cls.__module__, cls.__qualname__] = (cls, flatten, unflatten, batch)
-
-
-def registered_types() -> list[tuple[Any, ...]]:
-    """Return what was registered in this process: the arguments of each call."""
-    return list(_registered.values())
+    REGISTERED[cls.__module__, cls.__qualname__] = (cls, flatten, unflatten, batch)
 
 
 def register_shipped(types: Sequence[tuple[Any, ...]]) -> None:
     """Register what was registered elsewhere. What this process has itself registered stays."""
     for cls, flatten, unflatten, batch in types:
-        if (cls.__module__, cls.__qualname__) not in _registered:
+        if (cls.__module__, cls.__qualname__) not in REGISTERED:
             register_type(cls, flatten, unflatten, batch=batch)
 
 

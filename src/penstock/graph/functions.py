@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.errors import FunctionShippingError, InvalidArgumentError, never_the_end
-from penstock.core.leaves import register_shipped, registered_types
+from penstock.core.leaves import REGISTERED, register_shipped
 from penstock.graph.installed import look_up, reference_of
 from penstock.graph.once import once
 from penstock.graph.parts import Walk
@@ -194,7 +194,7 @@ def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str) -> Shipped
 
 def _dump_types() -> bytes:
     """Return the classes that were registered in this process, with their functions."""
-    types = registered_types()
+    types = list(REGISTERED.values())
     return dump(types, "register_type", Walk(types), remedy=_TYPE_REMEDY) if types else b""
 
 

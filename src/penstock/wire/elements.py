@@ -1,7 +1,7 @@
 """Elements to a small header and a list of buffers, and back.
 
 The header says the element's structure, and has its small values. Arrays go as their own memory, untouched; what is not
-contiguous is copied once, and many small ones lie in one buffer (`wire.packing`). Classes of the table in `core.leaves`
+contiguous is copied once, and many small ones lie in one buffer (`wire.arrays`). Classes of the table in `core.leaves`
 go as what they are made of, under their name. Anything else is refused, with its path and what to do.
 
 Elements of a pipeline are alike. So both sides make a plan of each structure (containers, classes, dtypes, shapes)
@@ -25,11 +25,21 @@ import numpy as np
 from penstock.core.element import Element, Ragged
 from penstock.core.errors import CodecError
 from penstock.core.leaf_types import remedy_for
-from penstock.core.leaves import TypeName, UnsendableError, leaf_type, table_version, type_or_stand_in
-from penstock.wire.arrays import Array, Buffer, array_bytes, array_over, dtype_name, named_dtype
-from penstock.wire.packing import ArrayKind, Unpacking, pack_arrays, packing_order
+from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in, watch_table
+from penstock.wire.arrays import (
+    Array,
+    ArrayKind,
+    Buffer,
+    Unpacking,
+    array_bytes,
+    array_over,
+    dtype_name,
+    named_dtype,
+    pack_arrays,
+    packing_order,
+)
 from penstock.wire.plans import Plans
-from penstock.wire.values import decode_values, encode_values
+from penstock.wire.values import decode_values, encode_values, escaped
 
 DICT, LIST, TUPLE, NAMED, ARRAY, RAGGED, OBJECTS, SCALAR, PLAIN, BYTES, SURROGATES = range(11)
 PLANNED, TYPED, PACKED, VALUE = range(11, 15)
@@ -65,7 +75,7 @@ def _flatten(element: Element) -> tuple[bytes, list[Buffer]]:
         signature: Any = tuple(map(_dtype_of, leaves)), tuple(map(_shape_of, leaves))
     else:
         signature = None if kinds <= _NUMBERS_AND_TEXT else tuple(map(_signature, leaves))
-    key = (table_version(), structure, signature)
+    key = (structure, signature)
     plan = _plans.get(key)
     if plan is None:
         plan = _plans.keep(key, _FlattenPlan(element, leaves), len(leaves))
@@ -163,7 +173,10 @@ class _FlattenPlan:
             values[at] = values[at].tobytes()
         for at in self._objects:
             values[at] = _describe_objects(values[at], buffers)
-        return encode_values((PLANNED, self._tree, values)), buffers
+        try:
+            return encode_values((PLANNED, self._tree, values)), buffers
+        except (OverflowError, UnicodeEncodeError):  # names of files may hold what is not Unicode
+            return encode_values((PLANNED, self._tree, escaped(values))), buffers
 
 
 def _is_numeric_array(leaf: Any) -> bool:
@@ -254,7 +267,7 @@ def unflatten(header: Buffer, buffers: Sequence[Any], *, stand_ins: bool = False
         kind, tree, *rest = decode_values(header)
         if kind != PLANNED:  # an older file, whose header is the description itself
             return _UnflattenPlan([kind, tree, *rest], stand_ins).decode((), iter(buffers))
-        key = (table_version(), tree, stand_ins)
+        key = (tree, stand_ins)
         plan = _rebuilding.get(key)
         if plan is None:
             plan = _UnflattenPlan(decode_values(tree), stand_ins)
@@ -429,3 +442,5 @@ def _objects(items: Sequence[Any], shape: Sequence[int]) -> Array:
 
 _plans: Plans[_FlattenPlan] = Plans()
 _rebuilding: Plans[_UnflattenPlan] = Plans()
+watch_table(_plans.forget)
+watch_table(_rebuilding.forget)

@@ -9,26 +9,15 @@ import msgspec
 _LONG_INT, _SURROGATES = 1, 2
 
 
-def encode_values(values: Any) -> bytes:
-    """Return numbers, texts, bytes, None, and lists and tuples of them, as bytes.
+def escaped(values: Any) -> Any:
+    """Return values with bytes of our own for what msgpack has no room for.
 
-    >>> decode_values(encode_values([1 << 80, "a\\ud800", None]))
+    >>> decode_values(encode_values(escaped([1 << 80, "a\\ud800", None])))
     [1208925819614629174706176, 'a\\ud800', None]
     """
-    try:
-        return _encoder.encode(values)
-    except (OverflowError, UnicodeEncodeError):  # names of files may hold what is not Unicode
-        return _encoder.encode(_escaped(values))
-
-
-def decode_values(content: Any) -> Any:
-    return _decoder.decode(content)
-
-
-def _escaped(values: Any) -> Any:
     match values:
         case list() | tuple():
-            return [_escaped(value) for value in values]
+            return [escaped(value) for value in values]
         case str():
             return msgspec.msgpack.Ext(_SURROGATES, values.encode("utf-8", "surrogatepass"))
         case int() if not isinstance(values, bool):
@@ -44,5 +33,5 @@ def _unescaped(code: int, content: memoryview) -> Any:
     raise ValueError(f"an extension {code} that is not known here")
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ext_hook=_unescaped)
+encode_values = msgspec.msgpack.Encoder().encode
+decode_values = msgspec.msgpack.Decoder(ext_hook=_unescaped).decode
