@@ -1,8 +1,8 @@
-"""Arrays as bytes: their memory, the names of their types, and arrays over what arrived.
+"""The names of dtypes, and many small arrays in one buffer.
 
-Many small arrays lie in one buffer, without a gap, each aligned as its type needs: in the order of falling alignment,
-those of one type and shape together, else as they stand in the element. A type's size is a multiple of its alignment,
-so each begins where it may. Both sides derive the order from the types and shapes alone.
+Small arrays lie in their buffer without a gap, each aligned as its type needs: in the order of falling alignment, those
+of one type and shape together, else as they stand in the element. A type's size is a multiple of its alignment, so each
+begins where it may. Both sides derive the order from the types and shapes alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from penstock.core.errors import CodecError
 from penstock.core.leaves import UnsendableError
 
 Array = np.ndarray[Any, Any]
-Buffer = bytes | bytearray | memoryview
 
 ROWS_FROM = 4  # so many alike are made of one array faster than each by itself
-
-
-def array_bytes(array: Array) -> Buffer:
-    """Return an array's memory in C order: its own if that is how it lies, else a copy."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.nbytes else b""
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | dict[str, Any]:
@@ -62,22 +56,6 @@ def named_dtype(name: str | list[Any] | dict[str, Any]) -> np.dtype[Any]:
 
         found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return found
-
-
-def array_over(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """Return an array over a buffer, writable if that is; one that is not aligned is copied."""
-    content = bytes_over(buffer)
-    if not content.nbytes:
-        if math.prod(shape) * dtype.itemsize:
-            raise CodecError(f"no bytes for an array of shape {tuple(shape)}")
-        return np.empty(shape, dtype)
-    array = content.view(dtype).reshape(shape)
-    return array if array.flags.aligned else array.copy()
-
-
-def bytes_over(buffer: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    # A buffer that is an array stays its own base: the lease it may hold must live as long as any view of it.
-    return buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
 
 
 # Many in one buffer
@@ -119,7 +97,7 @@ def pack_arrays(arrays: Sequence[Array]) -> bytes:
     try:
         return b"".join(arrays)  # type: ignore[arg-type]
     except (BufferError, ValueError, TypeError):  # not contiguous, or of a type that Python's buffers do not have
-        return b"".join(map(array_bytes, arrays))
+        return b"".join(array.tobytes() for array in arrays)
 
 
 class Unpacking:
@@ -138,9 +116,8 @@ class Unpacking:
             self._nbytes += kind.nbytes * len(numbers)
         self._alignment = max((kind.dtype.alignment for kind, _ in alike), default=1)
 
-    def arrays(self, buffer: Any) -> list[Array]:
-        """Return the arrays, in the order in which they lie."""
-        content = bytes_over(buffer)
+    def arrays(self, content: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Array]:
+        """Return the arrays over a buffer, in the order in which they lie."""
         if content.nbytes != self._nbytes:
             raise CodecError(f"{content.nbytes} bytes for arrays of {self._nbytes}")
         if content.nbytes and content.__array_interface__["data"][0] % self._alignment:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from penstock.core.errors import CodecError, choice
-from penstock.wire.arrays import Buffer, bytes_over
+from penstock.wire.elements import Buffer, bytes_over
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 

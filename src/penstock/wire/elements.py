@@ -13,6 +13,7 @@ The buffers are: the one of small arrays, the other arrays, long `bytes`, and wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -29,16 +30,14 @@ from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_s
 from penstock.wire.arrays import (
     Array,
     ArrayKind,
-    Buffer,
     Unpacking,
-    array_bytes,
-    array_over,
     dtype_name,
     named_dtype,
     pack_arrays,
     packing_order,
 )
 from penstock.wire.plans import Plans
+from penstock.wire.refusals import refusal
 from penstock.wire.values import decode_values, encode_values, escaped
 
 DICT, LIST, TUPLE, NAMED, ARRAY, RAGGED, OBJECTS, SCALAR, PLAIN, BYTES, SURROGATES = range(11)
@@ -50,6 +49,7 @@ PACKED_BELOW_BYTES = 16 << 10  # a buffer of its own costs more than copying so 
 PACKED_FROM = 4  # arrays: fewer are not worth looking for
 LONG_BYTES = 4096  # such a value is worth a buffer of its own
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 Structure: TypeAlias = Any
 """What tells the structures of elements apart: nested tuples, None for a leaf."""
 
@@ -64,7 +64,7 @@ def flatten(element: Element) -> tuple[bytes, list[Buffer]]:
     try:
         return _flatten(element)
     except UnsendableError as error:
-        raise _located(element, "", error) from None
+        raise refusal(element, "", error, _flatten) from None
 
 
 def _flatten(element: Element) -> tuple[bytes, list[Buffer]]:
@@ -233,26 +233,28 @@ def _describe_objects(array: Array, buffers: list[Buffer]) -> list[Any]:
     return [header, len(own)]
 
 
-def _located(value: Any, path: str, error: UnsendableError) -> CodecError:
-    """Return the error for the innermost value that cannot be sent."""
-    content, kind = value, type(value)
-    entry = leaf_type(kind)
-    if entry.flatten is not None:
-        try:
-            content = entry.flatten(value)
-        except UnsendableError:
-            pass  # its own refusal
-    if isinstance(content, np.ndarray) and content.dtype == object:
-        content = content.ravel().tolist()
-    parts = list(content.items()) if isinstance(content, dict) else []
-    if isinstance(content, (list, tuple)):
-        parts = list(enumerate(content))
-    for key, part in parts:
-        try:
-            _flatten(part)
-        except UnsendableError as inner:
-            return _located(part, f"{path}[{key!r}]", inner)
-    return CodecError(f"leaf {path or 'of the element'} is a {kind.__qualname__}, which cannot be encoded: {error}")
+# Arrays
+
+
+def array_bytes(array: Array) -> Buffer:
+    """Return an array's memory in C order: its own if that is how it lies, else a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.nbytes else b""
+
+
+def array_over(buffer: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+    """Return an array over a buffer, writable if that is; one that is not aligned is copied."""
+    content = bytes_over(buffer)
+    if not content.nbytes:
+        if math.prod(shape) * dtype.itemsize:
+            raise CodecError(f"no bytes for an array of shape {tuple(shape)}")
+        return np.empty(shape, dtype)
+    array = content.view(dtype).reshape(shape)
+    return array if array.flags.aligned else array.copy()
+
+
+def bytes_over(buffer: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    # A buffer that is an array stays its own base: the lease it may hold must live as long as any view of it.
+    return buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
 
 
 # Reading
@@ -312,7 +314,7 @@ class _UnflattenPlan:
         self._order = None if order == list(range(len(order))) else _getter(order)
 
     def decode(self, values: Sequence[Any], buffers: Iterator[Any]) -> Element:
-        pool: list[Any] = [] if self._unpacking is None else self._unpacking.arrays(next(buffers))
+        pool: list[Any] = [] if self._unpacking is None else self._unpacking.arrays(bytes_over(next(buffers)))
         pool += [array_over(next(buffers), dtype, shape) for dtype, shape in self._arrays]
         pool += map(bytes, islice(buffers, self._bytes))
         if len(values) != len(self._values):

@@ -20,8 +20,8 @@ import numpy as np
 from penstock.core.element import Element, Ragged, leaves
 from penstock.core.errors import CodecError
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in
-from penstock.wire.arrays import Buffer, array_bytes, array_over, bytes_over, dtype_name, named_dtype
-from penstock.wire.elements import flatten, unflatten
+from penstock.wire.arrays import dtype_name, named_dtype
+from penstock.wire.elements import Buffer, array_bytes, array_over, bytes_over, flatten, unflatten
 
 ONE, MANY = range(2)
 DICT, LIST, TUPLE, NAMED, RAGGED, ROWS, ZERO_DIM, SHAPES, SCALARS, PLAIN, BYTES, EACH, TYPED = range(13)

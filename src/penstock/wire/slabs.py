@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.wire.arrays import bytes_over
 from penstock.wire.descriptors import DescriptorServer
+from penstock.wire.elements import bytes_over
 from penstock.wire.frames import SlabPlaces, UseSlabs
 from penstock.wire.liveness import is_gone
 from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
