@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.client.statistics import LoaderStatistics, StreamStatistics
     from penstock.core.element import Ragged
     from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, PenstockError, StateMismatchError
+    from penstock.core.leaves import register_type
     from penstock.graph.expressions import Expression, col
     from penstock.graph.ops import SkipErrors
     from penstock.runtime.stats import StageStatistics, Statistics
@@ -78,6 +79,7 @@ __all__ = [
     "read_tfrecord",
     "read_webdataset",
     "register",
+    "register_type",
 ]
 
 if not TYPE_CHECKING:
@@ -98,6 +100,7 @@ if not TYPE_CHECKING:
             "PenstockError",
             "StateMismatchError",
         ),
+        "penstock.core.leaves": ("register_type",),
         "penstock.graph.expressions": ("Expression", "col"),
         "penstock.graph.ops": ("SkipErrors",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 from msgspec.structs import replace
 
@@ -68,7 +69,16 @@ def draw_pipeline(rng: random.Random, way: str = "plain") -> Pipeline:
             steps.append(Step("tokens"))
         if kind == "row" or name != "batch":
             steps.append(Step(name, STEPS[name].draw(rng, pipeline)))
-    return _of_bounded_size(replace(pipeline, steps=tuple(steps)))
+    return _with_leaf_types(_of_bounded_size(replace(pipeline, steps=tuple(steps))))
+
+
+def _with_leaf_types(pipeline: Pipeline) -> Pipeline:
+    """Give the rows of every fourth pipeline leaves of more types. Not drawn: what a seed gives stays the same."""
+    if source_kind(pipeline) != "row" or zlib.crc32(str(pipeline).encode()) % 4:
+        return pipeline
+    first = next((i for i, step in enumerate(pipeline.steps) if step.name != "shuffle"), len(pipeline.steps))
+    steps = (*pipeline.steps[:first], Step("leaf_types"), *pipeline.steps[first:])
+    return replace(pipeline, steps=steps)
 
 
 def _draw_fed(rng: random.Random) -> Pipeline:

@@ -6,9 +6,11 @@ compared wherever they end up: in batches, groups or packed rows.
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +52,29 @@ def to_row(field: str | None) -> Callable[[Any], Row]:
 
 def add_value() -> Callable[[Row], Row]:
     return lambda row: {**row, "v": row["id"] * 7}
+
+
+class Span(NamedTuple):
+    start: Any
+    stop: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    text: Any
+    weights: Any
+
+
+def add_leaf_types() -> Callable[[Row], Row]:
+    """Leaves that travel under the name of their class, as containers and as objects."""
+
+    def typed(row: Row) -> Row:
+        number = row["id"]
+        note = Note(f"note {number}", np.array([number, 0.5]))
+        day = datetime.date(2024, 1, 1) + datetime.timedelta(number)
+        return {**row, "span": Span(number, number + 2), "note": note, "day": day}
+
+    return typed
 
 
 def add_noise() -> Callable[..., Row]:

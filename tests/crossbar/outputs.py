@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .functions import Note, Span
+
 Row = tuple[Any, ...]
 
 
@@ -45,7 +47,15 @@ def _rows(element: Any) -> list[Row]:
     if np.ndim(element["id"]) == 0:
         return [_row(element)]
     count = len(element["id"])
-    return [_row({name: column[number] for name, column in element.items()}) for number in range(count)]
+    return [_row({name: _at(column, number) for name, column in element.items()}) for number in range(count)]
+
+
+def _at(column: Any, number: int) -> Any:
+    if isinstance(column, Span):
+        return Span(column.start[number], column.stop[number])
+    if isinstance(column, Note):
+        return Note(column.text[number], column.weights[number])
+    return column[number]
 
 
 def _row(fields: dict[str, Any]) -> Row:
@@ -61,4 +71,8 @@ def _value(value: Any) -> Any:
         if value.size > 64:
             return value.size, zlib.crc32(value.tobytes())
         return tuple(value.reshape(-1).tolist())
+    if isinstance(value, Span):
+        return "span", _value(value.start), _value(value.stop)
+    if isinstance(value, Note):
+        return "note", value.text, _value(value.weights)
     return value.item() if isinstance(value, np.generic) else value

@@ -75,6 +75,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 STEPS: dict[str, Rule] = {
     "value": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.map(f.add_value()), weight=2),
     "noise": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.map(f.add_noise()), weight=3),
+    "leaf_types": Rule(takes=("row",), gives=SAME, build=lambda ds, a: ds.map(f.add_leaf_types()), weight=0.0),
     "blob": Rule(
         takes=("row",),
         gives=SAME,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element, Ragged
+from penstock.core.element import Element, opened
 
 _LONG_TEXT = 40
 _MANY_PARTS = 8
@@ -32,9 +32,10 @@ def outline(element: Element) -> str:
             return f"{type(element).__name__}[{len(element)}]"
         case str() if len(element) > _LONG_TEXT:
             return f"{element[:_LONG_TEXT]!r}… ({len(element)} characters)"
-        case None | bool() | int() | float() | str() | np.generic() | Ragged():
+        case None | bool() | int() | float() | str() | np.generic():
             return repr(element)
-    return _shortened(element)
+    inside = opened(element)
+    return _shortened(element) if inside is None else f"{type(element).__name__}({outline(inside[0])})"
 
 
 def _joined(parts: list[str]) -> str:

@@ -1,17 +1,21 @@
-"""Elements: nested dicts, lists, tuples and namedtuples over leaves.
+"""Elements: nested dicts, lists, tuples, dataclasses and other containers over leaves.
 
-A leaf is a numpy array or scalar, a Python scalar, `bytes`, `str`, `None` or a `Ragged`. Everything else a user's
-function returns travels as a leaf too, as long as it stays in one process.
+A leaf is a numpy array or scalar, a Python scalar, `bytes`, `str`, `None`, or a value of any class of the table in
+`core.leaves`. Everything else a user's function returns is a leaf too, as long as it stays in one process.
 """
 
 from __future__ import annotations
 
-import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from penstock.core import leaf_types as leaf_types  # fills the table
+from penstock.core.leaves import JoinArrays, LeafType, add_type, is_namedtuple_type, leaf_type, name_of
 
 Element: TypeAlias = Any
 """A user's value; the one place where `Any` is meant."""
@@ -70,14 +74,46 @@ class Ragged:
         return f"Ragged({len(self)} rows, {len(self.values)} values of {self.values.dtype})"
 
 
+def _ragged_rows(ragged: Ragged) -> list[Any]:
+    return [ragged.values[start:stop] for start, stop in pairwise(ragged.offsets.tolist())]
+
+
+def _join_ragged(parts: Sequence[Ragged], join_arrays: JoinArrays) -> Ragged:
+    starts = accumulate((len(part.values) for part in parts), initial=0)
+    offsets = [part.offsets[1:] - part.offsets[0] + start for part, start in zip(parts, starts)]
+    zero = np.zeros(1, np.int64)
+    return Ragged(join_arrays([part.values for part in parts]), np.concatenate([zero, *offsets]).astype(np.int64))
+
+
+add_type(
+    Ragged,
+    LeafType(
+        name=name_of(Ragged),
+        flatten=lambda ragged: (ragged.values, ragged.offsets),
+        unflatten=lambda parts: Ragged(*parts),
+        has_rows=True,
+        slice=Ragged.slice,
+        rows=_ragged_rows,
+        join=_join_ragged,
+        nbytes=lambda ragged: ragged.nbytes,
+    ),
+)
+
+
 def is_namedtuple(value: object) -> bool:
-    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+    return is_namedtuple_type(type(value))
 
 
-def rebuild_like(sample: Element, parts: Sequence[Element]) -> Element:
+def opened(value: Element) -> tuple[Element, Callable[[Element], Element]] | None:
+    """Return what a container that is no dict, list or tuple is made of, and what makes one of that; None: a leaf."""
+    entry = leaf_type(type(value))
+    return (entry.flatten(value), entry.unflatten) if entry.container and entry.flatten is not None else None
+
+
+def rebuild_like(sample: Element, parts: Iterable[Element]) -> Element:
     """Return `parts` in the container type of `sample` (a dict, list, tuple or namedtuple)."""
     if isinstance(sample, dict):
-        return dict(zip(sample, parts))
+        return OrderedDict(zip(sample, parts)) if type(sample) is OrderedDict else dict(zip(sample, parts))
     if is_namedtuple(sample):
         return type(sample)(*parts)
     return list(parts) if isinstance(sample, list) else tuple(parts)
@@ -85,9 +121,12 @@ def rebuild_like(sample: Element, parts: Sequence[Element]) -> Element:
 
 def map_leaves(function: Callable[[Any], Any], element: Element) -> Element:
     if isinstance(element, dict):
-        return {key: map_leaves(function, value) for key, value in element.items()}
+        return rebuild_like(element, [map_leaves(function, value) for value in element.values()])
     if isinstance(element, (list, tuple)):
         return rebuild_like(element, [map_leaves(function, value) for value in element])
+    if (inside := opened(element)) is not None:
+        content, closed = inside
+        return closed(map_leaves(function, content))
     return function(element)
 
 
@@ -97,13 +136,9 @@ def leaves(element: Element) -> list[Any]:
         return [leaf for value in element.values() for leaf in leaves(value)]
     if isinstance(element, (list, tuple)):
         return [leaf for value in element for leaf in leaves(value)]
+    if (inside := opened(element)) is not None:
+        return leaves(inside[0])
     return [element]
-
-
-def leaf_bytes(leaf: Any) -> int:
-    if isinstance(leaf, (np.ndarray, Ragged)):
-        return int(leaf.nbytes)
-    return sys.getsizeof(leaf)
 
 
 def element_bytes(element: Element) -> int:
@@ -112,12 +147,28 @@ def element_bytes(element: Element) -> int:
         return 64 + sum(map(element_bytes, element.values()))
     if isinstance(element, (list, tuple)):
         return 64 + sum(map(element_bytes, element))
-    return leaf_bytes(element)
+    if isinstance(element, np.ndarray):
+        return int(element.nbytes)
+    if (inside := opened(element)) is not None:
+        return 64 + element_bytes(inside[0])
+    return leaf_type(type(element)).nbytes(element)
+
+
+def copied(element: Element) -> Element:
+    """Return an element of memory of its own. What the table does not know how to take apart is the same object."""
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        entry = leaf_type(type(leaf))
+        return leaf if entry.flatten is None else entry.unflatten(copied(entry.flatten(leaf)))
+
+    return map_leaves(copy, element)
 
 
 def batch_length(batch: Element) -> int:
     """Return the length of the leading axis that every leaf of a batch shares."""
-    lengths = {len(leaf) for leaf in leaves(batch)}
+    lengths = {leaf_type(type(leaf)).length(leaf) for leaf in leaves(batch)}
     if len(lengths) != 1:
         raise ValueError(f"not a batch: its leaves have the lengths {sorted(lengths)}")
     return lengths.pop()
@@ -125,19 +176,31 @@ def batch_length(batch: Element) -> int:
 
 def slice_batch(batch: Element, start: int, stop: int) -> Element:
     """Return rows start to stop of a batch, as views."""
-    return map_leaves(lambda leaf: leaf.slice(start, stop) if isinstance(leaf, Ragged) else leaf[start:stop], batch)
+    return map_leaves(lambda leaf: leaf_type(type(leaf)).slice(leaf, start, stop), batch)
 
 
 def batch_rows(batch: Element) -> list[Element]:
     """Return a batch's rows as elements; numeric arrays give numpy scalars or views, object arrays their objects."""
     if isinstance(batch, dict):
         columns = [batch_rows(value) for value in batch.values()]
-        return [dict(zip(batch, row)) for row in zip(*columns)]
+        if type(batch) is dict:
+            return [dict(zip(batch, row)) for row in zip(*columns)]
+        return [rebuild_like(batch, row) for row in zip(*columns)]
     if isinstance(batch, (tuple, list)) and (is_namedtuple(batch) or _holds_batches(batch)):
         columns = [batch_rows(value) for value in batch]
         return [rebuild_like(batch, row) for row in zip(*columns)]
-    return [batch[i] for i in range(len(batch))] if isinstance(batch, Ragged) else list(batch)
+    if (inside := opened(batch)) is not None:
+        content, closed = inside
+        return list(map(closed, batch_rows(content)))
+    return leaf_type(type(batch)).rows(batch)
 
 
 def _holds_batches(batch: Sequence[Any]) -> bool:
-    return bool(batch) and all(isinstance(part, (np.ndarray, Ragged, dict, list, tuple)) for part in batch)
+    return bool(batch) and all(map(_may_be_a_batch, batch))
+
+
+def _may_be_a_batch(part: Any) -> bool:
+    if isinstance(part, (np.ndarray, dict, list, tuple)):
+        return True
+    entry = leaf_type(type(part))
+    return entry.has_rows or entry.container

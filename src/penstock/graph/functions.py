@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.errors import FunctionShippingError, InvalidArgumentError, never_the_end
+from penstock.core.leaves import REGISTERED, register_shipped
 from penstock.graph.installed import look_up, reference_of
 from penstock.graph.once import once
 from penstock.graph.parts import Walk
@@ -30,6 +31,7 @@ _FUNCTION_REMEDY = (
     "Create it inside the function, or give the operator a class that creates it in __init__: "
     "a class is constructed once per worker process"
 )
+_TYPE_REMEDY = "Let flatten and unflatten be functions of a module, without anything captured"
 _PAYLOAD_REMEDY = "Keep it out of what the source is made from, or read the data with one of the readers"
 Kind: TypeAlias = Literal["ref", "value", "absent"]
 
@@ -45,6 +47,8 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     python: str = ""
     """The version that wrote the payload: byte code is good for one only."""
     parts: dict[str, str] = {}
+    types: bytes = b""
+    """The classes that were registered where it was made, pickled: its elements may hold such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,17 @@ class UserFunction:
         reference = reference_of(fn)
         if reference is None:
             return _by_value(fn, self.name, takes_rng=self.takes_rng, remedy=_FUNCTION_REMEDY)
-        return Shipped(kind="ref", name=self.name, takes_rng=self.takes_rng, ref=reference, parts=self.parts())
+        types = _dump_types()
+        python = PYTHON if types else ""
+        return Shipped(
+            kind="ref",
+            name=self.name,
+            takes_rng=self.takes_rng,
+            ref=reference,
+            python=python,
+            parts=self.parts(),
+            types=types,
+        )
 
     def outline(self) -> Shipped:
         """Return what is known about it without its code: enough to fingerprint and explain, not to run."""
@@ -167,7 +181,21 @@ class UserFunction:
 def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str) -> Shipped:
     walk = Walk(value)
     payload = dump(value, name, walk, remedy=remedy)
-    return Shipped(kind="value", name=name, takes_rng=takes_rng, payload=payload, python=PYTHON, parts=dict(walk.parts))
+    return Shipped(
+        kind="value",
+        name=name,
+        takes_rng=takes_rng,
+        payload=payload,
+        python=PYTHON,
+        parts=dict(walk.parts),
+        types=_dump_types(),
+    )
+
+
+def _dump_types() -> bytes:
+    """Return the classes that were registered in this process, with their functions."""
+    types = list(REGISTERED.values())
+    return dump(types, "register_type", Walk(types), remedy=_TYPE_REMEDY) if types else b""
 
 
 def _parts(origin: _Here | Shipped) -> dict[str, str]:
@@ -186,6 +214,7 @@ def _load(shipped: Shipped) -> Any:
     if shipped.kind == "ref":
         module, _, qualname = shipped.ref.partition(":")
         try:
+            _register_types(shipped)
             return look_up(module, qualname)
         except (ImportError, AttributeError) as error:
             raise FunctionShippingError(
@@ -198,12 +227,18 @@ def _load(shipped: Shipped) -> Any:
             "use the same minor version in both places"
         )
     try:
+        _register_types(shipped)
         return _unpickle(shipped.payload)
     except (ImportError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         raise FunctionShippingError(
             f"{shipped.name} cannot be loaded here ({error}); install the same packages here as where the pipeline was "
             "made, or move the code beside the pipeline's so that it is shipped along"
         ) from error
+
+
+def _register_types(shipped: Shipped) -> None:
+    if shipped.types and shipped.python == PYTHON:
+        register_shipped(_unpickle(shipped.types))
 
 
 def _unpickle(payload: bytes) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -18,12 +18,15 @@ import numpy as np
 
 from penstock.core.element import Element, Ragged, rebuild_like
 from penstock.core.errors import BatchShapeError
+from penstock.core.leaves import leaf_type
 
 Array = np.ndarray[Any, Any]
 LeafCollator = Callable[[Sequence[Any], str], Any]
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 """Gives memory for an array."""
 
+_VALUES = frozenset({int, float, str, bytes, bool, type(None)})
+_LEAVES = _VALUES | {np.ndarray}
 _dtype_of = attrgetter("dtype")
 _shape_of = attrgetter("shape")
 
@@ -36,7 +39,8 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
         try:
             if sum(map(len, rows)) != len(first) * len(rows):  # a row that lacks a key is found below
                 raise different_structure(rows, path)
-            return {key: collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first}
+            columns = [collate(list(map(itemgetter(key), rows)), f"{path}[{key!r}]", leaf) for key in first]
+            return rebuild_like(first, columns)
         except (KeyError, TypeError, IndexError):
             if all(isinstance(row, dict) and row.keys() == first.keys() for row in rows):
                 raise  # a leaf's own error: the rows are alike
@@ -47,6 +51,10 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
             raise different_structure(rows, path)
         columns = [collate(column, f"{path}[{i}]", leaf) for i, column in enumerate(zip(*rows))]
         return rebuild_like(first, columns)
+    if kind not in _LEAVES and (entry := leaf_type(kind)).container and entry.flatten is not None:
+        if any(type(row) is not kind for row in rows):
+            raise different_structure(rows, path)
+        return entry.unflatten(collate(list(map(entry.flatten, rows)), path, leaf))
     return (leaf or stack_leaves)(rows, path)
 
 
@@ -70,11 +78,20 @@ def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Arr
         return _objects(rows)
     if isinstance(first, (bool, np.generic)):
         return _numbers_or_objects(rows)
-    if isinstance(first, Ragged):
-        raise BatchShapeError(f"leaf {path or 'of the element'} is a Ragged; batch column batches with rebatch()")
     if hasattr(first, "__array__"):  # torch tensors and other array types
         return _stack_arrays([np.asarray(row) for row in rows], path, empty)
+    if leaf_type(kind).has_rows:
+        where = f"leaf {path or 'of the element'} is a {kind.__name__}"
+        raise BatchShapeError(f"{where}, which is a column; batch column batches with rebatch()")
     return _objects(rows)
+
+
+def _as_arrays(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return arrays of leaves of other array types, and other leaves as they are."""
+    kind = type(rows[0])
+    if kind in _LEAVES or not leaf_type(kind).has_rows or not hasattr(kind, "__array__"):
+        return rows
+    return [np.asarray(row) if type(row) is kind else row for row in rows]
 
 
 def _packed(rows: Sequence[Any], code: str, dtype: Any) -> Array:
@@ -119,7 +136,11 @@ def _numbers_or_objects(rows: Sequence[Any]) -> Array:
 
 def _objects(rows: Sequence[Any]) -> Array:
     out = np.empty(len(rows), object)
-    out[:] = rows
+    if _VALUES.issuperset(map(type, rows)):
+        out[:] = rows
+    else:  # one by one: numpy takes whatever has a length for rows of its own
+        for i, row in enumerate(rows):
+            out[i] = row
     return out
 
 
@@ -128,7 +149,7 @@ def different_structure(rows: Sequence[Element], path: str, numbers: Sequence[in
     for i, row in zip(numbers or range(len(rows)), rows):
         if (
             type(row) is not type(first)
-            or len(row) != len(first)
+            or (isinstance(first, (dict, list, tuple)) and len(row) != len(first))
             or (isinstance(first, dict) and row.keys() != first.keys())
         ):
             return BatchShapeError(
@@ -146,11 +167,13 @@ def _outline(value: Element) -> str:
     return type(value).__name__
 
 
-@dataclass(frozen=True, slots=True)
 class Members:
     """What becomes of one leaf where rows are made into several batches: its part in each of them."""
 
-    parts: Sequence[Any]
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
 
 
 class Padder:
@@ -176,6 +199,7 @@ class Padder:
         self.padding = 0
 
     def __call__(self, rows: Sequence[Any], path: str) -> Array | Members:
+        rows = _as_arrays(rows)
         if not isinstance(rows[0], np.ndarray) or not rows[0].ndim:
             return self._cut(rows, lambda part: stack_leaves(part, path, self._empty))
         first = rows[0]
@@ -216,6 +240,7 @@ class Padder:
 
 def ragged_leaves(rows: Sequence[Any], path: str) -> Any:
     """Return a `Ragged` of one-dimensional leaves; others are stacked."""
+    rows = _as_arrays(rows)
     first = rows[0]
     if not isinstance(first, np.ndarray) or first.ndim != 1:
         return stack_leaves(rows, path)
@@ -228,18 +253,15 @@ def ragged_leaves(rows: Sequence[Any], path: str) -> Any:
 def join_batches(parts: Sequence[Element], empty: Empty = np.empty) -> Element:
     """Return one batch of the rows of several, column by column. Never a view of a part's memory."""
 
-    def join(leaves: Sequence[Any], path: str) -> Any:
-        if isinstance(leaves[0], Ragged):
-            ends = np.cumsum([0, *(len(part.values) for part in leaves)])
-            offsets = np.concatenate(
-                [[0], *(part.offsets[1:] - part.offsets[0] + end for part, end in zip(leaves, ends))]
-            )
-            return Ragged(np.concatenate([part.values for part in leaves]), offsets.astype(np.int64))
-        first = leaves[0]
-        for i, part in enumerate(leaves):
+    def join_arrays(arrays: Sequence[Array], path: str) -> Array:
+        first = arrays[0]
+        for i, part in enumerate(arrays):
             if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
                 raise different_arrays(first, part, i, path)
-        rows = sum(len(part) for part in leaves)
-        return np.concatenate(leaves, out=empty((rows, *first.shape[1:]), first.dtype))
+        rows = sum(len(part) for part in arrays)
+        return np.concatenate(arrays, out=empty((rows, *first.shape[1:]), first.dtype))
+
+    def join(leaves: Sequence[Any], path: str) -> Any:
+        return leaf_type(type(leaves[0])).join(leaves, partial(join_arrays, path=path))
 
     return collate(parts, "", join)

@@ -231,7 +231,7 @@ def _without_tensors(element: Element, torch: Any) -> Element:
     if isinstance(element, torch.Tensor):
         return _to_numpy(element, torch)
     if isinstance(element, dict):
-        return {key: _without_tensors(value, torch) for key, value in element.items()}
+        return rebuild_like(element, [_without_tensors(value, torch) for value in element.values()])
     if isinstance(element, (list, tuple)) and not _is_vector(element):
         return rebuild_like(element, [_without_tensors(value, torch) for value in element])
     return element

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.element import Ragged
+from penstock.core.element import copied
+from penstock.core.leaves import leaf_type
 
 Cut: TypeAlias = Callable[[int, int], list[Any]]
 
@@ -48,9 +48,7 @@ def cut_of(values: np.ndarray[Any, Any]) -> Cut:
 
 def cells_of(leaf: Any) -> list[Any]:
     """Return the rows of a block as they stand in dicts."""
-    if isinstance(leaf, Ragged):
-        values = leaf.values.copy()  # a row that is kept must keep its block alive and not the whole chunk
-        return [values[start:stop] for start, stop in pairwise(leaf.offsets.tolist())]
-    if leaf.ndim > 1:
-        return list(leaf.copy())
-    return cut_of(leaf)(0, len(leaf))
+    if isinstance(leaf, np.ndarray) and leaf.ndim == 1:
+        return cut_of(leaf)(0, len(leaf))
+    # A copy: a row that is kept must keep its block alive and not the whole chunk.
+    return leaf_type(type(leaf)).rows(copied(leaf))

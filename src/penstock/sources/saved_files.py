@@ -141,9 +141,9 @@ def read_part(path: str, size: int, checksum: str, options: Options = ()) -> Ite
 
 
 def decode(batch: pa.RecordBatch) -> Sequence[Element]:
-    """Return a run's elements, in memory of their own."""
+    """Return a run's elements, in memory of their own; what is of a class not known here can be passed on."""
     buffers = [np.frombuffer(value.as_buffer(), np.uint8).copy() for value in batch.column(2)[0].values]
-    return decode_run(batch.column(1)[0].as_py(), buffers)
+    return decode_run(batch.column(1)[0].as_py(), buffers, stand_ins=True)
 
 
 def write_atomically(path: str, content: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.api.dataset import Dataset
-from penstock.core.element import Element, Ragged
+from penstock.core.element import Element
+from penstock.core.leaves import leaf_type
 
 
 class ConformanceError(AssertionError):
@@ -73,10 +74,11 @@ def compare(expected: Element, found: Element) -> str | None:
         if len(expected) != len(found):
             return f" has {len(found)} parts instead of {len(expected)}"
         return _first_difference((f"[{i}]", *pair) for i, pair in enumerate(zip(expected, found)))
-    if isinstance(expected, Ragged):
-        return compare([expected.values, expected.offsets], [found.values, found.offsets])
     if isinstance(expected, np.generic):
         return compare(np.asarray(expected), np.asarray(found))
+    flatten = leaf_type(type(expected)).flatten
+    if flatten is not None:
+        return compare(flatten(expected), flatten(found))
     if isinstance(expected, np.ndarray):
         if expected.dtype != found.dtype or expected.shape != found.shape:
             return f" is {found.dtype}{found.shape} instead of {expected.dtype}{expected.shape}"

@@ -17,26 +17,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.core.element import Element, Ragged, is_namedtuple
+from penstock.core.element import Element, Ragged, leaves
 from penstock.core.errors import CodecError
-from penstock.wire.elements import (
-    Buffer,
-    array_bytes,
-    array_over,
-    bytes_over,
-    dtype_name,
-    flatten,
-    named_dtype,
-    named_type,
-    unflatten,
-)
+from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in
+from penstock.wire.arrays import dtype_name, named_dtype
+from penstock.wire.elements import Buffer, array_bytes, array_over, bytes_over, flatten, unflatten
 
 ONE, MANY = range(2)
-DICT, LIST, TUPLE, NAMED, RAGGED, ROWS, ZERO_DIM, SHAPES, SCALARS, PLAIN, BYTES, EACH = range(12)
+DICT, LIST, TUPLE, NAMED, RAGGED, ROWS, ZERO_DIM, SHAPES, SCALARS, PLAIN, BYTES, EACH, TYPED = range(13)
+"""NAMED and RAGGED are found in older files only."""
 
 LARGE_BYTES = 1 << 18  # such a row is worth a buffer of its own more than it costs
 INLINE_BYTES = 4096  # such a column is not worth one
 ALIGNMENT = 64
+WIDE_FROM = 64  # leaves: of fewer, columns are as good and take fewer bytes
+WIDE_RATIO = 4  # leaves of an element to elements of a run, from which on columns are too many for what is in them
 
 _PLAIN = {int, float, str, bool, type(None)}
 _SCALAR_KINDS = "biufcmM"
@@ -50,18 +45,32 @@ def encode_run(elements: Sequence[Element]) -> tuple[bytes, list[Buffer]]:
         header, buffers = flatten(elements[0])
         return msgspec.msgpack.encode([ONE, header]), buffers
     buffers = []
-    description = _encode(elements, buffers) if elements else []
+    try:
+        encode = _encode_wide if elements and _is_wide(elements[0], len(elements)) else _encode
+        description = encode(elements, buffers) if elements else []
+    except (UnsendableError, CodecError) as error:
+        for element in elements:
+            flatten(element)  # one by one, the error says which leaf it is
+        raise CodecError(f"elements that cannot be encoded together: {error}") from error
     return msgspec.msgpack.encode([MANY, len(elements), description]), buffers
 
 
-def decode_run(layout: bytes, buffers: Sequence[Any]) -> list[Element]:
-    """Return the elements. Arrays are views of the buffers, writable if those are, and aligned."""
+def _is_wide(element: Element, count: int) -> bool:
+    """Say whether an element has so many leaves that a column of each would cost more than the elements themselves."""
+    return len(leaves(element)) >= max(WIDE_FROM, WIDE_RATIO * count)
+
+
+def decode_run(layout: bytes, buffers: Sequence[Any], *, stand_ins: bool = False) -> list[Element]:
+    """Return the elements. Arrays are views of the buffers, writable if those are, and aligned.
+
+    A class that is not known here is an error, or, with `stand_ins`, its values are `StandIn`s that can be passed on.
+    """
     try:
         kind, *rest = msgspec.msgpack.decode(layout)
         if kind == ONE:
-            return [unflatten(rest[0], buffers)]
+            return [unflatten(rest[0], buffers, stand_ins=stand_ins)]
         count, description = rest
-        return _decode(description, count, iter(buffers)) if count else []
+        return _Decoding(count, iter(buffers), stand_ins).column(description) if count else []
     except (msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError) as error:
         raise CodecError(f"these bytes are not a run of elements: {error!r}") from error
 
@@ -78,17 +87,16 @@ def _encode(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
     if kind is bytes:
         sizes = np.fromiter(map(len, column), np.int64, len(column))
         return [BYTES, _put(array_bytes(sizes), buffers), _put(b"".join(column), buffers)]
+    if kind not in (dict, list, tuple) and (entry := leaf_type(kind)).flatten is not None:
+        return [TYPED, *entry.name, _encode(list(map(entry.flatten, column)), buffers)]
     if issubclass(kind, dict):
         return _encode_dicts(column, buffers)
     if issubclass(kind, (list, tuple)):
         return _encode_sequences(column, kind, buffers)
-    if kind is Ragged:
-        parts = ([row.values for row in column], [row.offsets for row in column])
-        return [RAGGED, [_encode(part, buffers) for part in parts]]
     if issubclass(kind, np.generic) and column[0].dtype.kind in _SCALAR_KINDS:
         dtype = column[0].dtype
         if dtype.kind not in "mM" or all(value.dtype == dtype for value in column):
-            return [SCALARS, dtype_name(dtype, ""), _put(array_bytes(np.array(column, dtype)), buffers)]
+            return [SCALARS, dtype_name(dtype), _put(array_bytes(np.array(column, dtype)), buffers)]
     return _encode_each(column, buffers)
 
 
@@ -110,10 +118,7 @@ def _encode_dicts(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
 def _encode_sequences(column: Sequence[Any], kind: type[Any], buffers: list[Buffer]) -> list[Any]:
     if len(set(map(len, column))) > 1:
         return _encode_each(column, buffers)
-    parts = [_encode(part, buffers) for part in zip(*column)]
-    if is_namedtuple(column[0]):
-        return [NAMED, kind.__name__, list(kind._fields), parts]
-    return [LIST if issubclass(kind, list) else TUPLE, parts]
+    return [LIST if issubclass(kind, list) else TUPLE, [_encode(part, buffers) for part in zip(*column)]]
 
 
 def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]) -> list[Any]:
@@ -125,7 +130,7 @@ def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]
         return _encode_shapes(column, buffers)
     if first.nbytes >= LARGE_BYTES:
         return _encode_each(column, buffers)
-    name = dtype_name(dtype, "")
+    name = dtype_name(dtype)
     # Into memory of our own: by itself numpy keeps the order of axes of its inputs, and changes the order of bytes.
     if not shape:
         return [ZERO_DIM, name, _put(array_bytes(np.stack(column, out=_memory((len(column),), dtype))), buffers)]
@@ -143,7 +148,7 @@ def _encode_shapes(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]
     flat = _memory((int(shapes.prod(axis=1).sum()),), column[0].dtype)
     np.concatenate([array.reshape(-1) for array in column], out=flat)
     sizes = _put(array_bytes(shapes), buffers)
-    return [SHAPES, dtype_name(flat.dtype, ""), shapes.shape[1], sizes, _put(array_bytes(flat), buffers)]
+    return [SHAPES, dtype_name(flat.dtype), shapes.shape[1], sizes, _put(array_bytes(flat), buffers)]
 
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -157,18 +162,30 @@ def _same_dtype(column: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) ->
 
 
 def _encode_each(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
-    headers, counts, own = [], [], []
-    for value in column:
-        header, parts = flatten(value)
-        headers.append(header)
-        counts.append(len(parts))
-        own.extend(parts)
+    headers, counts, own = _flattened(column)
     sizes = [len(part) for part in own]
     if sum(sizes) >= LARGE_BYTES * len(sizes):
         buffers.extend(own)
         return [EACH, headers, counts, None, None]
     padded = [part for buffer, size in zip(own, sizes) for part in (buffer, bytes(-size % ALIGNMENT))]
     return [EACH, headers, counts, sizes, _put(b"".join(padded), buffers)]
+
+
+def _encode_wide(elements: Sequence[Element], buffers: list[Buffer]) -> list[Any]:
+    """Describe elements one by one: the small arrays of each lie together already."""
+    headers, counts, own = _flattened(elements)
+    buffers.extend(own)
+    return [EACH, headers, counts, None, None]
+
+
+def _flattened(column: Sequence[Any]) -> tuple[list[bytes], list[int], list[Buffer]]:
+    headers, counts, own = [], [], []
+    for value in column:
+        header, parts = flatten(value)
+        headers.append(header)
+        counts.append(len(parts))
+        own.extend(parts)
+    return headers, counts, own
 
 
 def _put(content: Buffer, buffers: list[Buffer]) -> bytes | None:
@@ -179,34 +196,64 @@ def _put(content: Buffer, buffers: list[Buffer]) -> bytes | None:
     return None
 
 
-def _decode(description: list[Any], count: int, taken: Iterator[Any]) -> list[Any]:
-    kind = description[0]
-    if kind == ROWS:
-        dtype, shape = named_dtype(description[1]), tuple(description[2])
-        return list(array_over(_get(description[3], taken), dtype, (count, *shape)))
-    if kind == PLAIN:
-        return _decode_plain(_get(description[1], taken), count)
-    if kind == DICT:
-        return _dicts(description[1], [_decode(part, count, taken) for part in description[2]], count)
-    if kind in (TUPLE, LIST, NAMED):
-        rows = _tuples([_decode(part, count, taken) for part in description[-1]], count)
+class _Decoding:
+    """One run that is being decoded."""
+
+    __slots__ = ("count", "stand_ins", "taken")
+
+    def __init__(self, count: int, taken: Iterator[Any], stand_ins: bool) -> None:
+        self.count, self.taken, self.stand_ins = count, taken, stand_ins
+
+    def column(self, description: list[Any]) -> list[Any]:
+        kind, count, taken = description[0], self.count, self.taken
+        if kind == ROWS:
+            dtype, shape = named_dtype(description[1]), tuple(description[2])
+            return list(array_over(_get(description[3], taken), dtype, (count, *shape)))
+        if kind == PLAIN:
+            return _decode_plain(_get(description[1], taken), count)
+        if kind == DICT:
+            return _dicts(description[1], list(map(self.column, description[2])), count)
+        if kind in (TUPLE, LIST):
+            rows = _tuples(list(map(self.column, description[1])), count)
+            return rows if kind == TUPLE else list(map(list, rows))
+        if kind == SCALARS:
+            return list(array_over(_get(description[2], taken), named_dtype(description[1]), (count,)))
+        if kind == BYTES:
+            return _decode_bytes(_get(description[1], taken), _get(description[2], taken), count)
+        if kind == TYPED:
+            _, style, module, qualname, fields, content = description
+            return self._typed(TypeName(style, module, qualname, tuple(fields)), self.column(content))
+        if kind == SHAPES:
+            return _decode_shapes(description, count, taken)
+        if kind == ZERO_DIM:
+            values = array_over(_get(description[2], taken), named_dtype(description[1]), (count, 1))
+            return [row.reshape(()) for row in values]
+        if kind == EACH:
+            return self._each(description)
         if kind == NAMED:
-            return list(itertools.starmap(named_type(description[1], tuple(description[2])), rows))
-        return rows if kind == TUPLE else list(map(list, rows))
-    if kind == SCALARS:
-        return list(array_over(_get(description[2], taken), named_dtype(description[1]), (count,)))
-    if kind == BYTES:
-        return _decode_bytes(_get(description[1], taken), _get(description[2], taken), count)
-    if kind == RAGGED:
-        return list(map(Ragged, *[_decode(part, count, taken) for part in description[1]]))
-    if kind == SHAPES:
-        return _decode_shapes(description, count, taken)
-    if kind == ZERO_DIM:
-        values = array_over(_get(description[2], taken), named_dtype(description[1]), (count, 1))
-        return [row.reshape(()) for row in values]
-    if kind == EACH:
-        return _decode_each(description, count, taken)
-    raise CodecError(f"unknown kind of column {kind!r}")
+            _, name, fields, parts = description
+            rows = _tuples(list(map(self.column, parts)), count)
+            return self._typed(TypeName("namedtuple", "", name, tuple(fields)), rows)
+        if kind == RAGGED:
+            return list(map(Ragged, *map(self.column, description[1])))
+        raise CodecError(f"unknown kind of column {kind!r}")
+
+    def _typed(self, name: TypeName, contents: list[Any]) -> list[Any]:
+        unflatten = type_or_stand_in(name, stand_ins=self.stand_ins).unflatten
+        try:
+            return list(map(unflatten, contents))
+        except Exception as error:
+            raise CodecError(f"a {name} cannot be made of what was sent: {error!r}") from error
+
+    def _each(self, description: list[Any]) -> list[Any]:
+        _, headers, counts, sizes, inline = description
+        if not self.count == len(headers) == len(counts):
+            raise CodecError(f"a column of {len(headers)} values in a run of {self.count}")
+        taken = self.taken if sizes is None else _cut(bytes_over(_get(inline, self.taken)), sizes)
+        return [
+            unflatten(header, list(itertools.islice(taken, own)), stand_ins=self.stand_ins)
+            for header, own in zip(headers, counts)
+        ]
 
 
 def _get(inline: bytes | None, taken: Iterator[Any]) -> Any:
@@ -237,15 +284,6 @@ def _decode_shapes(description: list[Any], count: int, taken: Iterator[Any]) -> 
     flat = array_over(_get(inline, taken), named_dtype(name), (ends[-1],))
     rows = [flat[start:stop] for start, stop in zip([0, *ends], ends)]
     return rows if dimensions == 1 else list(map(np.reshape, rows, map(tuple, shapes.tolist())))
-
-
-def _decode_each(description: list[Any], count: int, taken: Iterator[Any]) -> list[Any]:
-    _, headers, counts, sizes, inline = description
-    if not count == len(headers) == len(counts):
-        raise CodecError(f"a column of {len(headers)} values in a run of {count}")
-    if sizes is not None:
-        taken = _cut(bytes_over(_get(inline, taken)), sizes)
-    return [unflatten(header, list(itertools.islice(taken, n))) for header, n in zip(headers, counts)]
 
 
 def _cut(content: np.ndarray[Any, Any], sizes: list[int]) -> Iterator[np.ndarray[Any, Any]]:

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.core.element import Element
-from penstock.core.errors import CodecError
 from penstock.core.ids import AttemptId, StreamId
 from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.budget import Budget
@@ -106,12 +105,7 @@ class Frame:
 
 def encode_frame(seq: int, elements: Sequence[Element]) -> Frame:
     """Encode one element a round. The buffers are the elements' own memory."""
-    try:
-        layout, buffers = encode_run(elements)
-    except CodecError:
-        for element in elements:
-            encode_run([element])  # one by one, the error says which leaf it is
-        raise
+    layout, buffers = encode_run(elements)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
     return Frame(seq, len(elements), layout, buffers, nbytes)
 

@@ -12,11 +12,11 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from penstock.core.element import Element, Ragged, element_bytes, map_leaves
+from penstock.core.element import Element, copied, element_bytes
 from penstock.core.errors import StateMismatchError
 from penstock.graph import ops
 from penstock.graph.fingerprint import fingerprint
@@ -98,17 +98,6 @@ class MemoryStore:
 
     def read(self, start: int, want: int) -> list[Element]:
         return list(map(copied, self._elements[start : start + want]))
-
-
-def copied(element: Element) -> Element:
-    def copy(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        if isinstance(leaf, Ragged):
-            return Ragged(leaf.values.copy(), leaf.offsets.copy())
-        return leaf
-
-    return map_leaves(copy, element)
 
 
 _memory: weakref.WeakKeyDictionary[MemorySlot, MemoryStore] = weakref.WeakKeyDictionary()

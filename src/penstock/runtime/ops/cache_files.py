@@ -95,7 +95,7 @@ class FileStore:
         for _ in range(buffer_count):
             (size,) = _SIZE.unpack(self._exactly(file, _SIZE.size, at))
             sizes_and_buffers.append(self._exactly(file, size, at))
-        return unflatten(header, sizes_and_buffers)
+        return unflatten(header, sizes_and_buffers, stand_ins=True)
 
     def _exactly(self, file: BinaryIO, count: int, at: int) -> bytearray:
         data = bytearray(count)

@@ -6,13 +6,14 @@ A large array is copied once, by the thread that made it, into its row; small le
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element, element_bytes, map_leaves, rebuild_like
+from penstock.core.element import Element, element_bytes, opened, rebuild_like
+from penstock.core.errors import BatchShapeError
 from penstock.graph import ops
 from penstock.graph.parameters import short_label
 from penstock.runtime.blame import blame
@@ -39,7 +40,7 @@ class BatchUnderWay:
         self._size = size
         self._buffers = buffers
         self._lock = threading.Lock()
-        self._sample: Element = None
+        self._structure: Element = None
         self._first_row: Element = None
         self._arrays: list[Array | None] | None = None
         self._in_place = False
@@ -50,12 +51,12 @@ class BatchUnderWay:
             if self._arrays is None:
                 self._lay_out(rows[0])
             if first == 0:
-                self._first_row = map_leaves(_no_leaf, rows[0])
+                self._first_row = _structure_of(rows[0])
         if not self._in_place:
             self._rows[first : first + len(rows)] = rows
             return
         for row, element in enumerate(rows, first):
-            leaves = _leaves_like(self._sample, element, row, "")
+            leaves = _leaves_like(self._structure, element, row, "")
             assert self._arrays is not None
             for i, (array, leaf) in enumerate(zip(self._arrays, leaves)):
                 if array is not None:
@@ -66,14 +67,14 @@ class BatchUnderWay:
             self._rows[row] = leaves
 
     def _lay_out(self, sample: Element) -> None:
-        self._sample = sample
+        self._structure = _structure_of(sample)
         self._arrays = [
             self._buffers.take((self._size, *leaf.shape), leaf.dtype)
             if type(leaf) is np.ndarray and leaf.nbytes >= IN_PLACE_BYTES and leaf.dtype != object
             else None
-            for leaf in _leaves_like(sample, sample, 0, "")
+            for leaf in _leaves_like(self._structure, sample, 0, "")
         ]
-        self._paths = _leaf_paths(sample, "")
+        self._paths = _leaf_paths(self._structure, "")
         self._in_place = any(array is not None for array in self._arrays)
 
     def finish(self, count: int) -> Element:
@@ -91,37 +92,64 @@ class BatchUnderWay:
         return _fill_like(self._first_row, iter([by_path[path] for path in _leaf_paths(self._first_row, "")]))
 
 
-def _no_leaf(_: Any) -> None:
+class _Closed:
+    """The structure of a container that is no dict, list or tuple: of what it is made of, and what makes one of it."""
+
+    __slots__ = ("content", "kind", "make")
+
+    def __init__(self, kind: type[Any], content: Element, make: Callable[[Element], Element]) -> None:
+        self.kind, self.content, self.make = kind, content, make
+
+
+def _structure_of(element: Element) -> Element:
+    """Return an element's containers, with None for each leaf."""
+    if isinstance(element, dict):
+        return rebuild_like(element, map(_structure_of, element.values()))
+    if isinstance(element, (tuple, list)):
+        return rebuild_like(element, map(_structure_of, element))
+    if (inside := opened(element)) is not None:
+        return _Closed(type(element), _structure_of(inside[0]), inside[1])
     return None
 
 
-def _leaves_like(sample: Element, element: Element, row: int, path: str) -> list[Any]:
-    """Return the leaves of `element` in the order of `sample`, or say how the two differ."""
-    if isinstance(sample, dict):
-        if not isinstance(element, dict) or element.keys() != sample.keys():
-            raise different_structure([sample, element], path, [0, row])
-        return [leaf for key in sample for leaf in _leaves_like(sample[key], element[key], row, f"{path}[{key!r}]")]
-    if isinstance(sample, (tuple, list)):
-        if type(element) is not type(sample) or len(element) != len(sample):
-            raise different_structure([sample, element], path, [0, row])
-        pairs = enumerate(zip(sample, element))
-        return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, row, f"{path}[{i}]")]
-    return [element]
+def _leaves_like(structure: Element, element: Element, row: int, path: str) -> list[Any]:
+    """Return the leaves of `element` in the order of a structure, or say how the two differ."""
+    if structure is None:
+        return [element]
+    if isinstance(structure, dict):
+        if not isinstance(element, dict) or element.keys() != structure.keys():
+            raise different_structure([structure, element], path, [0, row])
+        parts = structure.items()
+        return [leaf for key, part in parts for leaf in _leaves_like(part, element[key], row, f"{path}[{key!r}]")]
+    if isinstance(structure, _Closed):
+        inside = opened(element) if type(element) is structure.kind else None
+        if inside is None:
+            raise BatchShapeError(
+                f"{path or 'the element'} has another structure in row {row} than in row 0: "
+                f"{type(element).__name__} against {structure.kind.__name__}"
+            )
+        return _leaves_like(structure.content, inside[0], row, path)
+    if type(element) is not type(structure) or len(element) != len(structure):
+        raise different_structure([structure, element], path, [0, row])
+    pairs = enumerate(zip(structure, element))
+    return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, row, f"{path}[{i}]")]
 
 
-def _leaf_paths(sample: Element, path: str) -> list[str]:
-    if isinstance(sample, dict):
-        return [leaf for key, value in sample.items() for leaf in _leaf_paths(value, f"{path}[{key!r}]")]
-    if isinstance(sample, (tuple, list)):
-        return [leaf for i, value in enumerate(sample) for leaf in _leaf_paths(value, f"{path}[{i}]")]
-    return [path]
+def _leaf_paths(structure: Element, path: str) -> list[str]:
+    if isinstance(structure, dict):
+        return [leaf for key, value in structure.items() for leaf in _leaf_paths(value, f"{path}[{key!r}]")]
+    if isinstance(structure, (tuple, list)):
+        return [leaf for i, value in enumerate(structure) for leaf in _leaf_paths(value, f"{path}[{i}]")]
+    return _leaf_paths(structure.content, path) if isinstance(structure, _Closed) else [path]
 
 
-def _fill_like(sample: Element, columns: Any) -> Element:
-    if isinstance(sample, dict):
-        return {key: _fill_like(value, columns) for key, value in sample.items()}
-    if isinstance(sample, (tuple, list)):
-        return rebuild_like(sample, [_fill_like(value, columns) for value in sample])
+def _fill_like(structure: Element, columns: Any) -> Element:
+    if isinstance(structure, dict):
+        return rebuild_like(structure, [_fill_like(value, columns) for value in structure.values()])
+    if isinstance(structure, (tuple, list)):
+        return rebuild_like(structure, [_fill_like(value, columns) for value in structure])
+    if isinstance(structure, _Closed):
+        return structure.make(_fill_like(structure.content, columns))
     return next(columns)
 
 
