@@ -102,6 +102,11 @@ class StateMismatchError(PenstockError):
 class BatchShapeError(PenstockError, ValueError):
     """Elements of one batch whose structure, shapes or types differ."""
 
+    def __init__(self, message: str, row: int | None = None) -> None:
+        """`row` is the first row that differs, where that is known."""
+        self.row = row
+        super().__init__(message)
+
 
 class InterruptedReadError(PenstockError):
     """An iterator that was interrupted (Ctrl-C) is read again."""

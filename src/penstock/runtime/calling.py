@@ -37,11 +37,12 @@ class Calling:
             case ops.Filter(predicate=UserFunction() as function):
                 return step_kinds.FilterStep(self.calls(node, function, meter))
             case ops.Select():
-                return step_kinds.ColumnsStep(label_of(node), step_kinds.select_columns(node.columns))
+                return step_kinds.ColumnsStep(label_of(node), node.columns, step_kinds.select_columns(node.columns))
             case ops.Drop():
-                return step_kinds.ColumnsStep(label_of(node), step_kinds.drop_columns(node.columns))
+                return step_kinds.ColumnsStep(label_of(node), node.columns, step_kinds.drop_columns(node.columns))
             case ops.Rename():
-                return step_kinds.ColumnsStep(label_of(node), step_kinds.rename_columns(node.names))
+                old_names = tuple(old for old, _ in node.names)
+                return step_kinds.ColumnsStep(label_of(node), old_names, step_kinds.rename_columns(node.names))
         raise InvalidPipelineError(f"{node.name} cannot be a step of a fused operator")
 
     def calls(self, node: ops.Map | ops.Filter, function: UserFunction, meter: StageMeter) -> step_kinds.Calls:

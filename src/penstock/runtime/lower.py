@@ -311,6 +311,7 @@ class Lowering:
                 stage = Batching(
                     meter,
                     upstream,
+                    label=label_of(node),
                     size=node.size,
                     drop_last=node.drop_last,
                     collate=join,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from penstock.core.element import Element
+from penstock.runtime.blame import RowOrigins
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
 from penstock.runtime.stats import StageMeter
 
@@ -25,6 +26,7 @@ class Batching(Stage):
         meter: StageMeter,
         upstream: Stage,
         *,
+        label: str,
         size: int,
         drop_last: bool,
         collate: Collate,
@@ -33,6 +35,7 @@ class Batching(Stage):
     ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
+        self._label = label
         self._size = size
         self._drop_last = drop_last
         self._collate = collate
@@ -43,6 +46,7 @@ class Batching(Stage):
         self.upstream.open(pass_, state)
         self._sizes = None if self._sizes_from is None else self._sizes_from(state)
         self._rows: list[Element] = []
+        self._origins = RowOrigins()
         self._ident: Idents | None = None
         self._start: tuple[Marks, int] | None = None
         self._error: Exception | None = None
@@ -72,15 +76,17 @@ class Batching(Stage):
                 if self._sizes is not None:
                     self._size = next(self._sizes)
                 self._start = (chunk.marks, done)
+                self._origins.clear()
                 self._ident = None if chunk.idents is None else chunk.idents[done : done + 1]
             taken = min(self._size - len(self._rows), len(chunk.elements) - done)
+            self._origins.add(len(self._rows), chunk.marks, done)
             self._rows.extend(chunk.elements[done : done + taken])
             done += taken
             if len(self._rows) == self._size:
                 try:
                     batches.append(self._collate(self._rows))
                 except Exception as error:
-                    self._error = error
+                    self._error = self._origins.blame(error, self._label)
                     break
                 ends.append((chunk.marks, done))
                 if self._ident is not None:
@@ -98,4 +104,7 @@ class Batching(Stage):
         rows, self._rows, self._start = self._rows, [], None
         if not rows or self._drop_last:
             return Chunk((), Points(end, ()))
-        return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
+        try:
+            return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
+        except Exception as error:
+            raise self._origins.blame(error, self._label) from error.__cause__

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.element import Element, element_bytes, map_leaves, rebuild_like
-from penstock.runtime.blame import blame
+from penstock.runtime.blame import RowOrigins, blame, wrong_row
 from penstock.runtime.buffers import BufferPool
 from penstock.runtime.collate import Array, collate, different_arrays, different_structure, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
@@ -36,6 +36,7 @@ class BatchUnderWay:
         self._buffers = buffers
         self._lock = threading.Lock()
         self._sample: Element = None
+        self._sample_row = 0
         self._first_row: Element = None
         self._arrays: list[Array | None] | None = None
         self._in_place = False
@@ -44,14 +45,14 @@ class BatchUnderWay:
     def write(self, first: int, rows: Sequence[Element]) -> None:
         with self._lock:
             if self._arrays is None:
-                self._lay_out(rows[0])
+                self._lay_out(rows[0], first)
             if first == 0:
                 self._first_row = map_leaves(_no_leaf, rows[0])
         if not self._in_place:
             self._rows[first : first + len(rows)] = rows
             return
         for row, element in enumerate(rows, first):
-            leaves = _leaves_like(self._sample, element, row, "")
+            leaves = _leaves_like(self._sample, element, (self._sample_row, row), "")
             assert self._arrays is not None
             for i, (array, leaf) in enumerate(zip(self._arrays, leaves)):
                 if array is not None:
@@ -61,13 +62,13 @@ class BatchUnderWay:
                     leaves[i] = None
             self._rows[row] = leaves
 
-    def _lay_out(self, sample: Element) -> None:
-        self._sample = sample
+    def _lay_out(self, sample: Element, row: int) -> None:
+        self._sample, self._sample_row = sample, row
         self._arrays = [
             self._buffers.take((self._size, *leaf.shape), leaf.dtype)
             if type(leaf) is np.ndarray and leaf.nbytes >= IN_PLACE_BYTES and leaf.dtype != object
             else None
-            for leaf in _leaves_like(sample, sample, 0, "")
+            for leaf in _leaves_like(sample, sample, (row, row), "")
         ]
         self._paths = _leaf_paths(sample, "")
         self._in_place = any(array is not None for array in self._arrays)
@@ -91,17 +92,17 @@ def _no_leaf(_: Any) -> None:
     return None
 
 
-def _leaves_like(sample: Element, element: Element, row: int, path: str) -> list[Any]:
+def _leaves_like(sample: Element, element: Element, rows: tuple[int, int], path: str) -> list[Any]:
     """Return the leaves of `element` in the order of `sample`, or say how the two differ."""
     if isinstance(sample, dict):
         if not isinstance(element, dict) or element.keys() != sample.keys():
-            raise different_structure([sample, element], path, [0, row])
-        return [leaf for key in sample for leaf in _leaves_like(sample[key], element[key], row, f"{path}[{key!r}]")]
+            raise different_structure([sample, element], path, rows)
+        return [leaf for key in sample for leaf in _leaves_like(sample[key], element[key], rows, f"{path}[{key!r}]")]
     if isinstance(sample, (tuple, list)):
         if type(element) is not type(sample) or len(element) != len(sample):
-            raise different_structure([sample, element], path, [0, row])
+            raise different_structure([sample, element], path, rows)
         pairs = enumerate(zip(sample, element))
-        return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, row, f"{path}[{i}]")]
+        return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, rows, f"{path}[{i}]")]
     return [element]
 
 
@@ -222,7 +223,8 @@ class _Rows(Ordered):
                 else:
                     segment.batch.write(segment.row, rows)
             except Exception as raised:
-                error = blame(raised, "batch", chunk.marks.origin(segment.start))
+                row = max(wrong_row(raised) - segment.row, 0)
+                error = blame(raised, "batch", chunk.marks.origin(segment.start + row))
                 break
             if not done:  # one row is weighed for all
                 task.nbytes = element_bytes(rows[0]) * len(chunk.elements)
@@ -282,6 +284,7 @@ class FusedBatching(Stage):
         self._rows.open(pass_, state)
         self._partial: BatchUnderWay | None = None
         self._rest: Chunk | None = None
+        self._origins = RowOrigins()
         self._filled = 0
         self._start: tuple[Marks, int] | None = None
         self._ident: Idents | None = None
@@ -304,13 +307,17 @@ class FusedBatching(Stage):
                 for segment in task.segments:
                     if not self._filled:
                         self._start = (task.chunk.marks, segment.start)
+                        self._origins.clear()
                         found = task.chunk.idents
                         self._ident = None if found is None else found[segment.start : segment.start + 1]
                     start = start or self._start
+                    self._origins.add(self._filled, task.chunk.marks, segment.start)
                     self._filled += segment.stop - segment.start
                     self._partial = segment.batch
                     if segment.ends:
-                        batches.append(segment.whole if segment.batch is None else segment.batch.finish(self._filled))
+                        batches.append(
+                            segment.whole if segment.batch is None else self._finished(segment.batch, self._filled)
+                        )
                         ends.append((task.chunk.marks, segment.stop))
                         if self._ident is not None:
                             idents.append(self._ident)
@@ -331,4 +338,10 @@ class FusedBatching(Stage):
         if batch is None or not count or self._drop_last:
             return Chunk((), Points(end, ()))
         assert start is not None
-        return Chunk([batch.finish(count)], Points(start, [end]), self._ident)
+        return Chunk([self._finished(batch, count)], Points(start, [end]), self._ident)
+
+    def _finished(self, batch: BatchUnderWay, count: int) -> Element:
+        try:
+            return batch.finish(count)
+        except Exception as error:
+            raise self._origins.blame(error, "batch") from error.__cause__

@@ -12,6 +12,9 @@ from functools import cached_property
 from types import FunctionType, MethodType
 from typing import Any, Protocol
 
+import numpy as np
+
+from penstock.core.element import Ragged
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.expressions import Expression
 from penstock.runtime.blame import blame
@@ -122,9 +125,35 @@ class FilterStep:
     def run(self, chunk: Chunk) -> Outcome:
         flags, judged, error = self.calls.results(chunk)
         judged = range(len(flags)) if judged is None else judged
-        kept = [k for k, flag in zip(judged, flags) if flag]
+        try:
+            kept = [k for k, flag in zip(judged, flags) if flag]
+        except Exception:
+            kept, wrong, error = self._until_unclear(judged, flags, chunk)
+            return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, wrong), error)
         total = len(flags) if error is not None else len(chunk.elements)
         return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, total), error)
+
+    def _until_unclear(
+        self, judged: Sequence[int], flags: Sequence[Any], chunk: Chunk
+    ) -> tuple[list[int], int, Exception]:
+        """Return what is kept before the first element whose answer is neither true nor false, which, and the error."""
+        kept: list[int] = []
+        for k, flag in zip(judged, flags):
+            try:
+                if flag:
+                    kept.append(k)
+            except Exception as raised:
+                label = self.calls.label
+                error = raised if not isinstance(flag, np.ndarray) else _many_answers(label, flag)
+                return kept, k, blame(error, label, chunk.marks.origin(k))
+        raise AssertionError("an answer was unclear when it was asked for first")
+
+
+def _many_answers(label: str, flags: np.ndarray[Any, Any]) -> InvalidPipelineError:
+    return InvalidPipelineError(
+        f"{label} returned an array of shape {list(flags.shape)}; a filter keeps or leaves out whole elements. "
+        "For rows of column batches use filter(col(...)) after the reader, or unbatch() before the filter"
+    )
 
 
 @dataclass(slots=True)
@@ -138,9 +167,20 @@ class ExpressionFilterStep:
         try:
             call_each(self.expression.evaluate, chunk.elements, flags)
         except Exception as raised:
-            error = blame(raised, self.label, chunk.marks.origin(len(flags)))
+            wrong = self._over_columns(chunk.elements[len(flags)]) or raised
+            error = blame(wrong, self.label, chunk.marks.origin(len(flags)))
         kept = [k for k, flag in enumerate(flags) if flag]
         return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, len(flags)), error)
+
+    def _over_columns(self, element: Any) -> Exception | None:
+        """Return the error of a filter that stands over column batches; None: it is another."""
+        columns = [element.get(name) for name in self.expression.columns()] if isinstance(element, dict) else ()
+        if not any(isinstance(column, (np.ndarray, Ragged)) for column in columns):
+            return None
+        return InvalidPipelineError(
+            f"{self.label}({self.expression!r}) is given a column batch, whose columns are arrays; filter right after "
+            "the reader, which then keeps rows, or unbatch() before the filter"
+        )
 
 
 @dataclass(slots=True)
@@ -148,6 +188,8 @@ class ColumnsStep:
     """select, drop and rename: a function of ours on dicts."""
 
     label: str
+    columns: tuple[str, ...]
+    """What an element must have."""
     change: Callable[[dict[str, Any]], dict[str, Any]]
 
     def run(self, chunk: Chunk) -> Outcome:
@@ -156,12 +198,12 @@ class ColumnsStep:
             out.extend(map(self.change, chunk.elements))
         except (KeyError, TypeError, AttributeError):
             element = chunk.elements[len(out)]
-            have = (
-                f"has the columns {sorted(map(str, element))}"
-                if isinstance(element, dict)
-                else (f"is a {type(element).__name__}, not a dict")
-            )
-            error = InvalidPipelineError(f"{self.label}: an element {have}")
+            if isinstance(element, dict):
+                missing = ", ".join(repr(column) for column in self.columns if column not in element)
+                said = f"an element has no column {missing}; it has the columns {sorted(map(str, element))}"
+            else:
+                said = f"an element is a {type(element).__name__}, not a dict"
+            error = InvalidPipelineError(f"{self.label}: {said}")
             idents = None if chunk.idents is None else chunk.idents[: len(out)]
             return Outcome(Chunk(out, chunk.marks, idents), blame(error, self.label, chunk.marks.origin(len(out))))
         return Outcome(Chunk(out, chunk.marks, chunk.idents))
