@@ -71,6 +71,15 @@ class StorageUnavailableError(PenstockError, OSError):
         super().__init__(f"{path}: {what}")
 
 
+class CannotWriteError(PenstockError, OSError):
+    """A file of an operator cannot be written: the disk is full, or it is not ours to write to."""
+
+    def __init__(self, operator: str, path: str, error: OSError, remedy: str) -> None:
+        self.operator, self.path = operator, path
+        super().__init__(f"{operator} cannot write {path}: {error.strerror or error}; {remedy}")
+        self.errno = error.errno
+
+
 class ImageDecodeError(PenstockError, ValueError):
     """Bytes that are not a whole image; they carry no path, so the operator's note names the element."""
 

@@ -12,6 +12,7 @@ import importlib
 import io
 import sys
 import typing
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -233,7 +234,7 @@ def _captured(value: Any, walk: Walk) -> Iterator[tuple[str, Any]]:
         case dict():
             for key, item in value.items():
                 yield f"item {key!r}", item
-        case list() | tuple():
+        case list() | tuple() | deque():
             for i, item in enumerate(value):
                 yield f"item {i}", item
         case set() | frozenset():
@@ -244,11 +245,20 @@ def _captured(value: Any, walk: Walk) -> Iterator[tuple[str, Any]]:
 
 
 def _state(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object is made anew from: its class, the arguments of a call, its attributes."""
     reduced = state_of(value)
-    for part in reduced[1:3] if isinstance(reduced, tuple) else ():
-        if isinstance(part, dict):
-            for name, attribute in part.items():
-                yield f"attribute {name!r}", attribute
-        elif isinstance(part, tuple):
-            for i, inner in enumerate(part):
-                yield f"part {i}", inner
+    if not isinstance(reduced, tuple):
+        return
+    arguments, *states = reduced[1:3]
+    if type(value) in arguments[:1]:
+        yield f"its class {type(value).__name__}", type(value)
+        arguments = arguments[1:]
+    for i, argument in enumerate(arguments):
+        yield f"argument {i} of its constructor", argument
+    for state in states:
+        for part in state if isinstance(state, tuple) else (state,):  # with slots it is a pair
+            if isinstance(part, dict):
+                for name, attribute in part.items():
+                    yield f"attribute {name!r}", attribute
+            else:
+                yield "its state", part

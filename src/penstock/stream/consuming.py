@@ -21,7 +21,7 @@ from penstock.stream.checkpoint import Mixes, Progress, Weights
 from penstock.stream.choosing import ByArrival, Chosen, InTurns, Order
 from penstock.stream.place import Done, Lane, Place, Serving, with_done
 from penstock.stream.position import Standing
-from penstock.stream.reading import Arrived, StreamReader
+from penstock.stream.reading import Arrived, StreamReader, describe_streams
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import (
     CloseStream,
@@ -453,7 +453,7 @@ class Consumer:
     def waiting_for(self, now: float) -> list[str]:
         """Say what it is that is waited for, for people."""
         parts = [self.view.waiting_for] if self.view.waiting_for else []
-        parts += [reader.describe(now) for reader in self.readers.values() if not reader.exhausted]
+        parts += describe_streams([reader for reader in self.readers.values() if not reader.exhausted], now)
         if not parts:
             parts.append("the epoch's end, which the other consumers have not reached" if self.readers else "streams")
         return parts
