@@ -285,7 +285,15 @@ def alarm(seconds: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--workers", "some"], ["--port", "70000"], ["--port-range", "9-1"], ["--threads", "0"]]
+    "arguments",
+    [
+        ["--workers", "some"],
+        ["--port", "70000"],
+        ["--port-range", "9-1"],
+        ["--threads", "0"],
+        ["--tags", "a,,b"],
+        ["--tags", ""],
+    ],
 )
 def test_arguments_that_are_none_are_named(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -33,8 +33,8 @@ def make_loader(
     if isinstance(to, int):
         return _over(dataset, options, *_own_service(to, nursery))
     if isinstance(to, LocalService):
-        service = ServiceFile(address=to.address, credentials=to.credentials.as_client())
-        return _over(dataset, options, lambda: service, None)
+        to.for_clients()  # a closed one says so at once
+        return _over(dataset, options, to.for_clients, None, to)
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
@@ -63,9 +63,15 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
 
 
 def _over(
-    dataset: Dataset, options: JobOptions, find: Callable[[], ServiceFile], on_close: Callable[[], None] | None
+    dataset: Dataset,
+    options: JobOptions,
+    find: Callable[[], ServiceFile],
+    on_close: Callable[[], None] | None,
+    service: LocalService | None = None,
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close)
+    if service is not None:
+        service.tell_when_closed(backend)
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
 
 

@@ -155,4 +155,7 @@ def _port_range(text: str) -> tuple[int, int]:
 
 
 def _tags(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (tag.strip() for tag in text.split(","))))
+    tags = tuple(tag.strip() for tag in text.split(","))
+    if not all(tags):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty tag; they are names with commas between")
+    return tags

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.errors import InvalidArgumentError
+from penstock.core.errors import InvalidArgumentError, check_whole
 
 DEFAULT_MEMORY_SHARE = 0.1  # of what the process may use: the rest is the trainer's
 MAX_DEFAULT_MEMORY = 4 << 30
@@ -27,17 +27,18 @@ class Budget:
 
 def default_budget(threads: int | None = None, memory_bytes: int | None = None) -> Budget:
     """Return the budget from arguments, then environment, then what the machine allows."""
-    threads = threads or _from_environment("PENSTOCK_THREADS") or available_cores()
+    if threads is None:
+        threads = _from_environment("PENSTOCK_THREADS") or available_cores()
     if memory_bytes is None:
         memory_bytes = _from_environment("PENSTOCK_MEMORY_BYTES") or default_memory()
-    if threads < 1:
-        raise InvalidArgumentError(f"threads={threads} must be at least 1")
+    check_whole("threads", threads, 1)
     check_memory(memory_bytes)
     return Budget(threads=threads, memory_bytes=memory_bytes)
 
 
 def check_memory(memory_bytes: int) -> None:
     """Refuse a budget that is smaller than what any pipeline holds."""
+    check_whole("memory_bytes", memory_bytes, 0)
     if memory_bytes < LEAST_MEMORY:
         raise InvalidArgumentError(f"memory_bytes={memory_bytes} must be at least 1 MiB ({LEAST_MEMORY})")
 
