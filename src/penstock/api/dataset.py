@@ -389,6 +389,19 @@ class Dataset:
 
     # Looking at it
 
+    @property
+    def schema(self) -> dict[str, str] | None:
+        """The columns of an element and their types in Arrow, as the files of `read_parquet` or `read_arrow` say.
+
+        None where they are not known before a function has run.
+        """
+        return self._plan.schema
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the labels 0, 1, ... of `read_images`; None where there are none."""
+        return self._plan.classes
+
     def explain(
         self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0
     ) -> str:

@@ -6,7 +6,7 @@ Both stop at a function: it may look at any column, and add or remove some, even
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from penstock.graph import ops
@@ -17,6 +17,9 @@ from penstock.graph.traverse import walk
 
 Columns: TypeAlias = tuple[str, ...] | None
 """Names in the order of the keys; None: any, not known."""
+
+Types: TypeAlias = dict[str, str] | None
+"""The same, with a type for each."""
 
 SAME_COLUMNS = (
     *(ops.Shuffle, ops.Take, ops.Skip, ops.Repeat, ops.Prefetch, ops.WithLength, ops.WithEpoch),
@@ -61,6 +64,25 @@ def columns_of(node: Node, inputs: Sequence[Columns]) -> Columns:
             renamed = tuple(new_names.get(column, column) for column in below)
             return renamed if set(new_names) <= set(below) and len(set(renamed)) == len(renamed) else None
     return below if isinstance(node, SAME_COLUMNS) else None
+
+
+def known_types(root: Node, source_types: Callable[[ColumnarSource], Types]) -> Types:
+    """Return the keys of the last operator's elements, with their types as `source_types` tells them."""
+    found: dict[Node, Types] = {}
+    for node in walk(root):
+        inputs = [found[upstream] for upstream in node.inputs]
+        found[node] = source_types(node) if isinstance(node, ColumnarSource) else _types_of(node, inputs)
+    return found[root]
+
+
+def _types_of(node: Node, inputs: Sequence[Types]) -> Types:
+    below = inputs[0] if inputs and all(types == inputs[0] for types in inputs) else None
+    columns = None if below is None else columns_of(node, [tuple(below)])
+    if below is None or columns is None:
+        return None
+    if isinstance(node, ops.Rename):  # in the same order
+        return dict(zip(columns, below.values()))
+    return {column: below[column] for column in columns} if set(columns) <= set(below) else None
 
 
 def needed_columns(root: Node) -> dict[Node, Columns]:
