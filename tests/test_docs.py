@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_every_operator_has_an_example():
     text = (ROOT / "docs" / "operators.md").read_text()
     examples = "".join(block[2] for block in BLOCK.finditer(text))
-    not_operators = {"distribute", "explain", "fingerprint", "iterator", "node", "save"}
+    not_operators = {"classes", "distribute", "explain", "fingerprint", "iterator", "node", "save", "schema"}
     public = {name for name in vars(ps.Dataset) if not name.startswith("_")} - not_operators
     assert [name for name in sorted(public | {"mix"}) if f".{name}(" not in examples] == []
 
@@ -58,6 +59,25 @@ def test_every_reader_has_an_example():
     public = [name for name in vars(readers) if name in ps.__all__ and name.startswith(("read_", "from_", "range"))]
     assert len(public) > 12
     assert [name for name in public if f"ps.{name}(" not in examples] == []
+
+
+HEADED = re.compile(r"`(?:ps\.)?(\w+)\((.*?)\)`")
+
+
+@pytest.mark.parametrize("page", ["operators.md", "sources.md"])
+def test_headings_show_signatures_as_they_are(page):
+    """Every operator's is complete; readers leave out what they share, which is told once."""
+    headings = re.findall(r"^### (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    shown = [found for heading in headings for found in HEADED.findall(heading) if found[1] != "…"]
+    assert len(shown) > 12
+    for name, arguments in shown:
+        function = getattr(ps, name) if page == "sources.md" or name == "mix" else getattr(ps.Dataset, name)
+        actual = {n: one for n, one in inspect.signature(function).parameters.items() if n != "self"}
+        stated = inspect.signature(eval(f"lambda {arguments}: None")).parameters
+        expected = actual if page == "operators.md" else {n: actual[n] for n in stated}
+        assert [(one.name, one.kind, one.default) for one in stated.values()] == [
+            (one.name, one.kind, one.default) for one in expected.values()
+        ], f"{name}({arguments})"
 
 
 def test_every_metric_is_explained():

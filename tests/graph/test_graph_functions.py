@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from graph_examples import double, mapped
 
-from penstock.core.errors import FunctionShippingError, InvalidArgumentError
+from penstock.core.errors import FunctionShippingError, InvalidArgumentError, LargeFunctionWarning
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.functions import Payload, Shipped, UserFunction
 
@@ -292,6 +292,23 @@ def test_what_cannot_be_shipped_is_named(fn: Any, message: str) -> None:
         UserFunction.of(fn).ship()
     assert message in str(caught.value)
     assert "constructed once per worker process" in str(caught.value)
+
+
+def test_a_function_with_much_data_is_warned_of() -> None:
+    table = np.zeros(80 << 20, np.uint8)
+    with pytest.warns(
+        LargeFunctionWarning, match=r"look_up is sent .* 80 MiB, 80 of them for captured variable 'table'"
+    ):
+        UserFunction.of(looking_up(table)).ship()
+    with pytest.warns(LargeFunctionWarning, match=r"list is sent .* 80 MiB, 80 of them for item 1"):
+        Payload([1, table]).ship()
+
+
+def looking_up(table: Any) -> Any:
+    def look_up(x: int) -> Any:
+        return table[x]
+
+    return look_up
 
 
 def test_an_item_that_cannot_be_shipped_is_named() -> None:

@@ -268,6 +268,10 @@ class CacheIgnoredWarning(UserWarning):
     """A cache was left out of what workers run: elements come out the same, but are computed in every epoch."""
 
 
+class LargeFunctionWarning(UserWarning):
+    """A function takes so much data along that sending it, and holding it in every worker, is a burden."""
+
+
 class JobMismatchError(PenstockError, ValueError):
     """A job of this name exists and is another one; the message names each difference."""
 
