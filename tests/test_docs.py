@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +105,24 @@ def test_the_map_of_packages_is_the_one_that_is_checked():
     rows = re.findall(r"^\| (\d) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     assert [{package for at, package in rows if int(at) == row} for row in range(1, len(checked) + 1)] == checked
     assert {path.parent.name for path in (ROOT / "src" / "penstock").glob("*/__init__.py")} == set().union(*checked)
+
+
+def test_the_reference_is_what_the_docstrings_say():
+    tool = ROOT / "tools" / "reference.py"
+    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    text = (ROOT / "docs" / "reference.md").read_text()
+    assert "group_by_window(\n    key: Function,\n    *,\n    size: int,\n" in text
+
+
+def test_the_guide_says_what_to_run_for_every_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
+    packages = {path.parent.name for path in (ROOT / "src" / "penstock").glob("*/__init__.py")}
+    assert set(rows) == packages
+    for cell in rows.values():
+        for named in re.findall(r"`(tests/[\w/.]+)`", cell):
+            assert (ROOT / named).exists(), named
 
 
 def test_every_page_is_in_the_navigation():

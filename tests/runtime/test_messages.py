@@ -82,7 +82,7 @@ def test_a_row_of_another_structure_is_named_with_its_file(rows_file, pipeline):
 def test_an_array_of_another_shape_is_named_with_its_element():
     with pytest.raises(BatchShapeError) as caught:
         list(ps.range(20).map(lambda x: np.zeros(3 + (x == 13))).batch(5))
-    assert caught.value.__notes__ == ["penstock: in batch, element 1 of split 3"]
+    assert caught.value.__notes__ == ["penstock: in batch, element 13 of split 0"]
 
 
 def test_an_expression_after_a_reader_of_column_batches_is_its_filter(table):

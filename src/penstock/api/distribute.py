@@ -71,7 +71,7 @@ def _over(
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close)
     if service is not None:
-        service.tell_when_closed(backend)
+        service._tell_when_closed(backend)
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
 
 

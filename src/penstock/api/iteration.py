@@ -182,6 +182,7 @@ class DatasetIterator:
         self._plan.next_epoch = self.epoch + 1
 
     def statistics(self) -> Statistics:
+        """Return what each stage has done so far, and how long the reader waited."""
         return self._run.statistics()
 
     def run_for(self, seconds: float) -> None:

@@ -59,10 +59,12 @@ class LocalService:
 
     @property
     def address(self) -> str:
+        """Where its dispatcher listens, `tcp://host:port`."""
         return self._processes.address
 
     @property
     def credentials(self) -> Credentials:
+        """What its own processes prove themselves with; `service_file` has what clients need."""
         return self._processes.credentials
 
     @property
@@ -94,11 +96,13 @@ class LocalService:
         return [self._processes.nursery_pid, *(child.pid for child in self._processes.children() if child.pid)]
 
     def jobs(self) -> list[JobLine]:
+        """Return a line for each job, as `penstock jobs` shows them."""
         answer = self._processes.control().ask(ListJobs(), timeout_s=30.0, what="the list of jobs")
         assert isinstance(answer, Jobs)
         return list(answer.jobs)
 
     def workers(self) -> list[WorkerLine]:
+        """Return a line for each worker, as `penstock jobs` shows them."""
         answer = self._processes.control().ask(ListWorkers(), timeout_s=30.0, what="the list of workers")
         assert isinstance(answer, Workers)
         return list(answer.workers)
@@ -124,11 +128,12 @@ class LocalService:
             raise ServiceClosedError
         return ServiceFile(address=self.address, credentials=self.credentials.as_client())
 
-    def tell_when_closed(self, reader: ServiceBackend) -> None:
+    def _tell_when_closed(self, reader: ServiceBackend) -> None:
         """Have a loader's reading end with `ServiceClosedError` when this is closed: it would wait for ever."""
         self._readers.add(reader)
 
     def close(self) -> None:
+        """End its processes. Loaders that read it get a `ServiceClosedError`."""
         for reader in list(self._readers):
             reader.refuse(ServiceClosedError())
         self._processes.close()
