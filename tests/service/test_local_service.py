@@ -55,6 +55,7 @@ def test_a_service_that_is_closed_ends_the_readers_that_wait_for_it() -> None:
         time.sleep(0.05)
         return x
 
+    before = set(threading.enumerate())
     service = ps.LocalService(workers=1)
     with ps.range(100_000).map(slow).distribute(service) as loader:
         iterator = iter(loader)
@@ -67,7 +68,8 @@ def test_a_service_that_is_closed_ends_the_readers_that_wait_for_it() -> None:
         closing.join()
         with pytest.raises(ServiceClosedError):
             next(iter(loader))
-    wait_until(lambda: not any(thread.name.startswith("penstock-beat") for thread in threading.enumerate()), "its end")
+    new = [thread for thread in threading.enumerate() if thread not in before]
+    wait_until(lambda: not any(thread.is_alive() for thread in new), "the end of its threads")
 
 
 def test_a_service_lives_as_long_as_the_loaders_that_read_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from penstock.api.dataset import Dataset
@@ -33,8 +34,7 @@ def make_loader(
     if isinstance(to, int):
         return _over(dataset, options, *_own_service(to, nursery))
     if isinstance(to, LocalService):
-        to.for_clients()  # a closed one says so at once
-        return _over(dataset, options, to.for_clients, None, to)
+        return _over(dataset, options, partial(_described, to.for_clients(), to), None, to)
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
@@ -73,6 +73,11 @@ def _over(
     if service is not None:
         service._tell_when_closed(backend)
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
+
+
+def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
+    """Return how to reach a service; whoever can ask holds its owner, so that it lives as long as its loaders."""
+    return service
 
 
 def _own_service(workers: int, nursery: StartedNursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:

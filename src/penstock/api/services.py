@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
-from penstock.core.tags import check_tags
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import Credentials, ServiceFile
@@ -51,10 +50,11 @@ class LocalService:
                 journal=_folder(journal),
                 threads=threads,
                 memory_bytes=memory_bytes,
-                tags=check_tags("tags", tags, "names, without commas"),
+                tags=_tags(tags),
             ),
             make_runner=_runner_class() if inline else None,
         )
+        self._closed = False
         self._readers: weakref.WeakSet[ServiceBackend] = weakref.WeakSet()
 
     @property
@@ -109,7 +109,7 @@ class LocalService:
 
     def add_worker(self, tags: Iterable[str] = ()) -> str:
         """Add a worker; return its id. Jobs that run use it at once."""
-        return self._processes.add_worker(check_tags("tags", tags, "names, without commas"))
+        return self._processes.add_worker(_tags(tags))
 
     def remove_worker(self, worker: str | None = None, *, drain_s: float = DRAIN_S) -> str:
         """Let a worker go (None: the one added last); return its id.
@@ -124,7 +124,7 @@ class LocalService:
 
     def for_clients(self) -> ServiceFile:
         """Return what a client needs to reach it."""
-        if self._processes.closed:
+        if self._closed:
             raise ServiceClosedError
         return ServiceFile(address=self.address, credentials=self.credentials.as_client())
 
@@ -134,6 +134,7 @@ class LocalService:
 
     def close(self) -> None:
         """End its processes. Loaders that read it get a `ServiceClosedError`."""
+        self._closed = True
         for reader in list(self._readers):
             reader.refuse(ServiceClosedError())
         self._processes.close()
@@ -148,6 +149,14 @@ class LocalService:
 
     def __repr__(self) -> str:
         return f"LocalService({'closed' if self._processes.closed else self.address})"
+
+
+def _tags(tags: object) -> tuple[str, ...]:
+    given = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (tags,)
+    names = tuple(tag for tag in given if isinstance(tag, str) and tag.strip() and "," not in tag)
+    if len(names) < len(given):
+        raise InvalidArgumentError(f"tags={tags!r} must be names, without commas")
+    return names
 
 
 def _folder(path: object) -> Path | None:

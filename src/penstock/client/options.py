@@ -13,7 +13,6 @@ from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
 from penstock.client.sharing import SharingOptions, check_sharing
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
-from penstock.core.tags import check_tags
 from penstock.runtime.budget import check_memory
 from penstock.wire.jobs import Guarantee, Order, Sharding, Target, Uneven
 
@@ -124,6 +123,7 @@ def check_options(
     _whole("streams", streams, 1)
     _whole("max_workers", max_workers, 1)
     _whole("max_bytes", max_bytes, 1)
+    _whole("memory_bytes", memory_bytes, 1)
     if memory_bytes is not None:
         check_memory(memory_bytes)
     _positive("weight", weight)
@@ -131,7 +131,9 @@ def check_options(
     _positive("collect_after", collect_after)
     if owner is not None and not isinstance(owner, str):
         raise InvalidArgumentError(f"owner={owner!r} must be a name")
-    tags = check_tags("requires", requires, "tags of workers: names")
+    tags = tuple(requires) if isinstance(requires, Iterable) and not isinstance(requires, str) else (requires,)
+    if not all(isinstance(tag, str) and tag for tag in tags):
+        raise InvalidArgumentError(f"requires={requires!r} must be tags of workers: names")
     if coordinated:
         _check_coordinated(consumer, kind, uneven)
     fed = None if feed is None else check_feed(feed, feed_ahead)

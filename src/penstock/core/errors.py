@@ -326,18 +326,6 @@ def never_the_end(error: Exception, who: str) -> Exception:
     return told
 
 
-def check_whole(argument: str, value: object, least: int) -> None:
-    """Raise unless it is a whole number of at least so much.
-
-    >>> check_whole("workers", "x", 0)
-    Traceback (most recent call last):
-        ...
-    penstock.core.errors.InvalidArgumentError: workers='x' must be a whole number of at least 0
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgumentError(f"{argument}={value!r} must be a whole number of at least {least}")
-
-
 def choice(argument: str, value: object, allowed: Iterable[object]) -> InvalidArgumentError:
     """Return the error for a value outside a closed set.
 

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.core.arguments import check_whole
 from penstock.core.errors import (
     CannotListenError,
     InvalidArgumentError,
     NurseryGoneError,
     ServiceClosedError,
     ServiceNotReadyError,
-    check_whole,
 )
 from penstock.core.ids import WorkerId
 from penstock.processes.agent_messages import (

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.errors import InvalidArgumentError, check_whole
+from penstock.core.arguments import check_whole
+from penstock.core.errors import InvalidArgumentError
 
 DEFAULT_MEMORY_SHARE = 0.1  # of what the process may use: the rest is the trainer's
 MAX_DEFAULT_MEMORY = 4 << 30
@@ -27,18 +28,19 @@ class Budget:
 
 def default_budget(threads: int | None = None, memory_bytes: int | None = None) -> Budget:
     """Return the budget from arguments, then environment, then what the machine allows."""
-    if threads is None:
-        threads = _from_environment("PENSTOCK_THREADS") or available_cores()
-    if memory_bytes is None:
+    if threads is not None:
+        check_whole("threads", threads, 1)
+    if memory_bytes is not None:
+        check_whole("memory_bytes", memory_bytes, 0)
+    else:
         memory_bytes = _from_environment("PENSTOCK_MEMORY_BYTES") or default_memory()
-    check_whole("threads", threads, 1)
     check_memory(memory_bytes)
+    threads = threads or _from_environment("PENSTOCK_THREADS") or available_cores()
     return Budget(threads=threads, memory_bytes=memory_bytes)
 
 
 def check_memory(memory_bytes: int) -> None:
     """Refuse a budget that is smaller than what any pipeline holds."""
-    check_whole("memory_bytes", memory_bytes, 0)
     if memory_bytes < LEAST_MEMORY:
         raise InvalidArgumentError(f"memory_bytes={memory_bytes} must be at least 1 MiB ({LEAST_MEMORY})")
 
