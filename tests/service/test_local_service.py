@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError
-from tests.service.checks import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,16 @@ def make_loader(
     if to is None and not os.environ.get(SERVICE_VARIABLE):
         return _here(dataset, options)
     if isinstance(to, int):
-        return _over(dataset, options, *_own_service(to, nursery))
+        return _over_own(dataset, options, to, nursery)
     if isinstance(to, LocalService):
-        return _over(dataset, options, partial(_described, to.for_clients(), to), None, to)
+        find = partial(_described, to.for_clients(), to)
+        return _over(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
     except ServiceFileMissingError:
-        return _over(dataset, options, lambda: find_service(text), None)  # it may be written later
-    return _over(dataset, options, lambda: found, None)
+        return _over(dataset, options, lambda: find_service(text))  # it may be written later
+    return _over(dataset, options, lambda: found)
 
 
 def _here(dataset: Dataset, options: JobOptions) -> Loader:
@@ -66,10 +67,11 @@ def _over(
     dataset: Dataset,
     options: JobOptions,
     find: Callable[[], ServiceFile],
-    on_close: Callable[[], None] | None,
+    on_close: Callable[[], None] | None = None,
+    workers: Callable[[], int] = lambda: 1,
     service: LocalService | None = None,
 ) -> Loader:
-    backend = ServiceBackend(dataset._plan, options, find, on_close)
+    backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
     if service is not None:
         service._tell_when_closed(backend)
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
@@ -80,7 +82,7 @@ def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
     return service
 
 
-def _own_service(workers: int, nursery: StartedNursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
+def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
     processes = ServiceProcesses(ServiceOptions(workers=workers, credentials=Credentials.new_token()), nursery)
     service = ServiceFile(address=processes.address, credentials=processes.credentials.as_client())
-    return lambda: service, processes.close
+    return _over(dataset, options, lambda: service, processes.close, lambda: workers)
