@@ -18,7 +18,7 @@ from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource, ReadImages, SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize, optimize
-from penstock.passes.column_flow import known_types
+from penstock.passes.columns import known_types
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import Statistics

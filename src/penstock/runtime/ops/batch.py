@@ -6,21 +6,24 @@ With `keep_rest` the last rows that do not fill a batch are not given: the end i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from penstock.core.element import Element
+from penstock.graph import ops
 from penstock.runtime.blame import RowOrigins
-from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
+from penstock.runtime.building import Site, builds
+from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
+from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.units import Sizes
 
 Collate = Callable[[Sequence[Element]], Element]
-Sizes = Callable[[State], Iterator[int]]
-"""From where a stage is opened to the sizes of the batches that follow, each asked for when its first row is there."""
 
 
-class Batching(Stage):
+class Batching(RegroupingStage):
     def __init__(
         self,
         meter: StageMeter,
@@ -108,3 +111,33 @@ class Batching(Stage):
             return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
         except Exception as error:
             raise self._origins.blame(error, self._label) from error.__cause__
+
+
+def stacking(empty: Empty) -> Collate:
+    """Return what makes arrays of rows, in memory that `empty` gives."""
+    leaf = partial(stack_leaves, empty=empty)
+    return lambda rows: collate(rows, "", leaf)
+
+
+@builds(ops.Batch)
+def _stacked(node: ops.Batch, at: Site, upstream: Stage) -> Stage:
+    return batching(node.name, node.size, node.drop_last, stacking(at.placement.empty), at, upstream)
+
+
+@builds(ops.RaggedBatch)
+def _ragged(node: ops.RaggedBatch, at: Site, upstream: Stage) -> Stage:
+    return batching(node.name, node.size, node.drop_last, lambda rows: collate(rows, "", ragged_leaves), at, upstream)
+
+
+def batching(label: str, size: int, drop_last: bool, join: Collate, at: Site, upstream: Stage) -> Stage:
+    """Return the stage that makes outputs of `size` elements each, by `join`; `label` names it in errors."""
+    return Batching(
+        at.meter,
+        upstream,
+        label=label,
+        size=size,
+        drop_last=drop_last,
+        collate=join,
+        keep_rest=at.keep_rest,
+        sizes=at.placement.sizes,
+    )

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.core.element import Element, batch_length, slice_batch
+from penstock.graph import ops
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Site, builds
 from penstock.runtime.collate import Empty, join_batches
-from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, RegroupingStage, Stage, State
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
@@ -37,7 +39,7 @@ class _RowMarks:
         return marks.origin(at)
 
 
-class Rebatching(Stage):
+class Rebatching(RegroupingStage):
     _drop: int
 
     def __init__(
@@ -144,3 +146,15 @@ class Rebatching(Stage):
         if not parts or self._drop_last:
             return Chunk((), _RowMarks([end]))
         return Chunk([join_batches(parts)], _RowMarks([*points, end], [self._begin]), self._ident)
+
+
+@builds(ops.Rebatch)
+def _rebatching(node: ops.Rebatch, at: Site, upstream: Stage) -> Stage:
+    return Rebatching(
+        at.meter,
+        upstream,
+        size=node.size,
+        drop_last=node.drop_last,
+        keep_rest=at.keep_rest,
+        empty=at.placement.empty,
+    )
