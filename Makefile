@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs
+BUILD_STAMP := $(VENV)/.build
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 EXPERIMENTS_STAMP := $(VENV)/.experiments
@@ -14,7 +15,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crossbar simulate walks mutants check bench experiment docs clean
+.PHONY: help setup demo test crossbar simulate walks mutants check bench experiment reference docs dist clean
 
 help:  ## list the recipes
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,8 +30,8 @@ setup: $(STAMP)  ## make the virtual environment with everything that tests need
 demo: $(STAMP)  ## show what Penstock does, in under a minute
 	$(BIN)/penstock demo
 
-test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## run the tests, or those of some packages: make test P="graph passes" [ARGS="-x -k filter"]
+	$(BIN)/python -m pytest $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -73,9 +74,24 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]"
 	touch $@
 
-docs: $(DOCS_STAMP)  ## build the documentation as a site, in site/
+reference: $(STAMP)  ## write docs/reference.md from signatures and docstrings
+	$(BIN)/python tools/reference.py
+
+docs: $(DOCS_STAMP) reference  ## build the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+$(BUILD_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check build
+	touch $@
+
+dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel alone runs the demo
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
+	cd build && PYTHONPATH= empty/bin/penstock demo
+	@ls dist/*
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist site

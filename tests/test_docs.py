@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +50,7 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_every_operator_has_an_example():
     text = (ROOT / "docs" / "operators.md").read_text()
     examples = "".join(block[2] for block in BLOCK.finditer(text))
-    not_operators = {"distribute", "explain", "fingerprint", "iterator", "node", "save"}
+    not_operators = {"classes", "distribute", "explain", "fingerprint", "iterator", "node", "save", "schema"}
     public = {name for name in vars(ps.Dataset) if not name.startswith("_")} - not_operators
     assert [name for name in sorted(public | {"mix"}) if f".{name}(" not in examples] == []
 
@@ -58,6 +61,25 @@ def test_every_reader_has_an_example():
     public = [name for name in vars(readers) if name in ps.__all__ and name.startswith(("read_", "from_", "range"))]
     assert len(public) > 12
     assert [name for name in public if f"ps.{name}(" not in examples] == []
+
+
+HEADED = re.compile(r"`(?:ps\.)?(\w+)\((.*?)\)`")
+
+
+@pytest.mark.parametrize("page", ["operators.md", "sources.md"])
+def test_headings_show_signatures_as_they_are(page):
+    """Every operator's is complete; readers leave out what they share, which is told once."""
+    headings = re.findall(r"^### (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    shown = [found for heading in headings for found in HEADED.findall(heading) if found[1] != "…"]
+    assert len(shown) > 12
+    for name, arguments in shown:
+        function = getattr(ps, name) if page == "sources.md" or name == "mix" else getattr(ps.Dataset, name)
+        actual = {n: one for n, one in inspect.signature(function).parameters.items() if n != "self"}
+        stated = inspect.signature(eval(f"lambda {arguments}: None")).parameters
+        expected = actual if page == "operators.md" else {n: actual[n] for n in stated}
+        assert [(one.name, one.kind, one.default) for one in stated.values()] == [
+            (one.name, one.kind, one.default) for one in expected.values()
+        ], f"{name}({arguments})"
 
 
 def test_every_metric_is_explained():
@@ -83,6 +105,24 @@ def test_the_map_of_packages_is_the_one_that_is_checked():
     rows = re.findall(r"^\| (\d) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     assert [{package for at, package in rows if int(at) == row} for row in range(1, len(checked) + 1)] == checked
     assert {path.parent.name for path in (ROOT / "src" / "penstock").glob("*/__init__.py")} == set().union(*checked)
+
+
+def test_the_reference_is_what_the_docstrings_say():
+    tool = ROOT / "tools" / "reference.py"
+    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    text = (ROOT / "docs" / "reference.md").read_text()
+    assert "group_by_window(\n    key: Function,\n    *,\n    size: int,\n" in text
+
+
+def test_the_guide_says_what_to_run_for_every_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
+    packages = {path.parent.name for path in (ROOT / "src" / "penstock").glob("*/__init__.py")}
+    assert set(rows) == packages
+    for cell in rows.values():
+        for named in re.findall(r"`(tests/[\w/.]+)`", cell):
+            assert (ROOT / named).exists(), named
 
 
 def test_every_page_is_in_the_navigation():

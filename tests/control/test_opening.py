@@ -76,6 +76,21 @@ def test_another_job_of_the_same_name_is_refused_and_the_difference_shown(change
     assert f"{field}: {value!r} here, {getattr(spec(), field)!r} in the job" in refused.reason
 
 
+def test_a_job_that_all_its_readers_gave_up_may_be_another_one() -> None:
+    cluster = started()
+    cluster.ask(close("c0", "a0-r0", finished=False))
+    other = cluster.open(spec=spec(fingerprint="f2"))
+    assert other.spec.fingerprint == "f2" and other.view.attempt != "a0-r0"
+
+
+def test_a_job_that_a_reader_finished_or_still_reads_keeps_its_name() -> None:
+    cluster = started(consumers=2)
+    cluster.ask(close("c0", "a0-r0", finished=False))
+    assert isinstance(cluster.ask(cluster.opening(spec=spec(consumers=2, fingerprint="f2"))), Refused)
+    cluster.ask(close("c1", "a0-r0", consumer=1))
+    assert isinstance(cluster.ask(cluster.opening(spec=spec(consumers=2, fingerprint="f2"))), Refused)
+
+
 def test_the_creators_seed_host_and_owner_win() -> None:
     cluster = started(consumers=2, seed=5, owner="ann")
     answer = cluster.open(1, spec=spec(consumers=2, seed=6, host="elsewhere", owner="bob"), replica=1)

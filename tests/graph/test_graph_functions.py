@@ -3,7 +3,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from graph_examples import double, mapped
 
-from penstock.core.errors import FunctionShippingError, InvalidArgumentError
+from penstock.core.errors import FunctionShippingError, InvalidArgumentError, LargeFunctionWarning
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.functions import Payload, Shipped, UserFunction
 
@@ -246,6 +248,28 @@ def closure_of_closure() -> Any:
     return outer
 
 
+def capturing(value: Any) -> Any:
+    return lambda x: value
+
+
+@dataclass(slots=True)
+class Slotted:
+    handle: Any
+
+
+class Reduced:
+    def __reduce__(self) -> Any:
+        return pow, (2, LOCK)
+
+
+def local_class() -> Any:
+    class Local:
+        def __call__(self, x: int) -> Any:
+            return LOCK
+
+    return Local
+
+
 UNSHIPPABLE: list[tuple[Any, str]] = [
     (closure(), "inner cannot be shipped: captured variable 'handle' is a _thread.lock"),
     (closure_of_closure(), "outer cannot be shipped: captured variable 'helper' → captured variable 'handle' is a"),
@@ -254,6 +278,10 @@ UNSHIPPABLE: list[tuple[Any, str]] = [
     (lambda x, *, guard=LOCK: x, "default of 'guard' is a _thread.lock"),
     (functools.partial(pow, LOCK), "pow cannot be shipped: argument 0 is a _thread.lock"),
     (Holder().method, "the Holder it is bound to → attribute 'options' → item 'session' → item 0 is a _thread.lock"),
+    (capturing(deque([LOCK])), "captured variable 'value' → item 0 is a _thread.lock"),
+    (capturing(Slotted(LOCK)), "captured variable 'value' → attribute 'handle' is a _thread.lock"),
+    (capturing(Reduced()), "captured variable 'value' → argument 1 of its constructor is a _thread.lock"),
+    (capturing(local_class()()), "captured variable 'value' → its class Local → class attribute '__call__' → global"),
     (functools.partial(Holder().method, 1), "the function → the Holder it is bound to → attribute 'options'"),
 ]
 
@@ -264,6 +292,23 @@ def test_what_cannot_be_shipped_is_named(fn: Any, message: str) -> None:
         UserFunction.of(fn).ship()
     assert message in str(caught.value)
     assert "constructed once per worker process" in str(caught.value)
+
+
+def test_a_function_with_much_data_is_warned_of() -> None:
+    table = np.zeros(80 << 20, np.uint8)
+    with pytest.warns(
+        LargeFunctionWarning, match=r"look_up is sent .* 80 MiB, 80 of them for captured variable 'table'"
+    ):
+        UserFunction.of(looking_up(table)).ship()
+    with pytest.warns(LargeFunctionWarning, match=r"list is sent .* 80 MiB, 80 of them for item 1"):
+        Payload([1, table]).ship()
+
+
+def looking_up(table: Any) -> Any:
+    def look_up(x: int) -> Any:
+        return table[x]
+
+    return look_up
 
 
 def test_an_item_that_cannot_be_shipped_is_named() -> None:

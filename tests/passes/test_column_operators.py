@@ -148,7 +148,7 @@ def test_a_missing_column_is_named_with_those_there_are():
     rows = standardized(ps.from_items([{"x": 1.0, "m": 2.0}, {"x": 1.0, "z": 2.0}]))
     with rows.iterator(epoch=0) as iterator:
         assert next(iterator)["x_centred"] == -1.0
-        with pytest.raises(InvalidPipelineError, match=r"standardize: an element has the columns \['x', 'z'\]"):
+        with pytest.raises(InvalidPipelineError, match=r"no column 'm'; it has the columns \['x', 'z'\]"):
             next(iterator)
 
 

@@ -6,7 +6,7 @@ from penstock.sources import huggingface, listing, memory, numpy_files, raw_file
 from penstock.sources.base import Split
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def many_splits(monkeypatch):
     """Small data makes one split; streams need several."""
 

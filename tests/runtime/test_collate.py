@@ -25,7 +25,7 @@ def test_rows_with_other_keys_are_refused_even_where_their_number_adds_up(others
     ],
 )
 def test_numbers_of_one_kind_keep_it_and_others_are_not_bent_to_it(rows: list[object], dtype: object) -> None:
-    batch = collate(rows)
+    batch = collate([{"n": row} for row in rows])["n"]
     assert batch.dtype == dtype and batch.tolist() == rows and batch.flags.writeable
 
 

@@ -16,6 +16,8 @@ from penstock.runtime.streams import Left, StreamPart, TornRounds
 from penstock.testing.conformance import compare_all
 from tests.runtime.streams_kit import SEED, FakeFeed, Job, dealt
 
+pytestmark = pytest.mark.usefixtures("many_splits")
+
 BOUNDARIES = [2, 4]
 SIZES = [4, 3, 2]
 COUNT = 130

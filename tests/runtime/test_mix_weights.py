@@ -11,6 +11,8 @@ from penstock.runtime.placement import check_weights_midway
 from penstock.runtime.streams import StreamPart
 from tests.runtime.streams_kit import FakeFeed, Job
 
+pytestmark = pytest.mark.usefixtures("many_splits")
+
 FIRST, SECOND = 0, 10_000
 
 

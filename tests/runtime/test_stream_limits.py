@@ -7,6 +7,8 @@ import pytest
 import penstock as ps
 from penstock.runtime.stream_limits import StreamLimit, ends_with_an_input, stream_limit
 
+pytestmark = pytest.mark.usefixtures("many_splits")
+
 A, B, C = ps.range(10), ps.range(20), ps.range(30)
 
 

@@ -35,6 +35,8 @@ from tests.cases import (
 )
 from tests.runtime.streams_kit import SEED, FakeFeed, Job, dealt
 
+pytestmark = pytest.mark.usefixtures("many_splits")
+
 REFUSED = {
     "shuffle_after_map",
     "repeat_for_ever",

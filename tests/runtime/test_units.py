@@ -16,6 +16,8 @@ from penstock.runtime.streams import StreamPart
 from penstock.sources.registry import open_source
 from penstock.testing.conformance import compare_all
 
+pytestmark = pytest.mark.usefixtures("many_splits")
+
 UNITS = [[3, 1], [4], [1, 5, 9, 2, 6], [5, 3], [5], [8, 9, 7], [9], [3, 2, 3]]
 
 

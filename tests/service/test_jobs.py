@@ -141,6 +141,30 @@ def test_another_job_under_the_same_name_is_refused(
             list(dataset.distribute(one_worker, job="taken", timeout=20, **change))
 
 
+def test_a_corrected_pipeline_takes_the_name_of_one_that_failed(one_worker: ps.LocalService) -> None:
+    def wrong(x: int) -> int:
+        return [10, 20, 30][x]
+
+    with pytest.raises(IndexError), ps.range(5).map(wrong).distribute(one_worker, job="mended", timeout=30) as loader:
+        list(loader)
+    wait_until(lambda: all(line.clients == 0 for line in one_worker.jobs() if line.job == "mended"), "it to be left")
+    corrected = ps.range(5).map(lambda x: [10, 20, 30, 40, 50][x])
+    assert sorted(corrected.distribute(one_worker, job="mended", timeout=30)) == [10, 20, 30, 40, 50]
+
+
+def test_a_job_that_was_read_to_its_end_keeps_its_name(one_worker: ps.LocalService) -> None:
+    with ps.range(5).distribute(one_worker, job="between-epochs", timeout=30) as holder:
+        assert sorted(holder) == [0, 1, 2, 3, 4]
+        with pytest.raises(ps.PenstockError, match="another one"):
+            list(ps.range(6).distribute(one_worker, job="between-epochs", timeout=30))
+        assert sorted(holder) == [0, 1, 2, 3, 4]
+
+
+def test_repeat_over_nothing_ends(one_worker: ps.LocalService) -> None:
+    assert list(ps.range(0).repeat().distribute(one_worker, timeout=30)) == []
+    assert list(ps.range(9).filter(lambda x: x > 10).batch(2).repeat().distribute(one_worker, timeout=60)) == []
+
+
 def test_a_job_nobody_reads_is_collected_and_its_name_free_again(one_worker: ps.LocalService) -> None:
     with ps.range(100).distribute(one_worker, job="short-lived", collect_after=0.5) as loader:
         next(iter(loader))
@@ -171,6 +195,11 @@ BAD_ARGUMENTS = [
     ({"compression": "rar"}, "zstd"),
     ({"target": "moon"}, "remote"),
     ({"to": "http://nowhere"}, "tcp://"),
+    ({"to": "gpu7:5050"}, "tcp://gpu7:5050"),
+    ({"to": "[::1]:5050"}, r"tcp://\[::1\]:5050"),
+    ({"requires": 5}, "requires=5 must be tags"),
+    ({"requires": [""]}, "requires"),
+    ({"memory_bytes": 300}, "memory_bytes=300 must be at least 1 MiB"),
 ]
 
 

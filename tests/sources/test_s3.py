@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import sys
 import tarfile
@@ -386,6 +387,18 @@ def test_retries_end_and_name_url_and_range(proxy: Proxy, monkeypatch: pytest.Mo
     with impatient(monkeypatch), pytest.raises(StorageUnavailableError, match=told):
         open_random("s3://data/big.bin", len(BIG), options(proxy.url)).read(10)
     assert len(proxy.requests) == 6
+
+
+def test_missing_credentials_are_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nobody = {"metadata_endpoint": "http://127.0.0.1:9", "retry_config": {"max_retries": 0}}
+    with pytest.raises(AccessDeniedError) as caught:
+        list_files(["s3://data/text/a.txt"], tuple(nobody.items()))
+    said = str(caught.value)
+    assert said.startswith("s3://data/text/a.txt: there are no credentials for S3: "), said
+    assert "'anon': True" in said and "AWS_ACCESS_KEY_ID" in said
+    assert "/latest/" not in said and "127.0.0.1" not in said
 
 
 def test_denied_access_is_not_retried_and_says_what_to_do(proxy: Proxy) -> None:

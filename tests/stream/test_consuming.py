@@ -458,6 +458,15 @@ def test_what_is_waited_for_is_told_in_words() -> None:
     assert hands.consumer.waiting_for(3.0) == ["the epoch's end, which the other consumers have not reached"]
 
 
+def test_many_streams_that_are_waited_for_are_one_sentence() -> None:
+    hands = Hands(*(stream_view(number) for number in range(12)))
+    assert hands.consumer.waiting_for(3.0) == [
+        "12 streams give nothing; stream 0 on worker w0 gave nothing for 3 s, the longest"
+    ]
+    hands = Hands(*(stream_view(number, runner=None) for number in range(12)))
+    assert hands.consumer.waiting_for(3.0) == ["12 streams are bound to no worker"]
+
+
 @pytest.mark.parametrize("forget", [True, False])
 def test_bytes_that_arrived_are_held_until_taken_or_forgotten(forget: bool) -> None:
     hands = Hands(stream_view(0), stream_view(1))

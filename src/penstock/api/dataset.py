@@ -19,6 +19,7 @@ from penstock.graph.length import known_length
 from penstock.graph.node import Node
 from penstock.graph.randomized import is_shuffle, takes_rng
 from penstock.graph.traverse import walk
+from penstock.passes.filters import filtered_batches
 
 if TYPE_CHECKING:
     from penstock.api.iteration import DatasetIterator, Plan
@@ -77,12 +78,17 @@ class Dataset:
     def filter(
         self, predicate: Function | Expression | str, *, threads: int | None = None, on_error: OnError = "raise"
     ) -> Self:
-        """Keep the elements for which a function, a column expression (`ps.col("x") > 3`) or a column is true."""
+        """Keep the elements for which a function, a column expression (`ps.col("x") > 3`) or a column is true.
+
+        Of column batches an expression keeps rows, and the reader makes full batches of them.
+        """
         chosen: UserFunction | Expression
         if isinstance(predicate, str):
             chosen = col(predicate) == True  # noqa: E712
         else:
             chosen = predicate if isinstance(predicate, Expression) else _function("filter", predicate)
+        if isinstance(chosen, Expression) and (filtered := filtered_batches(self._node, chosen)) is not None:
+            return self._over(filtered)
         salt = self._function_salt(chosen) if isinstance(chosen, UserFunction) else 0
         return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=salt)
 
@@ -382,6 +388,19 @@ class Dataset:
         return count
 
     # Looking at it
+
+    @property
+    def schema(self) -> dict[str, str] | None:
+        """The columns of an element and their types in Arrow, as the files of `read_parquet` or `read_arrow` say.
+
+        None where they are not known before a function has run.
+        """
+        return self._plan.schema
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the labels 0, 1, ... of `read_images`; None where there are none."""
+        return self._plan.classes
 
     def explain(
         self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from penstock.api.dataset import Dataset
@@ -33,8 +34,8 @@ def make_loader(
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
     if isinstance(to, LocalService):
-        service = ServiceFile(address=to.address, credentials=to.credentials.as_client())
-        return _over(dataset, options, lambda: service, workers=lambda: to._processes.expected_workers)
+        find = partial(_described, to.for_clients(), to)
+        return _over(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
@@ -68,9 +69,17 @@ def _over(
     find: Callable[[], ServiceFile],
     on_close: Callable[[], None] | None = None,
     workers: Callable[[], int] = lambda: 1,
+    service: LocalService | None = None,
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
+    if service is not None:
+        service._tell_when_closed(backend)
     return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
+
+
+def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
+    """Return how to reach a service; whoever can ask holds its owner, so that it lives as long as its loaders."""
+    return service
 
 
 def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:

@@ -15,14 +15,15 @@ from penstock.graph import ops
 from penstock.graph.explain import explain_mermaid, explain_text
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.node import Node
-from penstock.graph.readers import SourceNode
+from penstock.graph.readers import ColumnarSource, ReadImages, SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize, optimize
+from penstock.passes.columns import known_types
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import Statistics
 from penstock.runtime.verdict import analyze_table, verdict
-from penstock.sources.base import IndexableSource, Source
+from penstock.sources.base import CountedSource, IndexableSource, Source
 from penstock.sources.registry import open_source, source_digest
 
 
@@ -34,6 +35,7 @@ class Plan:
         self.next_epoch = 0
         self._optimized: Node | None = None
         self._sources: dict[SourceNode, Source] = {}
+        self._lengths: dict[SourceNode, int | None] = {}
         self._seed: int | None = None
         self._signature: PipelineSignature | None = None
 
@@ -63,8 +65,32 @@ class Plan:
         return source
 
     def source_length(self, node: SourceNode) -> int | None:
-        source = self.source_of(node)
-        return len(source) if isinstance(source, IndexableSource) else None
+        """Return how many elements a source has, where that is known; looked for once."""
+        if node not in self._lengths:
+            source = self.source_of(node)
+            if isinstance(source, IndexableSource):
+                self._lengths[node] = len(source)
+            else:
+                self._lengths[node] = source.count() if isinstance(source, CountedSource) else None
+        return self._lengths[node]
+
+    @cached_property
+    def schema(self) -> dict[str, str] | None:
+        def of_source(node: ColumnarSource) -> dict[str, str]:
+            source: Any = self.source_of(node)
+            types: dict[str, str] = source.schema()
+            return types
+
+        return known_types(self.node, of_source)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...] | None:
+        found = [node for node in walk(self.node) if isinstance(node, ReadImages)]
+        if len(found) != 1:
+            return None
+        source: Any = self.source_of(found[0])
+        names: tuple[str, ...] = source.class_names
+        return names
 
     @property
     def signature(self) -> PipelineSignature:
@@ -156,6 +182,7 @@ class DatasetIterator:
         self._plan.next_epoch = self.epoch + 1
 
     def statistics(self) -> Statistics:
+        """Return what each stage has done so far, and how long the reader waited."""
         return self._run.statistics()
 
     def run_for(self, seconds: float) -> None:

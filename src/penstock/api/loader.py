@@ -21,7 +21,7 @@ from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, Sta
 from penstock.graph import ops
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
-from penstock.graph.readers import SourceNode
+from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
 from penstock.stream.checkpoint import ConsumerState, Weights
 
@@ -89,6 +89,8 @@ class Loader(Dataset):
             return node.backend.fed_length()
         if options.sharding == "off" or options.uneven == "allow":
             return None
+        if options.static and any(isinstance(each, ColumnarSource) and each.batch for each in walk(node.dataset.node)):
+            return None  # batches end with splits, which are cut otherwise
         try:
             total = len(node.dataset)
         except TypeError:

@@ -32,7 +32,7 @@ from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.runtime.distributable import for_workers
-from penstock.sources.base import IndexableSource, Source
+from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.wire.blobs import blob_hash, fetch_blob, put_blob_pieces
 from penstock.wire.credentials import ServiceFile, find_service
@@ -174,8 +174,7 @@ class _RegisteredPlan(Plan):
         return open_source(node, self._listings[node])
 
     def source_length(self, node: SourceNode) -> int | None:
-        source = None if _has_code(node) else self.source_of(node)
-        return len(source) if isinstance(source, IndexableSource) else None
+        return None if _has_code(node) else super().source_length(node)
 
     def explain(self, *, analyze: bool, mermaid: bool, seconds: float) -> str:
         if analyze:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import ServiceNotReadyError
+from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import JobLine, Jobs, ListJobs, ListWorkers, WorkerLine, Workers
 
 if TYPE_CHECKING:
+    from penstock.client.backend import ServiceBackend
     from penstock.processes.inline_workers import MakeRunner
 
 
@@ -45,20 +47,24 @@ class LocalService:
                 workers=workers,
                 inline=inline,
                 credentials=Credentials.new_token(),
-                journal=None if journal is None else Path(journal),
+                journal=_folder(journal),
                 threads=threads,
                 memory_bytes=memory_bytes,
-                tags=(tags,) if isinstance(tags, str) else tuple(tags),
+                tags=_tags(tags),
             ),
             make_runner=_runner_class() if inline else None,
         )
+        self._closed = False
+        self._readers: weakref.WeakSet[ServiceBackend] = weakref.WeakSet()
 
     @property
     def address(self) -> str:
+        """Where its dispatcher listens, `tcp://host:port`."""
         return self._processes.address
 
     @property
     def credentials(self) -> Credentials:
+        """What its own processes prove themselves with; `service_file` has what clients need."""
         return self._processes.credentials
 
     @property
@@ -66,7 +72,7 @@ class LocalService:
         """A file that names this service to other processes of this user: `distribute(to=...)`, $PENSTOCK_SERVICE."""
         path = self._processes.scratch / "service.json"
         if not path.exists() and not self._processes.closed:
-            ServiceFile(address=self.address, credentials=self.credentials.as_client()).write(path)
+            self.for_clients().write(path)
         return path
 
     @property
@@ -90,18 +96,20 @@ class LocalService:
         return [self._processes.nursery_pid, *(child.pid for child in self._processes.children() if child.pid)]
 
     def jobs(self) -> list[JobLine]:
+        """Return a line for each job, as `penstock jobs` shows them."""
         answer = self._processes.control().ask(ListJobs(), timeout_s=30.0, what="the list of jobs")
         assert isinstance(answer, Jobs)
         return list(answer.jobs)
 
     def workers(self) -> list[WorkerLine]:
+        """Return a line for each worker, as `penstock jobs` shows them."""
         answer = self._processes.control().ask(ListWorkers(), timeout_s=30.0, what="the list of workers")
         assert isinstance(answer, Workers)
         return list(answer.workers)
 
     def add_worker(self, tags: Iterable[str] = ()) -> str:
         """Add a worker; return its id. Jobs that run use it at once."""
-        return self._processes.add_worker((tags,) if isinstance(tags, str) else tuple(tags))
+        return self._processes.add_worker(_tags(tags))
 
     def remove_worker(self, worker: str | None = None, *, drain_s: float = DRAIN_S) -> str:
         """Let a worker go (None: the one added last); return its id.
@@ -114,7 +122,21 @@ class LocalService:
         """Return when the service runs. Not needed: loaders wait for it themselves."""
         self._processes.wait_ready(timeout_s)
 
+    def for_clients(self) -> ServiceFile:
+        """Return what a client needs to reach it."""
+        if self._closed:
+            raise ServiceClosedError
+        return ServiceFile(address=self.address, credentials=self.credentials.as_client())
+
+    def _tell_when_closed(self, reader: ServiceBackend) -> None:
+        """Have a loader's reading end with `ServiceClosedError` when this is closed: it would wait for ever."""
+        self._readers.add(reader)
+
     def close(self) -> None:
+        """End its processes. Loaders that read it get a `ServiceClosedError`."""
+        self._closed = True
+        for reader in list(self._readers):
+            reader.refuse(ServiceClosedError())
         self._processes.close()
 
     def __enter__(self) -> LocalService:
@@ -127,6 +149,20 @@ class LocalService:
 
     def __repr__(self) -> str:
         return f"LocalService({'closed' if self._processes.closed else self.address})"
+
+
+def _tags(tags: object) -> tuple[str, ...]:
+    given = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (tags,)
+    names = tuple(tag for tag in given if isinstance(tag, str) and tag.strip() and "," not in tag)
+    if len(names) < len(given):
+        raise InvalidArgumentError(f"tags={tags!r} must be names, without commas")
+    return names
+
+
+def _folder(path: object) -> Path | None:
+    if path is None or isinstance(path, (str, os.PathLike)):
+        return None if path is None else Path(path)
+    raise InvalidArgumentError(f"journal={path!r} must be a folder, or left out")
 
 
 def _runner_class() -> MakeRunner:

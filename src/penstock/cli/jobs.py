@@ -73,7 +73,7 @@ def _list(control: ControlClient) -> int:
         )
         for each in workers.workers
     ]
-    print_table("jobs", JOB_COLUMNS, job_rows)
+    print_table("jobs", JOB_COLUMNS, job_rows, "a trainer's loader makes one when it is read")
     trainer_rows = [
         (
             each.job,
@@ -89,12 +89,15 @@ def _list(control: ControlClient) -> int:
     ]
     if trainer_rows:
         print_table("trainers", TRAINER_COLUMNS, trainer_rows)
-    print_table("workers", WORKER_COLUMNS, worker_rows)
+    print_table("workers", WORKER_COLUMNS, worker_rows, "start some with `penstock worker --dispatcher ...`")
     return 0
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table for people, or, where nobody looks, plain aligned columns for programs."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], remedy: str = "") -> None:
+    """Print a table for people, or, where nobody looks, plain aligned columns for programs; of nothing, a sentence."""
+    if not rows:
+        print(f"no {title}: {remedy}\n")
+        return
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -39,7 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
 
-    demo = commands.add_parser("demo", help="show what Penstock does, on data made on the spot")
+    demo = commands.add_parser(
+        "demo",
+        help="show what Penstock does, on data made on the spot",
+        description="Make some data, read it here and through a service, break things on purpose, and check that "
+        "nothing is lost. Takes under a minute, and leaves nothing behind.",
+    )
     demo.add_argument("--keep", action="store_true", help="leave the demo's files where they are, to look at them")
 
     replay = commands.add_parser(
@@ -61,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what to do when it fails: auto (default) is the debugger that breakpoint() would use, on a terminal only",
     )
 
-    explain = commands.add_parser("explain", help="print the plan of a pipeline")
+    explain = commands.add_parser(
+        "explain",
+        help="print the plan of a pipeline",
+        description="Print a pipeline as it was written and as it will run. The module that has it is imported.",
+    )
     explain.add_argument(
         "dataset", metavar="MODULE:DATASET", help="a Dataset, or a function that returns one; MODULE may be a .py file"
     )
@@ -69,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--seconds", type=_seconds, default=2.0, help="how long to run it (default: 2)")
     explain.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
 
-    commands.add_parser("doctor", help="print versions, extras, cores and memory as Penstock sees them")
+    commands.add_parser(
+        "doctor",
+        help="print versions, extras, cores and memory as Penstock sees them",
+        description="Print versions, extras, cores and memory as Penstock sees them. The exit code is 1 if something "
+        "that is needed is missing.",
+    )
     add_service_commands(commands)
     return parser
 

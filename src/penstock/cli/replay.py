@@ -21,8 +21,11 @@ from penstock.runtime.replay import replay
 def list_skipped(file: str) -> int:
     """Print a line for each skipped element."""
     entries = _read(file)
+    if not entries:
+        print(f"no element was skipped: there is none in {file}")
+        return 0
     rows = [(entry.id, entry.operator, str(entry.origin or "?"), _failure(entry)) for entry in entries.values()]
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for *cells, failure in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths)), failure]))
     print(f"{len(entries)} skipped; run one again with: penstock replay {file} ID", file=sys.stderr)

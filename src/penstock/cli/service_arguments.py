@@ -65,7 +65,12 @@ def add_service_commands(commands: Any) -> None:
     jobs.add_argument("job", nargs="?", metavar="JOB")
     jobs.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
 
-    drain = commands.add_parser("drain", help="let a worker finish: it takes no new work and hands over what it has")
+    drain = commands.add_parser(
+        "drain",
+        help="let a worker finish: it takes no new work and hands over what it has",
+        description="Have a worker take no new work and hand over what it has. Trainers notice nothing; its place is "
+        "free once others have taken over.",
+    )
     drain.add_argument("worker", metavar="WORKER", help="its id, as `penstock jobs` prints it")
     drain.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
 
@@ -155,4 +160,7 @@ def _port_range(text: str) -> tuple[int, int]:
 
 
 def _tags(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (tag.strip() for tag in text.split(","))))
+    tags = tuple(tag.strip() for tag in text.split(","))
+    if not all(tags):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty tag; they are names with commas between")
+    return tags

@@ -49,6 +49,7 @@ class ServiceBackend:
         self._links: list[ServiceLink] = []
         self._pid = os.getpid()
         self._closed = False
+        self._refusal: Exception | None = None
         self._finalizer = weakref.finalize(self, _close, self._pid, self._links, on_close)
 
     @property
@@ -108,6 +109,8 @@ class ServiceBackend:
             raise ForkedLoaderError
         if self._closed:
             raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
+        if self._refusal is not None:
+            raise self._refusal
         options, checkpoint, feeder = self.options, beginning.checkpoint, None
         streams = checkpoint.first.width if checkpoint is not None else 0
         if options.feed is not None:
@@ -185,6 +188,13 @@ class ServiceBackend:
             service = find_when_there(self._find, Patience(self.options.timeout_s, "the service"))
             self._links.append(ServiceLink(service, name=f"loader-{self.options.consumer}"))
         return self._links[0]
+
+    def refuse(self, error: Exception) -> None:
+        """Have what is being read, and whatever is opened from now on, end with this error. From any thread."""
+        self._refusal = error
+        for link in self._links:
+            for board in list(link.boards.values()):
+                board.put_refusal(error)
 
     def close(self) -> None:
         self._closed = True

@@ -131,9 +131,9 @@ def check_options(
     _positive("collect_after", collect_after)
     if owner is not None and not isinstance(owner, str):
         raise InvalidArgumentError(f"owner={owner!r} must be a name")
-    tags = (requires,) if isinstance(requires, str) else tuple(requires)
+    tags = tuple(requires) if isinstance(requires, Iterable) and not isinstance(requires, str) else (requires,)
     if not all(isinstance(tag, str) and tag for tag in tags):
-        raise InvalidArgumentError(f"requires={tags!r} must be tags of workers: names")
+        raise InvalidArgumentError(f"requires={requires!r} must be tags of workers: names")
     if coordinated:
         _check_coordinated(consumer, kind, uneven)
     fed = None if feed is None else check_feed(feed, feed_ahead)

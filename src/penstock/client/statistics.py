@@ -46,6 +46,7 @@ class LoaderStatistics:
 
     @property
     def wait_fraction(self) -> float:
+        """The share of the time that the trainer waited for batches."""
         total = self.wait_s + self.run_s
         return self.wait_s / total if total > 0 else 0.0
 

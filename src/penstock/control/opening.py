@@ -107,11 +107,12 @@ def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> A
                 return None
             if request.rejoin is not None:
                 return NotKnown(what=f"attempt {request.rejoin!r} of the job as it is described now")
-            if request.resume is None:
+            if request.resume is None and (held or not _given_up(job)):
                 return Refused(reason=_mismatch(name, differing), kind="job_mismatch")
             if held:
                 return NotYet(waiting_for=f"the readers of job {name!r} as it was ({', '.join(differing)}) to leave")
-            _collect(draft, name, "resumed with another spec")
+            how = "resumed" if request.resume is not None else "given up by all its readers, and opened"
+            _collect(draft, name, f"{how} with another spec")
     if request.rejoin is not None:
         return NotKnown(what=f"job {name!r}")
     waiting = missing_blobs(request.spec, blobs)
@@ -119,6 +120,12 @@ def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> A
         return waiting
     draft.emit(e.JobCreated(name, _with_streams(draft, request.spec)))
     return None
+
+
+def _given_up(job: Job) -> bool:
+    """Whether all who read the job last left in the middle of it, as when its function fails: it is to be mended."""
+    newest = next(reversed(job.iterations.values()), None)
+    return newest is not None and all(held.closed and not held.finished for held in newest.opened.values())
 
 
 def _with_streams(draft: Draft, spec: JobSpec) -> JobSpec:

@@ -34,6 +34,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Iterable[Any], dtype: Any = None) -> Ragged:
+        """Return the rows as one."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(a) for a in arrays], out=offsets[1:])
@@ -57,10 +58,12 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many values each row has."""
         return np.diff(self.offsets)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of its two arrays."""
         return self.values.nbytes + self.offsets.nbytes
 
     def __eq__(self, other: object) -> bool:

@@ -71,6 +71,15 @@ class StorageUnavailableError(PenstockError, OSError):
         super().__init__(f"{path}: {what}")
 
 
+class CannotWriteError(PenstockError, OSError):
+    """A file of an operator cannot be written: the disk is full, or it is not ours to write to."""
+
+    def __init__(self, operator: str, path: str, error: OSError, remedy: str) -> None:
+        self.operator, self.path = operator, path
+        super().__init__(f"{operator} cannot write {path}: {error.strerror or error}; {remedy}")
+        self.errno = error.errno
+
+
 class ImageDecodeError(PenstockError, ValueError):
     """Bytes that are not a whole image; they carry no path, so the operator's note names the element."""
 
@@ -101,6 +110,11 @@ class StateMismatchError(PenstockError):
 
 class BatchShapeError(PenstockError, ValueError):
     """Elements of one batch whose structure, shapes or types differ."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        """`row` is the first row that differs, where that is known."""
+        self.row = row
+        super().__init__(message)
 
 
 class InterruptedReadError(PenstockError):
@@ -252,6 +266,10 @@ class ServiceClosedError(PenstockError):
 
 class CacheIgnoredWarning(UserWarning):
     """A cache was left out of what workers run: elements come out the same, but are computed in every epoch."""
+
+
+class LargeFunctionWarning(UserWarning):
+    """A function takes so much data along that sending it, and holding it in every worker, is a burden."""
 
 
 class JobMismatchError(PenstockError, ValueError):

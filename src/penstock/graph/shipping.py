@@ -12,6 +12,8 @@ import importlib
 import io
 import sys
 import typing
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,13 +22,15 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.core.errors import FunctionShippingError
+from penstock.core.errors import FunctionShippingError, LargeFunctionWarning
 from penstock.graph.installed import is_installed_module, reference_of
 from penstock.graph.modules import own_modules
 from penstock.graph.once import one_at_a_time
 from penstock.graph.parts import Walk, defaults
 from penstock.graph.references import Import, references
 from penstock.graph.value_digest import cell_contents, state_of
+
+LARGE_BYTES = 64 << 20  # takes longer to send than most jobs take to start
 
 _MARK = "__shipped_by_penstock__"
 _NOT_SHIPPED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__", "__path__", "__doc__"})
@@ -44,13 +48,36 @@ def dump(value: Any, name: str, walk: Walk, *, remedy: str) -> bytes:
         modules = walk.modules
     with _own_modules_by_value():
         try:
-            return _pickle((value, modules), walk)
+            content = _pickle((value, modules), walk)
         except Exception as error:
             trail, culprit, reason = _culprit(value, modules, error, walk)
+        else:
+            if len(content) >= LARGE_BYTES:
+                _warn_of_size(value, name, len(content), walk)
+            return content
     kind = type(culprit)
     what = f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
     where = f"{' → '.join(trail)} is {what}, which" if trail else f"it is {what}, which"
     raise FunctionShippingError(f"{name} cannot be shipped: {where} cannot be pickled ({reason}). {remedy}") from reason
+
+
+def _warn_of_size(value: Any, name: str, size_bytes: int, walk: Walk) -> None:
+    sizes = {words: size for words, inner in _captured(value, walk) if (size := _size(inner, walk))}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    why = f", {sizes[largest] >> 20:,} of them for {largest}" if largest else ""
+    warnings.warn(
+        f"{name} is sent to every worker process with {size_bytes >> 20:,} MiB{why}; have workers read it from files, "
+        "or give the operator a class that loads it in __init__: a class is constructed once per worker process",
+        LargeFunctionWarning,
+        stacklevel=2,
+    )
+
+
+def _size(value: Any, walk: Walk) -> int:
+    try:
+        return len(_pickle(value, walk))
+    except Exception:
+        return 0  # some go only as a part of the whole
 
 
 class _ImportingWalk(Walk):
@@ -233,7 +260,7 @@ def _captured(value: Any, walk: Walk) -> Iterator[tuple[str, Any]]:
         case dict():
             for key, item in value.items():
                 yield f"item {key!r}", item
-        case list() | tuple():
+        case list() | tuple() | deque():
             for i, item in enumerate(value):
                 yield f"item {i}", item
         case set() | frozenset():
@@ -244,11 +271,20 @@ def _captured(value: Any, walk: Walk) -> Iterator[tuple[str, Any]]:
 
 
 def _state(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object is made anew from: its class, the arguments of a call, its attributes."""
     reduced = state_of(value)
-    for part in reduced[1:3] if isinstance(reduced, tuple) else ():
-        if isinstance(part, dict):
-            for name, attribute in part.items():
-                yield f"attribute {name!r}", attribute
-        elif isinstance(part, tuple):
-            for i, inner in enumerate(part):
-                yield f"part {i}", inner
+    if not isinstance(reduced, tuple):
+        return
+    arguments, *states = reduced[1:3]
+    if type(value) in arguments[:1]:
+        yield f"its class {type(value).__name__}", type(value)
+        arguments = arguments[1:]
+    for i, argument in enumerate(arguments):
+        yield f"argument {i} of its constructor", argument
+    for state in states:
+        for part in state if isinstance(state, tuple) else (state,):  # with slots it is a pair
+            if isinstance(part, dict):
+                for name, attribute in part.items():
+                    yield f"attribute {name!r}", attribute
+            else:
+                yield "its state", part

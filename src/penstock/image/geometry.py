@@ -21,7 +21,7 @@ from penstock.image.arrays import (
     destination,
     load_cv2,
 )
-from penstock.image.decoding import decode_other
+from penstock.image.decoding import decode, decode_other
 
 Interpolation: TypeAlias = Literal["linear", "area", "cubic", "nearest"]
 
@@ -29,17 +29,19 @@ INTERPOLATIONS = {"linear": "INTER_LINEAR", "area": "INTER_AREA", "cubic": "INTE
 ATTEMPTS = 10  # as in torchvision: nearly every photo fits the first, and a strip would never
 
 
-def crop(image: Image, box: Box, *, out: Image | None = None) -> Image:
-    """Copy (y, x, height, width) out of an image; a copy, so that the rest can be freed."""
-    y, x, height, width = check_box(box, *check_image(image).shape[:2])
-    result = destination(out, (height, width, image.shape[2]))
-    np.copyto(result, image[y : y + height, x : x + width])
+def crop(image: Image | Encoded, box: Box, *, out: Image | None = None) -> Image:
+    """Copy (y, x, height, width) out of an image, or an image file's bytes; a copy, so that the rest can be freed."""
+    pixels = _pixels(image)
+    y, x, height, width = check_box(box, *pixels.shape[:2])
+    result = destination(out, (height, width, pixels.shape[2]))
+    np.copyto(result, pixels[y : y + height, x : x + width])
     return result
 
 
-def center_crop(image: Image, size: Size, *, out: Image | None = None) -> Image:
-    """Copy the middle; an int is a square's side."""
-    (height, width), (image_height, image_width) = check_size(size), check_image(image).shape[:2]
+def center_crop(image: Image | Encoded, size: Size, *, out: Image | None = None) -> Image:
+    """Copy the middle of an image, or of an image file's bytes; an int is a square's side."""
+    image = _pixels(image)
+    (height, width), (image_height, image_width) = check_size(size), image.shape[:2]
     if height > image_height or width > image_width:
         raise InvalidArgumentError(
             f"size={size!r} is larger than the image of {image_height}x{image_width}; resize it first"
@@ -47,13 +49,18 @@ def center_crop(image: Image, size: Size, *, out: Image | None = None) -> Image:
     return crop(image, ((image_height - height) // 2, (image_width - width) // 2, height, width), out=out)
 
 
-def resize(image: Image, size: Size, *, interpolation: Interpolation = "linear", out: Image | None = None) -> Image:
+def resize(
+    image: Image | Encoded, size: Size, *, interpolation: Interpolation = "linear", out: Image | None = None
+) -> Image:
     """Resize to (height, width), or to a shorter side of `size` pixels with the proportions kept.
+
+    Takes an image, or an image file's bytes, which are decoded in colour.
 
     `"area"` averages what a pixel covers: the better picture when shrinking by more than half, at several times the
     cost. `"linear"` and `"cubic"` look at the nearest 2x2 and 4x4 pixels.
     """
-    height, width = check_image(image).shape[:2]
+    image = _pixels(image)
+    height, width = image.shape[:2]
     target = check_size(size)
     if isinstance(size, int | np.integer):
         short = min(height, width)
@@ -112,7 +119,7 @@ def random_resized_crop(
     ways; only damage below the crop goes unnoticed.
     """
     target = check_size(size)
-    if isinstance(image, np.ndarray) and image.ndim != 1:
+    if not _is_encoded(image):
         return _resize(_random_part(check_image(image), rng, scale, ratio), target, interpolation, out)
     view = check_encoded(image)
     if jpeg.is_jpeg(view):
@@ -146,6 +153,14 @@ def flip(
     elif result is not image:
         np.copyto(result, image)
     return result
+
+
+def _is_encoded(image: Any) -> bool:
+    return image.ndim == 1 if isinstance(image, np.ndarray) else isinstance(image, (bytes, bytearray, memoryview))
+
+
+def _pixels(image: Image | Encoded) -> Image:
+    return decode(image) if _is_encoded(image) else check_image(image)
 
 
 def _random_part(image: Image, rng: np.random.Generator, scale: Any, ratio: Any) -> Image:

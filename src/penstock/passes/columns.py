@@ -7,13 +7,18 @@ any column, and add or remove some, even a filter's (in place).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from penstock.graph import ops
 from penstock.graph.node import Node
-from penstock.graph.readers import SourceNode
+from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traits import Columns, either
 from penstock.graph.traverse import rewrite, walk
+
+Types: TypeAlias = dict[str, str] | None
+"""Columns, with a type for each; None: not known."""
 
 
 def known_columns(root: Node) -> dict[Node, Columns]:
@@ -36,6 +41,25 @@ def columns_at(node: Node, known: dict[Node, Columns]) -> Columns:
     for above in reversed(passed):
         known[above] = above.columns_given([known[upstream] for upstream in above.inputs])
     return known[node]
+
+
+def known_types(root: Node, source_types: Callable[[ColumnarSource], Types]) -> Types:
+    """Return the keys of the last operator's elements, with their types as `source_types` tells them."""
+    found: dict[Node, Types] = {}
+    for node in walk(root):
+        inputs = [found[upstream] for upstream in node.inputs]
+        found[node] = source_types(node) if isinstance(node, ColumnarSource) else _types_of(node, inputs)
+    return found[root]
+
+
+def _types_of(node: Node, inputs: Sequence[Types]) -> Types:
+    below = inputs[0] if inputs and all(types == inputs[0] for types in inputs) else None
+    columns = None if below is None else node.columns_given([tuple(below)] * len(inputs))
+    if below is None or columns is None:
+        return None
+    if isinstance(node, ops.Rename):  # in the same order
+        return dict(zip(columns, below.values()))
+    return {column: below[column] for column in columns} if set(columns) <= set(below) else None
 
 
 def needed_columns(root: Node) -> dict[Node, Columns]:

@@ -4,14 +4,14 @@ The source gives an element the same index with a predicate as without, so ident
 moved: across a shuffle (its blocks would hold other elements), a take, skip or enumerate (they would count others), a
 function, or into a source that
 
-- reads batches of columns: they would be cut elsewhere;
+- reads batches of columns: they would be cut elsewhere (`Dataset.filter` itself means the rows of such batches);
 - puts something in the place of nulls: the predicate would meet the null instead;
 - passes over bad records: other records would be read, and so be bad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from penstock.graph import ops
@@ -33,28 +33,54 @@ def push_filters(root: Node) -> Node:
 def _pushed(node: Node, shared: IsShared, known: dict[Node, Columns]) -> Node:
     if not isinstance(node, ops.Filter) or not isinstance(node.predicate, Expression) or node.on_error is not None:
         return node
-    condition = node.predicate
+    return _with_condition(node.upstream, node.predicate, shared, known, _can_filter) or node
+
+
+def filtered_batches(node: Node, condition: Expression) -> Node | None:
+    """Return the operators with the condition in the reader of column batches that they begin with.
+
+    This is what a filter over column batches means, and no optimization: it leaves rows out, and batches stay full.
+    None: they do not begin with one, or what is between may have changed its columns.
+    """
+    return _with_condition(node, condition, lambda _: False, {}, _reads_batches)
+
+
+def _reads_batches(source: ColumnarSource, condition: Expression) -> bool:
+    return source.batch is not None and _has_columns(source, condition)
+
+
+def _with_condition(
+    below: Node,
+    condition: Expression,
+    shared: IsShared,
+    known: dict[Node, Columns],
+    can_filter: Callable[[ColumnarSource, Expression], bool],
+) -> Node | None:
+    """Return `below` with the condition in its source, where it means the same there."""
     passed: list[ops.Unary] = []
-    below = node.upstream
     # A filter on columns that is still below could not be moved; this one would find the same in its way.
     while not shared(below) and ops.passes_states(below) and not below.traits.may_skip:
         names = below.names_below(condition.columns(), columns_at(below.upstream, known))
         if names is None:
-            return node
+            return None
         condition = renamed(condition, names)
         passed.append(below)
         below = below.upstream
-    if shared(below) or not isinstance(below, ColumnarSource) or not _can_filter(below, condition):
-        return node
+    if shared(below) or not isinstance(below, ColumnarSource) or not can_filter(below, condition):
+        return None
     joined = condition if below.predicate is None else And(below.predicate, condition)
     return stacked(passed, replace(below, predicate=joined))
 
 
 def _can_filter(source: ColumnarSource, condition: Expression) -> bool:
     keeps_nulls = source.nulls is None or (isinstance(source.nulls, str) and source.nulls == "error")
-    has_columns = source.columns is None or condition.columns() <= set(source.columns)
+    has_columns = _has_columns(source, condition)
     reads_all = source.on_error is None
     return source.batch is None and keeps_nulls and has_columns and reads_all and _conditions(source) < MAX_CONDITIONS
+
+
+def _has_columns(source: ColumnarSource, condition: Expression) -> bool:
+    return source.columns is None or condition.columns() <= set(source.columns)
 
 
 def _conditions(source: ColumnarSource) -> int:

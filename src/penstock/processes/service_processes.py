@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.core.arguments import check_whole
 from penstock.core.errors import (
     CannotListenError,
     InvalidArgumentError,
@@ -93,9 +94,8 @@ class ServiceProcesses:
 
         `make_runner` makes what runs in the place of an inline worker.
         """
-        for name, count in (("workers", options.workers), ("inline", options.inline)):
-            if count < 0:
-                raise InvalidArgumentError(f"{name}={count} must be at least 0")
+        check_whole("workers", options.workers, 0)
+        check_whole("inline", options.inline, 0)
         if not is_loopback(options.bind) and options.credentials.kind != "curve":
             raise InvalidArgumentError(
                 f"will not listen at {options.bind!r} without keys: others on the network could read everything. "
@@ -298,7 +298,8 @@ def share_of_budget(workers: int, threads: int | None, memory_bytes: int | None)
     whole = default_budget()
     count = max(1, workers)
     return default_budget(
-        threads or max(1, whole.threads // count), memory_bytes or max(MIN_MEMORY_BYTES, whole.memory_bytes // count)
+        max(1, whole.threads // count) if threads is None else threads,
+        max(MIN_MEMORY_BYTES, whole.memory_bytes // count) if memory_bytes is None else memory_bytes,
     )
 
 

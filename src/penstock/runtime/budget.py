@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.arguments import check_whole
 from penstock.core.errors import InvalidArgumentError
 
 DEFAULT_MEMORY_SHARE = 0.1  # of what the process may use: the rest is the trainer's
@@ -27,12 +28,14 @@ class Budget:
 
 def default_budget(threads: int | None = None, memory_bytes: int | None = None) -> Budget:
     """Return the budget from arguments, then environment, then what the machine allows."""
-    threads = threads or _from_environment("PENSTOCK_THREADS") or available_cores()
-    if memory_bytes is None:
+    if threads is not None:
+        check_whole("threads", threads, 1)
+    if memory_bytes is not None:
+        check_whole("memory_bytes", memory_bytes, 0)
+    else:
         memory_bytes = _from_environment("PENSTOCK_MEMORY_BYTES") or default_memory()
-    if threads < 1:
-        raise InvalidArgumentError(f"threads={threads} must be at least 1")
     check_memory(memory_bytes)
+    threads = threads or _from_environment("PENSTOCK_THREADS") or available_cores()
     return Budget(threads=threads, memory_bytes=memory_bytes)
 
 

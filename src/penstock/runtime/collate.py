@@ -2,6 +2,7 @@
 
 Numbers become arrays; arrays are copied once, into one buffer; `str`, `bytes`, `None` and other objects become object
 arrays (numpy's own string types drop trailing zeros). Rows of a batch must have the same structure, shapes and types.
+A row that is None is refused: a function forgot to return something. A field that is None is a value like others.
 """
 
 from __future__ import annotations
@@ -66,24 +67,24 @@ def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Arr
         try:
             return _packed(rows, "q", np.int64)
         except struct.error:
-            return _numbers_or_objects(rows)
+            return _numbers_or_objects(rows, path)
     if kind is float:
         try:
             return _packed(rows, "d", np.float64)
         except struct.error:
-            return _numbers_or_objects(rows)
+            return _numbers_or_objects(rows, path)
     if kind is np.ndarray:
         return _stack_arrays(rows, path, empty)
     if isinstance(first, (str, bytes)) or first is None:
-        return _objects(rows)
+        return _objects(rows, path)
     if isinstance(first, (bool, np.generic)):
-        return _numbers_or_objects(rows)
+        return _numbers_or_objects(rows, path)
     if hasattr(first, "__array__"):  # torch tensors and other array types
         return _stack_arrays([np.asarray(row) for row in rows], path, empty)
     if leaf_type(kind).has_rows:
         where = f"leaf {path or 'of the element'} is a {kind.__name__}"
         raise BatchShapeError(f"{where}, which is a column; batch column batches with rebatch()")
-    return _objects(rows)
+    return _objects(rows, path)
 
 
 def _as_arrays(rows: Sequence[Any]) -> Sequence[Any]:
@@ -122,19 +123,32 @@ def different_arrays(first: Array, other: Any, row: int, path: str) -> BatchShap
     def described(value: Any) -> str:
         return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
+    if other is None and not path:
+        return _no_element(row)
     return BatchShapeError(
         f"leaf {path or 'of the element'}: row 0 is {described(first)}, row {row} is {described(other)}; "
-        "make them equal in map(), or use padded_batch() or ragged_batch()"
+        "make them equal in map(), or use padded_batch() or ragged_batch()",
+        row,
     )
 
 
-def _numbers_or_objects(rows: Sequence[Any]) -> Array:
+def _no_element(row: int) -> BatchShapeError:
+    return BatchShapeError(
+        f"row {row} is None: a function that ends without `return` gives None; "
+        "return the element, or leave it out with filter()",
+        row,
+    )
+
+
+def _numbers_or_objects(rows: Sequence[Any], path: str) -> Array:
     if any(not isinstance(row, (int, float, complex, np.generic)) for row in rows):
-        return _objects(rows)
+        return _objects(rows, path)
     return np.array(rows)
 
 
-def _objects(rows: Sequence[Any]) -> Array:
+def _objects(rows: Sequence[Any], path: str) -> Array:
+    if not path and any(row is None for row in rows):
+        raise _no_element(next(i for i, row in enumerate(rows) if row is None))
     out = np.empty(len(rows), object)
     if _VALUES.issuperset(map(type, rows)):
         out[:] = rows
@@ -146,15 +160,19 @@ def _objects(rows: Sequence[Any]) -> Array:
 
 def different_structure(rows: Sequence[Element], path: str, numbers: Sequence[int] | None = None) -> BatchShapeError:
     first = rows[0]
-    for i, row in zip(numbers or range(len(rows)), rows):
+    numbers = numbers or range(len(rows))
+    for i, row in zip(numbers, rows):
+        if row is None and not path:
+            return _no_element(i)
         if (
             type(row) is not type(first)
             or (isinstance(first, (dict, list, tuple)) and len(row) != len(first))
             or (isinstance(first, dict) and row.keys() != first.keys())
         ):
             return BatchShapeError(
-                f"{path or 'the element'} has another structure in row {i} than in row 0: "
-                f"{_outline(row)} against {_outline(first)}"
+                f"{path or 'the element'} has another structure in row {i} than in row {numbers[0]}: "
+                f"{_outline(row)} against {_outline(first)}",
+                i,
             )
     return BatchShapeError(f"{path or 'the element'} differs in structure between rows")
 
@@ -207,7 +225,7 @@ class Padder:
             if not isinstance(row, np.ndarray) or row.ndim != first.ndim or row.dtype != first.dtype:
                 raise different_arrays(first, row, i, path)
         shapes = np.array([row.shape for row in rows])
-        shape = self._padded(shapes.max(axis=0), path)
+        shape = self._padded(shapes, path)
         values = int(shapes.prod(axis=1).sum())
         self.values += values
         self.padding += len(rows) * math.prod(shape) - values
@@ -218,12 +236,13 @@ class Padder:
             return join(rows)
         return Members([join(rows[start:stop]) for start, stop in pairwise((0, *self._cuts))])
 
-    def _padded(self, longest: Array, path: str) -> tuple[int, ...]:
-        first, *others = map(int, longest)
+    def _padded(self, shapes: Array, path: str) -> tuple[int, ...]:
+        first, *others = map(int, shapes.max(axis=0))
         if self._length is not None:
             if first > self._length:
+                row = int(shapes[:, 0].argmax())
                 raise BatchShapeError(
-                    f"leaf {path or 'of the element'} has a row of {first}, over length={self._length}"
+                    f"leaf {path or 'of the element'} has a row of {first}, over length={self._length}", row
                 )
             first = self._length
         elif self._multiple_of is not None:

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import CodecError, ErrorBudgetExceededError, FunctionShippingError, InvalidArgumentError
+from penstock.core.errors import (
+    CannotWriteError,
+    CodecError,
+    ErrorBudgetExceededError,
+    FunctionShippingError,
+    InvalidArgumentError,
+)
 from penstock.graph.ops import SkipErrors
 from penstock.runtime.contract import Marks, Origin, State
 from penstock.runtime.stats import StageMeter
@@ -86,7 +92,7 @@ class Quarantine:
         exceeded.__cause__ = error
         return exceeded
 
-    def _write(self, error: BaseException, origin: Origin | None, state: State) -> None:
+    def _write(self, failure: BaseException, origin: Origin | None, state: State) -> None:
         lines: list[dict[str, Any]] = []
         if self._graph_id is None:
             lines.append(self._pipeline_line())
@@ -101,9 +107,9 @@ class Quarantine:
                 "split": None if origin is None else origin.split,
                 "index": None if origin is None else origin.index,
                 "offset": None if origin is None else origin.offset,
-                "exception": f"{type(error).__module__}.{type(error).__qualname__}",
-                "message": str(error),
-                "traceback": "".join(traceback.format_exception(error)),
+                "exception": f"{type(failure).__module__}.{type(failure).__qualname__}",
+                "message": str(failure),
+                "traceback": "".join(traceback.format_exception(failure)),
                 "pipeline": self._graph_id,
                 "number": self._number,
                 "epoch": self._epoch,
@@ -114,9 +120,13 @@ class Quarantine:
         )
         with _file_lock:
             self._meter.skipped += 1
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a") as file:
+                    file.write("".join(json.dumps(line) + "\n" for line in lines))
+            except OSError as error:
+                remedy = "make room there, or give SkipErrors(quarantine=...) another path"
+                raise CannotWriteError(self._operator, str(self.path), error, remedy) from error
 
     def _pipeline_line(self) -> dict[str, Any]:
         graph, missing = b"", ""

@@ -164,6 +164,7 @@ class StageStatistics:
 
     @property
     def seconds_per_element(self) -> float:
+        """How long a stage works on an element, on average."""
         return self.busy_s / self.elements if self.elements else 0.0
 
 
@@ -183,5 +184,6 @@ class Statistics:
 
     @property
     def wait_fraction(self) -> float:
+        """The share of the time that the reader waited for elements."""
         total = self.read_s + self.idle_s
         return self.read_s / total if total > 0 else 0.0

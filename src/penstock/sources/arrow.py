@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.core.errors import CorruptRecordError, DataError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadArrow
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
-from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
+from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, column_types, open_reader
 from penstock.sources.ipc_messages import (
     DICTIONARY_BATCH,
     FEATHER_1_MAGIC,
@@ -58,6 +58,11 @@ class ArrowSource(FileSplits):
             checked.append((file, schema, project(self._node, file.path, schema, {})))
             check_same_columns(file.path, checked[-1][2], checked[0][0].path, checked[0][2])
         return group_ranges([piece for file, (_, blocks) in zip(files, found) for piece in _ranges(file, blocks)])
+
+    def schema(self) -> dict[str, str]:
+        """The columns of the first file, which are those of all."""
+        first = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)[0]
+        return column_types(self._node, project(self._node, first.path, self._summary(first)[0], {}))
 
     def open(self, split: Split, at: Position) -> Reader:
         return open_reader(self._node, partial(_chunks, self._node, split), at, self.on_bad)

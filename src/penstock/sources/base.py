@@ -105,6 +105,13 @@ class LocatesElements(Protocol):
 
 
 @runtime_checkable
+class CountedSource(Source, Protocol):
+    """A source that may know its number of elements from its listing alone."""
+
+    def count(self) -> int | None: ...
+
+
+@runtime_checkable
 class IndexableSource(Source, Protocol):
     """Any element can be read by its index at about the cost of the next one: a shuffle permutes the indices.
 

@@ -11,7 +11,7 @@ A format makes `Chunk`s, some thousands of rows at a time and filtered by the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,8 +26,9 @@ from penstock.graph.expressions import Expression
 from penstock.graph.readers import ColumnarSource
 from penstock.sources.background import Background
 from penstock.sources.base import Position, Reader, Records
-from penstock.sources.columns import Converter, NullFoundError
+from penstock.sources.columns import MASK_SUFFIX, Converter, NullFoundError
 from penstock.sources.predicates import row_mask
+from penstock.sources.projection import Projection
 from penstock.sources.rows import Cut
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -95,6 +96,23 @@ def chunk_rows(bytes_per_row: float, batch: int | None) -> int:
     if batch is None:
         return rows
     return max(1, rows // batch) * batch
+
+
+def count_elements(node: ColumnarSource, rows_of_splits: Iterable[int]) -> int | None:
+    """Return how many rows or batches there are; None: the predicate, or what turns out to be bad, decides."""
+    if node.predicate is not None or node.on_error is not None:
+        return None
+    return sum(rows if node.batch is None else -(-rows // node.batch) for rows in rows_of_splits)
+
+
+def column_types(node: ColumnarSource, projection: Projection) -> dict[str, str]:
+    """Return the columns of the elements with the names of their types in Arrow."""
+    types: dict[str, str] = {}
+    for name in projection.names:
+        types[name] = str(projection.types[name])
+        if isinstance(node.nulls, str) and node.nulls == "mask" and not pa.types.is_struct(projection.types[name]):
+            types[name + MASK_SUFFIX] = "bool"
+    return types
 
 
 MakeChunks: TypeAlias = Callable[[int, "Future[None]"], Iterator[Chunk | BadChunk]]

@@ -1,12 +1,14 @@
 """Image folders: the name of the folder an image lies in is its class.
 
 Without `classes` the labels number the folder names in sorted order, and an image right in the root, which has no
-class folder, has the label -1. With `classes` the label is the place of the folder's name in it, and an image of any
-other folder is an error: a silently shifted mapping ruins a training.
+class folder, has the label -1 and is warned of. With `classes` the label is the place of the folder's name in it, and
+an image of any other folder is an error: a silently shifted mapping ruins a training. With `classes=()` there are none,
+and every label is -1.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -54,6 +56,8 @@ class ImagesSource(FilePerElementSource):
 
     @cached_property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._classes == ():
+            return np.full(len(self.table), UNLABELED, np.int64)
         label_of = {name: label for label, name in enumerate(self.class_names)}
         if self._classes is None:
             label_of[""] = UNLABELED
@@ -68,7 +72,15 @@ class ImagesSource(FilePerElementSource):
         return np.array([label_of[name] for name in self._folder_names], np.int64)
 
     def splits(self) -> Sequence[Split]:
-        _ = self.labels  # an image without a class is an error of the listing, not of the first batch
+        labels = self.labels  # an image without a class is an error of the listing, not of the first batch
+        unlabeled = np.flatnonzero(labels == UNLABELED)
+        if len(unlabeled) and self._classes is None:
+            warnings.warn(
+                f"read_images: {len(unlabeled)} of {len(labels)} images lie in no class folder below what was named, "
+                f"as {self.table.paths[int(unlabeled[0])]}, and have the label -1: name the folder above, "
+                "or give classes= (none: classes=())",
+                stacklevel=2,
+            )
         return super().splits()
 
     def make_element(self, index: int, content: bytes) -> Element:

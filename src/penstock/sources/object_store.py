@@ -20,7 +20,7 @@ from penstock.core.errors import (
 )
 from penstock.sources import io_threads
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
-from penstock.sources.storage import AccessDeniedError, Entry, drop_folder_marks
+from penstock.sources.storage import AccessDeniedError, Entry, NoCredentialsError, drop_folder_marks
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ _CONFIG_NAMES = {
     "anon": "skip_signature",
     "requester_pays": "request_payer",
 }
+# Without keys the machine's role is asked for; the address of that service tells nobody what is wrong.
+_ASKED_FOR_A_ROLE = re.compile(r"/latest/(api/token|meta-data)")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -165,13 +167,16 @@ class S3Storage:
                 status = _status(told)
                 if "NoSuchBucket" in told:
                     raise NoFilesError(path, "no such bucket") from error
+                last = attempt == TRIES or time.monotonic() - began > TRY_AGAIN_WITHIN_S
+                if _ASKED_FOR_A_ROLE.search(told) and (last or 400 <= status < 500):
+                    raise NoCredentialsError(path) from error
                 if status in (401, 403):  # so listing says it
                     raise AccessDeniedError(path, f"{what}: {told}") from error
                 if status in (412, 416) or isinstance(error, errors.PreconditionError):
                     raise _OtherContentError from error
                 if 400 <= status < 500 and status not in (408, 429):  # those two mean: later
                     raise DataError(path, f"{what}: {told}") from error
-                if attempt == TRIES or time.monotonic() - began > TRY_AGAIN_WITHIN_S:
+                if last:
                     tries = f"{what} in {attempt} tries: {told}"
                     raise StorageUnavailableError(path, tries) from error
                 time.sleep(0.1 * 2**attempt)

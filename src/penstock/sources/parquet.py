@@ -19,7 +19,7 @@ from penstock.core.errors import CorruptRecordError, FileChangedError, InvalidAr
 from penstock.graph.readers import ReadParquet
 from penstock.sources.background import made_ahead
 from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
-from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, open_reader
+from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, column_types, count_elements, open_reader
 from penstock.sources.hive import integer_keys, partition_values
 from penstock.sources.listing import FileInfo, FileSplits, list_files
 from penstock.sources.parquet_groups import (
@@ -60,6 +60,17 @@ class ParquetSource(FileSplits):
         self._check_schemas(files, [schema for schema, _ in footers], integers)
         ranges = [piece for file, (_, groups) in zip(files, footers) for piece in _ranges(file, groups)]
         return group_ranges(ranges, note=json.dumps(integers) if integers else "")
+
+    def count(self) -> int | None:
+        return count_elements(
+            self._node, [sum(piece.stop - piece.start for piece in split.files) for split in self.splits()]
+        )
+
+    def schema(self) -> dict[str, str]:
+        """The columns of the first file, which are those of all."""
+        files = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)
+        constants = _constants(files[0].path, integer_keys([file.path for file in files]))
+        return column_types(self._node, project(self._node, files[0].path, self._summary(files[0])[0], constants))
 
     def open(self, split: Split, at: Position) -> Reader:
         work = _SplitWork(self._node, self._footers, split, whole_groups=self.on_bad is not None)

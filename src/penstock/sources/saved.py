@@ -32,6 +32,11 @@ class SavedSource(FileSplits):
         self._folders = [normal_path(path).rstrip("/") for path in node.paths]
         self.remote = any(map(is_remote, node.paths))
 
+    def count(self) -> int | None:
+        """Return how many elements were saved; None: more is being written."""
+        splits = self.splits()
+        return None if any(split.note for split in splits) else sum(f.stop for split in splits for f in split.files)
+
     def list_splits(self) -> Sequence[Split]:
         return self._splits
 

@@ -39,6 +39,19 @@ class AccessDeniedError(StorageUnavailableError):
         super().__init__(path, f"access denied: {what}; {remedy}")
 
 
+class NoCredentialsError(AccessDeniedError):
+    """There are none to ask with."""
+
+    def __init__(self, path: str) -> None:
+        StorageUnavailableError.__init__(
+            self,
+            path,
+            "there are no credentials for S3: neither storage_options= (key, secret, token) nor the environment "
+            "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) nor a role of this machine gives any; "
+            "for a public bucket say storage_options={'anon': True}",
+        )
+
+
 class Entry(NamedTuple):
     """A file that exists. `etag` is the store's own mark of the content, where it has one."""
 

@@ -20,7 +20,7 @@ from penstock.core.errors import InvalidArgumentError, SupersededError
 from penstock.core.ids import JobName, RunnerId, StreamId
 from penstock.stream.checkpoint import Mixes, Place, Progress, Weights
 from penstock.stream.position import Serving, Standing, with_done
-from penstock.stream.reading import ByArrival, InTurns, StreamReader
+from penstock.stream.reading import ByArrival, InTurns, StreamReader, describe_streams
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import (
     CloseStream,
@@ -435,7 +435,7 @@ class Consumer:
     def waiting_for(self, now: float) -> list[str]:
         """Say what it is that is waited for, for people."""
         parts = [self.view.waiting_for] if self.view.waiting_for else []
-        parts += [reader.describe(now) for reader in self.readers.values() if not reader.exhausted]
+        parts += describe_streams([reader for reader in self.readers.values() if not reader.exhausted], now)
         if not parts:
             parts.append("the epoch's end, which the other consumers have not reached" if self.readers else "streams")
         return parts

@@ -33,11 +33,19 @@ from penstock.stream.position import Arrived, Lane, Serving, Standing
 from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
 from penstock.wire.jobs import StreamView
 
+Doing: TypeAlias = Literal["gave nothing", "is being opened", "is bound to no worker", "has ended"]
 Verdict: TypeAlias = Literal["taken", "stale", "gap"]
 
 PATIENT_FAILURES = 2  # so many openings in a row may fail before the next is delayed
 LONGEST_DELAY_S = 2.0
 NEVER = -1
+FEW_STREAMS = 2  # are described each by itself
+_PLURALS: dict[Doing, str] = {
+    "gave nothing": "give nothing",
+    "is being opened": "are being opened",
+    "is bound to no worker": "are bound to no worker",
+    "has ended": "have ended",
+}
 FAST_BYTES_PER_S = 1e9
 PACE_S = 0.02  # a pace is measured over so long at least
 NEAR_FRAMES = 3
@@ -306,13 +314,38 @@ class StreamReader:
     def describe(self, now: float) -> str:
         """Say what it is waiting for, for people."""
         name = "tail" if self.is_tail else f"stream {self.number}"
+        match self.doing:
+            case "is being opened":
+                return f"{name} is being opened on worker {self.view.worker}"
+            case "gave nothing":
+                return f"{name} on worker {self.view.worker} gave nothing for {self.silent_s(now):.0f} s"
+            case other:
+                return f"{name} {other}"
+
+    @property
+    def doing(self) -> Doing:
         if self.standing.ended:
-            return f"{name} has ended"
+            return "has ended"
         if self.view.runner is None:
-            return f"{name} is bound to no worker"
-        if not self.is_open:
-            return f"{name} is being opened on worker {self.view.worker}"
-        return f"{name} on worker {self.view.worker} gave nothing for {now - self._heard_at:.0f} s"
+            return "is bound to no worker"
+        return "gave nothing" if self.is_open else "is being opened"
+
+    def silent_s(self, now: float) -> float:
+        return now - self._heard_at
+
+
+def describe_streams(readers: Sequence[StreamReader], now: float) -> list[str]:
+    """Say what streams wait for, for people: a sentence each for a few of them, and one for many."""
+    said: list[str] = []
+    for doing, plural in _PLURALS.items():
+        group = [reader for reader in readers if reader.doing == doing]
+        if len(group) <= FEW_STREAMS:
+            said += [reader.describe(now) for reader in group]
+            continue
+        longest = max(group, key=lambda reader: reader.silent_s(now))
+        example = f"; {longest.describe(now)}, the longest" if doing == "gave nothing" else ""
+        said.append(f"{len(group)} streams {plural}{example}")
+    return said
 
 
 Choice: TypeAlias = Serving | StreamReader

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import socket
 import tempfile
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -23,6 +25,9 @@ SERVICE_VARIABLE = "PENSTOCK_SERVICE"
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 
+LOOK_S = 2.0  # for a service of which no more is known than its address
+
+_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
@@ -102,6 +107,8 @@ def find_service(text: str | None) -> ServiceFile:
             f"no service is named: give an address or a service file, or set ${SERVICE_VARIABLE}"
         )
     if "://" not in given:
+        if _HOST_AND_PORT.fullmatch(given) and not Path(given).exists():
+            raise InvalidArgumentError(f"service {given!r}: an address begins with tcp://, as in 'tcp://{given}'")
         return ServiceFile.read(given)
     if not given.startswith("tcp://"):
         raise InvalidArgumentError(f"service {given!r}: an address is tcp://host:port, or the path of a service file")
@@ -114,10 +121,19 @@ def _from_environment(address: str) -> Credentials:
         return Credentials.read(keys).as_client()
     if token := os.environ.get(TOKEN_VARIABLE):
         return Credentials(token=token)
-    raise InvalidArgumentError(
-        f"nothing to prove ourselves with to {address}: set ${TOKEN_VARIABLE}, or ${KEYS_VARIABLE} to a file of keys, "
-        f"or name the service's file instead of its address"
-    )
+    named = f"name the service's file instead of its address, or set ${TOKEN_VARIABLE}, or ${KEYS_VARIABLE} to its keys"
+    if not _listens(address):
+        raise InvalidArgumentError(f"no service runs at {address}: start one with `penstock serve`, and {named}")
+    raise InvalidArgumentError(f"{address} asks for a token or keys, and there are none here: {named}")
+
+
+def _listens(address: str) -> bool:
+    """Say whether anybody listens there. Not whether it is a service: without credentials it would not tell."""
+    try:
+        socket.create_connection(split_tcp(address), timeout=LOOK_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _write_private(path: str | os.PathLike[str], record: msgspec.Struct) -> None:

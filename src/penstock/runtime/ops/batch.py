@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.graph import ops
+from penstock.runtime.blame import RowOrigins
 from penstock.runtime.building import Site, builds
 from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
@@ -28,6 +29,7 @@ class Batching(RegroupingStage):
         meter: StageMeter,
         upstream: Stage,
         *,
+        label: str,
         size: int,
         drop_last: bool,
         collate: Collate,
@@ -36,6 +38,7 @@ class Batching(RegroupingStage):
     ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
+        self._label = label
         self._size = size
         self._drop_last = drop_last
         self._collate = collate
@@ -46,6 +49,7 @@ class Batching(RegroupingStage):
         self.upstream.open(pass_, state)
         self._sizes = None if self._sizes_from is None else self._sizes_from(state)
         self._rows: list[Element] = []
+        self._origins = RowOrigins()
         self._ident: Idents | None = None
         self._start: tuple[Marks, int] | None = None
         self._error: Exception | None = None
@@ -75,15 +79,17 @@ class Batching(RegroupingStage):
                 if self._sizes is not None:
                     self._size = next(self._sizes)
                 self._start = (chunk.marks, done)
+                self._origins.clear()
                 self._ident = None if chunk.idents is None else chunk.idents[done : done + 1]
             taken = min(self._size - len(self._rows), len(chunk.elements) - done)
+            self._origins.add(len(self._rows), chunk.marks, done)
             self._rows.extend(chunk.elements[done : done + taken])
             done += taken
             if len(self._rows) == self._size:
                 try:
                     batches.append(self._collate(self._rows))
                 except Exception as error:
-                    self._error = error
+                    self._error = self._origins.blame(error, self._label)
                     break
                 ends.append((chunk.marks, done))
                 if self._ident is not None:
@@ -101,7 +107,10 @@ class Batching(RegroupingStage):
         rows, self._rows, self._start = self._rows, [], None
         if not rows or self._drop_last:
             return Chunk((), Points(end, ()))
-        return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
+        try:
+            return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
+        except Exception as error:
+            raise self._origins.blame(error, self._label) from error.__cause__
 
 
 def stacking(empty: Empty) -> Collate:
@@ -112,19 +121,20 @@ def stacking(empty: Empty) -> Collate:
 
 @builds(ops.Batch)
 def _stacked(node: ops.Batch, at: Site, upstream: Stage) -> Stage:
-    return batching(node.size, node.drop_last, stacking(at.placement.empty), at, upstream)
+    return batching(node.name, node.size, node.drop_last, stacking(at.placement.empty), at, upstream)
 
 
 @builds(ops.RaggedBatch)
 def _ragged(node: ops.RaggedBatch, at: Site, upstream: Stage) -> Stage:
-    return batching(node.size, node.drop_last, lambda rows: collate(rows, "", ragged_leaves), at, upstream)
+    return batching(node.name, node.size, node.drop_last, lambda rows: collate(rows, "", ragged_leaves), at, upstream)
 
 
-def batching(size: int, drop_last: bool, join: Collate, at: Site, upstream: Stage) -> Stage:
-    """Return the stage that makes outputs of `size` elements each, by `join`."""
+def batching(label: str, size: int, drop_last: bool, join: Collate, at: Site, upstream: Stage) -> Stage:
+    """Return the stage that makes outputs of `size` elements each, by `join`; `label` names it in errors."""
     return Batching(
         at.meter,
         upstream,
+        label=label,
         size=size,
         drop_last=drop_last,
         collate=join,

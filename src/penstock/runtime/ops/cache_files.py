@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from penstock.core.element import Element
-from penstock.core.errors import CorruptRecordError
+from penstock.core.errors import CannotWriteError, CorruptRecordError
 from penstock.wire.elements import flatten, unflatten
 
 _PREFIX = struct.Struct("<IH")  # bytes of the header, number of buffers
@@ -41,38 +42,52 @@ class FileStore:
         if self._file is not None or self.complete:
             return False
         shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
-        self._file = (self._partial / "elements").open("wb")
+        with self._writing():
+            self._partial.mkdir(parents=True)
+            self._file = (self._partial / "elements").open("wb")
         self._starts = []
         return True
 
     def add(self, elements: Sequence[Element]) -> bool:
-        assert self._file is not None
-        for element in elements:
-            self._starts.append(self._file.tell())
-            header, buffers = flatten(element)
-            self._file.write(_PREFIX.pack(len(header), len(buffers)))
-            self._file.write(header)
-            for buffer in buffers:
-                self._file.write(_SIZE.pack(len(buffer)))
-                self._file.write(buffer)
+        file = self._file
+        assert file is not None
+        with self._writing():
+            for element in elements:
+                self._starts.append(file.tell())
+                header, buffers = flatten(element)
+                file.write(_PREFIX.pack(len(header), len(buffers)))
+                file.write(header)
+                for buffer in buffers:
+                    file.write(_SIZE.pack(len(buffer)))
+                    file.write(buffer)
         return True
 
     def finish(self) -> None:
         assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        np.save(self._partial / "index.npy", np.array(self._starts, np.uint64))
+        with self._writing():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+            np.save(self._partial / "index.npy", np.array(self._starts, np.uint64))
         try:
             self._partial.rename(self._folder)
         except OSError:  # another process was first with the same content
             shutil.rmtree(self._partial, ignore_errors=True)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.abandon()
+            remedy = "make room there, or give cache() another path"
+            raise CannotWriteError("cache()", str(self._partial), error, remedy) from error
+
     def abandon(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what is still to be written finds no room either
+                self._file.close()
             self._file = None
         shutil.rmtree(self._partial, ignore_errors=True)
 

@@ -31,6 +31,7 @@ class ColumnsStep:
     """Makes another dict of each; what `change` cannot find is missing from the element."""
 
     label: str
+    needs: tuple[str, ...]
     change: Change
 
     def run(self, chunk: Chunk) -> Outcome:
@@ -38,7 +39,7 @@ class ColumnsStep:
         try:
             out.extend(map(self.change, chunk.elements))
         except (KeyError, TypeError, AttributeError):
-            return _stopped(chunk, out, _unfit(self.label, chunk.elements[len(out)]), self.label)
+            return _stopped(chunk, out, _unfit(self.label, self.needs, chunk.elements[len(out)]), self.label)
         return Outcome(Chunk(out, chunk.marks, chunk.idents))
 
 
@@ -62,7 +63,7 @@ class ComputeStep:
         try:
             needed = {column: element[column] for column in self.needs}
         except (KeyError, TypeError, IndexError):
-            raise _unfit(self.label, element) from None
+            raise _unfit(self.label, self.needs, element) from None
         return {**element, **self.compute(needed)}
 
 
@@ -84,7 +85,7 @@ def computes(
 @step_of(ops.Select)
 def _select_step(node: ops.Select, calling: Calling, meter: StageMeter) -> Step:
     columns = node.columns
-    return ColumnsStep(short_label(node), lambda row: {column: row[column] for column in columns})
+    return ColumnsStep(short_label(node), columns, lambda row: {column: row[column] for column in columns})
 
 
 @step_of(ops.Drop)
@@ -96,7 +97,7 @@ def _drop_step(node: ops.Drop, calling: Calling, meter: StageMeter) -> Step:
             raise KeyError(dropped)
         return {column: value for column, value in row.items() if column not in dropped}
 
-    return ColumnsStep(short_label(node), drop)
+    return ColumnsStep(short_label(node), node.columns, drop)
 
 
 @step_of(ops.Rename)
@@ -108,12 +109,15 @@ def _rename_step(node: ops.Rename, calling: Calling, meter: StageMeter) -> Step:
             raise KeyError(new_names)
         return {new_names.get(column, column): value for column, value in row.items()}
 
-    return ColumnsStep(short_label(node), rename)
+    return ColumnsStep(short_label(node), tuple(new_names), rename)
 
 
-def _unfit(label: str, element: Any) -> InvalidPipelineError:
+def _unfit(label: str, needs: tuple[str, ...], element: Any) -> InvalidPipelineError:
     if isinstance(element, dict):
-        return InvalidPipelineError(f"{label}: an element has the columns {sorted(map(str, element))}")
+        missing = ", ".join(repr(column) for column in needs if column not in element)
+        return InvalidPipelineError(
+            f"{label}: an element has no column {missing}; it has the columns {sorted(map(str, element))}"
+        )
     return InvalidPipelineError(f"{label}: an element is a {type(element).__name__}, not a dict")
 
 

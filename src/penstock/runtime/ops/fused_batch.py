@@ -16,7 +16,7 @@ from penstock.core.element import Element, element_bytes, opened, rebuild_like
 from penstock.core.errors import BatchShapeError
 from penstock.graph import ops
 from penstock.graph.parameters import short_label
-from penstock.runtime.blame import blame
+from penstock.runtime.blame import RowOrigins, blame, wrong_row
 from penstock.runtime.buffers import BufferPool
 from penstock.runtime.building import Site, Step, builds, make_step
 from penstock.runtime.collate import Array, collate, different_arrays, different_structure, stack_leaves
@@ -41,6 +41,7 @@ class BatchUnderWay:
         self._buffers = buffers
         self._lock = threading.Lock()
         self._structure: Element = None
+        self._sample_row = 0
         self._first_row: Element = None
         self._arrays: list[Array | None] | None = None
         self._in_place = False
@@ -49,14 +50,14 @@ class BatchUnderWay:
     def write(self, first: int, rows: Sequence[Element]) -> None:
         with self._lock:
             if self._arrays is None:
-                self._lay_out(rows[0])
+                self._lay_out(rows[0], first)
             if first == 0:
                 self._first_row = _structure_of(rows[0])
         if not self._in_place:
             self._rows[first : first + len(rows)] = rows
             return
         for row, element in enumerate(rows, first):
-            leaves = _leaves_like(self._structure, element, row, "")
+            leaves = _leaves_like(self._structure, element, (self._sample_row, row), "")
             assert self._arrays is not None
             for i, (array, leaf) in enumerate(zip(self._arrays, leaves)):
                 if array is not None:
@@ -66,13 +67,13 @@ class BatchUnderWay:
                     leaves[i] = None
             self._rows[row] = leaves
 
-    def _lay_out(self, sample: Element) -> None:
-        self._structure = _structure_of(sample)
+    def _lay_out(self, sample: Element, row: int) -> None:
+        self._structure, self._sample_row = _structure_of(sample), row
         self._arrays = [
             self._buffers.take((self._size, *leaf.shape), leaf.dtype)
             if type(leaf) is np.ndarray and leaf.nbytes >= IN_PLACE_BYTES and leaf.dtype != object
             else None
-            for leaf in _leaves_like(self._structure, sample, 0, "")
+            for leaf in _leaves_like(self._structure, sample, (row, row), "")
         ]
         self._paths = _leaf_paths(self._structure, "")
         self._in_place = any(array is not None for array in self._arrays)
@@ -112,27 +113,28 @@ def _structure_of(element: Element) -> Element:
     return None
 
 
-def _leaves_like(structure: Element, element: Element, row: int, path: str) -> list[Any]:
+def _leaves_like(structure: Element, element: Element, rows: tuple[int, int], path: str) -> list[Any]:
     """Return the leaves of `element` in the order of a structure, or say how the two differ."""
     if structure is None:
         return [element]
     if isinstance(structure, dict):
         if not isinstance(element, dict) or element.keys() != structure.keys():
-            raise different_structure([structure, element], path, [0, row])
+            raise different_structure([structure, element], path, rows)
         parts = structure.items()
-        return [leaf for key, part in parts for leaf in _leaves_like(part, element[key], row, f"{path}[{key!r}]")]
+        return [leaf for key, part in parts for leaf in _leaves_like(part, element[key], rows, f"{path}[{key!r}]")]
     if isinstance(structure, _Closed):
         inside = opened(element) if type(element) is structure.kind else None
         if inside is None:
             raise BatchShapeError(
-                f"{path or 'the element'} has another structure in row {row} than in row 0: "
-                f"{type(element).__name__} against {structure.kind.__name__}"
+                f"{path or 'the element'} has another structure in row {rows[1]} than in row {rows[0]}: "
+                f"{type(element).__name__} against {structure.kind.__name__}",
+                rows[1],
             )
-        return _leaves_like(structure.content, inside[0], row, path)
+        return _leaves_like(structure.content, inside[0], rows, path)
     if type(element) is not type(structure) or len(element) != len(structure):
-        raise different_structure([structure, element], path, [0, row])
+        raise different_structure([structure, element], path, rows)
     pairs = enumerate(zip(structure, element))
-    return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, row, f"{path}[{i}]")]
+    return [leaf for i, (a, b) in pairs for leaf in _leaves_like(a, b, rows, f"{path}[{i}]")]
 
 
 def _leaf_paths(structure: Element, path: str) -> list[str]:
@@ -254,7 +256,8 @@ class _Rows(Ordered):
                 else:
                     segment.batch.write(segment.row, rows)
             except Exception as raised:
-                error = blame(raised, "batch", chunk.marks.origin(segment.start))
+                row = max(wrong_row(raised) - segment.row, 0)
+                error = blame(raised, "batch", chunk.marks.origin(segment.start + row))
                 break
             if not done:  # one row is weighed for all
                 task.nbytes = element_bytes(rows[0]) * len(chunk.elements)
@@ -314,6 +317,7 @@ class FusedBatching(RegroupingStage):
         self._rows.open(pass_, state)
         self._partial: BatchUnderWay | None = None
         self._rest: Chunk | None = None
+        self._origins = RowOrigins()
         self._filled = 0
         self._start: tuple[Marks, int] | None = None
         self._ident: Idents | None = None
@@ -336,13 +340,17 @@ class FusedBatching(RegroupingStage):
                 for segment in task.segments:
                     if not self._filled:
                         self._start = (task.chunk.marks, segment.start)
+                        self._origins.clear()
                         found = task.chunk.idents
                         self._ident = None if found is None else found[segment.start : segment.start + 1]
                     start = start or self._start
+                    self._origins.add(self._filled, task.chunk.marks, segment.start)
                     self._filled += segment.stop - segment.start
                     self._partial = segment.batch
                     if segment.ends:
-                        batches.append(segment.whole if segment.batch is None else segment.batch.finish(self._filled))
+                        batches.append(
+                            segment.whole if segment.batch is None else self._finished(segment.batch, self._filled)
+                        )
                         ends.append((task.chunk.marks, segment.stop))
                         if self._ident is not None:
                             idents.append(self._ident)
@@ -363,7 +371,13 @@ class FusedBatching(RegroupingStage):
         if batch is None or not count or self._drop_last:
             return Chunk((), Points(end, ()))
         assert start is not None
-        return Chunk([batch.finish(count)], Points(start, [end]), self._ident)
+        return Chunk([self._finished(batch, count)], Points(start, [end]), self._ident)
+
+    def _finished(self, batch: BatchUnderWay, count: int) -> Element:
+        try:
+            return batch.finish(count)
+        except Exception as error:
+            raise self._origins.blame(error, "batch") from error.__cause__
 
 
 @builds(ops.FusedBatch)

@@ -50,7 +50,7 @@ def _padding(node: ops.PaddedBatch, at: Site, upstream: Stage) -> Stage:
     def join(rows: Sequence[Element]) -> Element:
         return _padded(rows, _padder_of(node, empty), meter, None)
 
-    return batching(node.size, node.drop_last, join, at, upstream)
+    return batching(node.name, node.size, node.drop_last, join, at, upstream)
 
 
 @rounds_of(ops.PaddedBatch)

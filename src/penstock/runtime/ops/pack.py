@@ -118,7 +118,7 @@ class Packing(Stage):
 
     def _pieces_of(self, element: Element, marks: Marks, k: int) -> list[Array]:
         try:
-            tokens = np.asarray(element if self._key is None else element[self._key])
+            tokens = np.asarray(self._sequence_of(element))
             if tokens.ndim != 1:
                 raise InvalidPipelineError(f"{self._label} takes one-dimensional sequences, not {list(tokens.shape)}")
         except Exception as error:
@@ -130,6 +130,15 @@ class Packing(Stage):
         if self._long == "truncate":
             return [tokens[: self._length]]
         return [tokens[i : i + self._length] for i in range(0, len(tokens), self._length)]
+
+    def _sequence_of(self, element: Element) -> Any:
+        if not isinstance(element, dict):
+            return element if self._key is None else element[self._key]
+        if self._key not in element:
+            have = ", ".join(map(repr, element)) or "nothing"
+            missing = "is a dict: say which of its values with key=" if self._key is None else f"has no {self._key!r}"
+            raise InvalidPipelineError(f"{self._label}: an element {missing}; it has {have}")
+        return element[self._key]
 
     def _lay_out(self, row: Sequence[Array]) -> Element:
         length = self._length

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from penstock.core.element import Ragged
+from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.expressions import Expression
 from penstock.graph.parameters import short_label
@@ -44,9 +48,35 @@ class FilterStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         flags, judged, error = self.calls.results(chunk)
         judged = range(len(flags)) if judged is None else judged
-        kept = [k for k, flag in zip(judged, flags) if flag]
+        try:
+            kept = [k for k, flag in zip(judged, flags) if flag]
+        except Exception:
+            kept, wrong, error = self._until_unclear(judged, flags, chunk)
+            return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, wrong), error)
         total = len(flags) if error is not None else len(chunk.elements)
         return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, total), error)
+
+    def _until_unclear(
+        self, judged: Sequence[int], flags: Sequence[Any], chunk: Chunk
+    ) -> tuple[list[int], int, Exception]:
+        """Return what is kept before the first element whose answer is neither true nor false, which, and the error."""
+        kept: list[int] = []
+        for k, flag in zip(judged, flags):
+            try:
+                if flag:
+                    kept.append(k)
+            except Exception as raised:
+                label = self.calls.label
+                error = raised if not isinstance(flag, np.ndarray) else _many_answers(label, flag)
+                return kept, k, blame(error, label, chunk.marks.origin(k))
+        raise AssertionError("an answer was unclear when it was asked for first")
+
+
+def _many_answers(label: str, flags: np.ndarray[Any, Any]) -> InvalidPipelineError:
+    return InvalidPipelineError(
+        f"{label} returned an array of shape {list(flags.shape)}; a filter keeps or leaves out whole elements. "
+        "For rows of column batches use filter(col(...)) after the reader, or unbatch() before the filter"
+    )
 
 
 @step_of(ops.Map)
@@ -65,9 +95,20 @@ class ExpressionFilterStep:
         try:
             call_each(self.expression.evaluate, chunk.elements, flags)
         except Exception as raised:
-            error = blame(raised, self.label, chunk.marks.origin(len(flags)))
+            wrong = self._over_columns(chunk.elements[len(flags)]) or raised
+            error = blame(wrong, self.label, chunk.marks.origin(len(flags)))
         kept = [k for k, flag in enumerate(flags) if flag]
         return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, len(flags)), error)
+
+    def _over_columns(self, element: Any) -> Exception | None:
+        """Return the error of a filter that stands over column batches; None: it is another."""
+        columns = [element.get(name) for name in self.expression.columns()] if isinstance(element, dict) else ()
+        if not any(isinstance(column, (np.ndarray, Ragged)) for column in columns):
+            return None
+        return InvalidPipelineError(
+            f"{self.label}({self.expression!r}) is given a column batch, whose columns are arrays; filter right after "
+            "the reader, which then keeps rows, or unbatch() before the filter"
+        )
 
 
 @step_of(ops.Filter)

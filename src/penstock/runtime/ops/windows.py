@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
-from penstock.runtime.blame import raise_blamed
+from penstock.runtime.blame import raise_blamed, wrong_row
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, RegroupingStage, Stage, State
 from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
 from penstock.runtime.stats import StageMeter
@@ -234,7 +234,7 @@ class Windows(RegroupingStage):
         try:
             element = self._rules.finish(due.key, [waiting.element for waiting in due.window])
         except Exception as error:
-            raise_blamed(error, self._rules.label, origin)
+            raise_blamed(error, self._rules.label, due.window[wrong_row(error)].origin)
         self._remove(due)
         for waiting in due.window:
             self._input.give(waiting)

@@ -85,6 +85,20 @@ print("heavy:", sorted(heavy & set(sys.modules)))
     assert "replay" in ran.stdout and "heavy: []" in ran.stdout
 
 
+@pytest.mark.parametrize("command", sorted(main._COMMANDS))
+def test_every_command_says_in_its_help_what_it_does(command, capsys):
+    with pytest.raises(SystemExit):
+        main.main([command, "--help"])
+    _, sentence, *_ = capsys.readouterr().out.split("\n\n")
+    assert sentence[0].isupper() and sentence.rstrip().endswith("."), sentence
+
+
+def test_a_quarantine_file_without_elements_is_said_to_be_empty(tmp_path, capsys):
+    (tmp_path / "none.jsonl").touch()
+    assert main.main(["replay", str(tmp_path / "none.jsonl")]) == 0
+    assert "no element was skipped" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["explain"], ["explain", "a:b", "--seconds", "-1"]])
 def test_a_wrong_command_line_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -90,12 +90,24 @@ def test_serve_runs_until_it_is_told_to_end(tmp_path, number):
         assert find_service(str(file)).address == address
         listed = penstock("jobs", "--service", str(file))
         assert listed.returncode == 0, listed.stderr
-        assert listed.stdout.splitlines()[0].split()[:2] == ["job", "owner"]
+        no_jobs, columns, _ = [line for line in listed.stdout.splitlines() if line]
+        assert no_jobs.startswith("no jobs") and columns.split()[:2] == ["worker", "host"]
         pids = children_of(serve.process.pid)
         assert len(pids) == 3
         assert serve.end(number) == 0
         wait_gone(*pids)
         assert not file.exists()
+
+
+def test_a_service_with_nothing_to_list_says_so(tmp_path):
+    file = tmp_path / "service.json"
+    with running("serve", "--workers", "0", "--port", "0", "--service-file", str(file)):
+        wait_until(file.exists, "the service file")
+        listed = penstock("jobs", "--service", str(file))
+        assert listed.returncode == 0, listed.stderr
+        jobs, workers = listed.stdout.strip().split("\n\n")
+        assert jobs.startswith("no jobs") and "\n" not in jobs
+        assert workers.startswith("no workers") and "penstock worker" in workers
 
 
 def test_serve_starts_a_killed_dispatcher_again(tmp_path):
@@ -285,7 +297,15 @@ def alarm(seconds: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--workers", "some"], ["--port", "70000"], ["--port-range", "9-1"], ["--threads", "0"]]
+    "arguments",
+    [
+        ["--workers", "some"],
+        ["--port", "70000"],
+        ["--port-range", "9-1"],
+        ["--threads", "0"],
+        ["--tags", "a,,b"],
+        ["--tags", ""],
+    ],
 )
 def test_arguments_that_are_none_are_named(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

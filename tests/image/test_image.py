@@ -377,6 +377,17 @@ def test_a_box_outside_of_the_image_is_refused_by_decode(box: Any) -> None:
             psi.decode(data, crop=box)
 
 
+def test_files_are_resized_and_cropped_as_what_they_decode_to() -> None:
+    data = file_of(".png", picture(40, 60))
+    image = psi.decode(data)
+    np.testing.assert_array_equal(psi.resize(data, 20), psi.resize(image, 20))
+    np.testing.assert_array_equal(
+        psi.resize(data, (8, 9), interpolation="area"), psi.resize(image, (8, 9), interpolation="area")
+    )
+    np.testing.assert_array_equal(psi.center_crop(data, 30), psi.center_crop(image, 30))
+    np.testing.assert_array_equal(psi.crop(data, (1, 2, 3, 4)), psi.crop(image, (1, 2, 3, 4)))
+
+
 def test_resize_takes_a_shorter_side_or_both() -> None:
     image = picture(200, 301)
     np.testing.assert_array_equal(psi.resize(image, 100), cv2.resize(image, (150, 100)))
