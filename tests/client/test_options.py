@@ -14,10 +14,10 @@ from penstock.client.options import check_options, job_name
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"consumers": 4}, "consumers=4 without consumer="),
-        ({"consumers": 2, "consumer": 2}, "consumer=2 is not one of consumers=2"),
-        ({"consumers": 2, "consumer": -1}, "consumer=-1"),
-        ({"consumers": 0}, "consumers=0"),
+        ({"consumers": 4}, "4 ranks without a rank: say which of them this process is, 0 to 3"),
+        ({"consumers": 2, "consumer": 2}, "rank=2 is not one of 2 ranks: they are 0 to 1"),
+        ({"consumers": 2, "consumer": -1}, "rank=-1"),
+        ({"consumers": 0}, "count=0"),
         ({"job": ""}, "job=''"),
         ({"job": "  "}, "job='  '"),
         ({"sharding": "files"}, "sharding='files' is not one of 'dynamic', 'off'"),
@@ -32,8 +32,7 @@ from penstock.client.options import check_options, job_name
         ({"streams": 4, "sharding": "file"}, "streams=4"),
         ({"replica": 1}, "order='deterministic'"),
         ({"uneven": "allow", "order": "deterministic"}, "uneven='allow'"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"weight": -1.0}, "weight=-1.0"),
+        ({"timeout": 0}, "timeout_s=0"),
         ({"max_workers": 0}, "max_workers=0"),
         ({"memory_bytes": 1.5}, "memory_bytes=1.5"),
         ({"memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
@@ -50,14 +49,14 @@ def test_what_cannot_work_is_refused_at_once_with_the_choices(arguments: dict[st
 
 
 def test_the_guarantee_follows_from_the_sharding() -> None:
-    assert check_options().guarantee == "exactly_once"
-    assert check_options(sharding="off").guarantee == "zero_or_more"
-    assert check_options(sharding="file", guarantee="at_most_once").guarantee == "at_most_once"
-    assert check_options(sharding=lambda splits, workers: [[]]).sharding == "custom"
+    assert check_options().sharding.guarantee == "exactly_once"
+    assert check_options(sharding="off").sharding.guarantee == "zero_or_more"
+    assert check_options(sharding="file", guarantee="at_most_once").sharding.guarantee == "at_most_once"
+    assert check_options(sharding=lambda splits, workers: [[]]).sharding.policy == "custom"
 
 
 def test_a_deterministic_job_has_sixteen_streams_a_consumer() -> None:
-    assert check_options(order="deterministic", consumers=2, consumer=0).streams == 32
+    assert check_options(order="deterministic", consumers=2, consumer=0).sharding.streams == 32
     assert check_options(streams=1).order == "deterministic"
 
 

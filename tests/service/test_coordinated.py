@@ -226,8 +226,8 @@ def test_what_cannot_be_coordinated_is_refused_with_the_reason(one_worker: ps.Lo
         with pytest.raises((ps.InvalidArgumentError, ps.InvalidPipelineError), match=words):
             next(iter((sentences() if dataset is None else dataset).distribute(one_worker, **given)))
 
-    refuse("consumer=", consumers=1, consumer=None)
-    refuse("consumer=", consumer=None)
+    refuse("without a rank", consumers=1, consumer=None)
+    refuse("2 ranks without a rank", consumer=None)
     refuse("uneven='drop' or 'pad'", uneven="allow")
     refuse("sharding='dynamic'", sharding="off")
     refuse("put it before", dataset=sentences().filter(lambda batch: True))

@@ -355,7 +355,7 @@ def test_refused_with_a_reason(one_worker: ps.LocalService) -> None:
     dataset = rows(40)
     for options, reason in (
         ({}, "without trainer="),
-        ({"trainer": " "}, "without trainer="),
+        ({"trainer": " "}, "must be a name"),
         ({"trainer": "t", "consumers": 2, "consumer": 0, "uneven": "allow"}, "uneven='allow'"),
         ({"trainer": "t", "replica": 1, "order": "deterministic"}, "replica=1"),
         ({"trainer": "t", "order": "deterministic"}, "order='deterministic'"),

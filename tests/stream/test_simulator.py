@@ -31,7 +31,7 @@ from penstock.testing.simulator.schedule import (
 )
 from penstock.testing.simulator.trainer import Read
 from penstock.testing.simulator.world import Failed
-from penstock.wire.jobs import Sharing, Uneven
+from penstock.wire.modes import ShareKind, Uneven
 
 SCHEDULES = 250
 
@@ -41,7 +41,7 @@ def test_promises_are_kept_under_hundreds_of_seeded_schedules(capsys: pytest.Cap
 
 
 def could_show(bug: Bug, shape: Shape) -> bool:
-    return bug != "torn_trainer" or (shape.sharing != "" and shape.consumers > 1)
+    return bug != "torn_trainer" or (shape.sharing is not None and shape.consumers > 1)
 
 
 @pytest.mark.parametrize("bug", [bug for bug in get_args(Bug) if bug])
@@ -81,7 +81,7 @@ def test_schedules_are_of_all_kinds() -> None:
         ("repeat", {1, 2}),
         ("trainers", {1, 2, 3}),
         ("fed", {True, False}),
-        ("sharing", set(get_args(Sharing))),
+        ("sharing", {None, *get_args(ShareKind)}),
         ("uneven", set(get_args(Uneven))),
     ):
         found = Counter(getattr(shape, field) for shape in shapes)
@@ -200,7 +200,7 @@ def test_ranks_that_sit_out_steps_may_have_fewer_batches() -> None:
         check_histories(allowed, [[(0, 1), (4, 5), (6, 7)], [(2, 3), (), ()]])
 
 
-def shared_read(histories: Histories, *, sharing: Sharing = "wait", late: bool = False) -> Read:
+def shared_read(histories: Histories, *, sharing: ShareKind = "wait", late: bool = False) -> Read:
     read = Read(replace(SHAPE, sharing=sharing, trainers=2))
     read.enter(AttemptId("a"))
     for rank, history in enumerate(histories):

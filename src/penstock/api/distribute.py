@@ -54,19 +54,19 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
             f"sharing={options.sharing.kind!r} needs a service that other trainers read too: give to= its address, or "
             f"set ${SERVICE_VARIABLE}"
         )
-    if options.consumers > 1:
+    if options.ranks.count > 1:
         raise InvalidArgumentError(
-            f"consumers={options.consumers} need a service to deal to them: give to= its address, or set "
+            f"consumers={options.ranks.count} need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
-    return Loader(dataset.node, memory_bytes=options.memory_bytes)
+    return Loader(dataset.node, memory_bytes=options.limits.memory_bytes)
 
 
 def _over(
     dataset: Dataset, options: JobOptions, find: Callable[[], ServiceFile], on_close: Callable[[], None] | None
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close)
-    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
+    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.limits.memory_bytes)
 
 
 def _own_service(workers: int, nursery: StartedNursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:

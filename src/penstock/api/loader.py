@@ -90,13 +90,14 @@ class Loader(Dataset):
         options = node.backend.options
         if options.feed is not None:
             return node.backend.fed_length()
-        if options.sharding == "off" or options.uneven == "allow":
+        if options.sharding.off or options.ranks.uneven == "allow":
             return None
         try:
             total = len(node.dataset)
         except TypeError:
             return None
-        return total // options.consumers if options.uneven == "drop" else -(-total // options.consumers)
+        count, uneven = options.ranks.count, options.ranks.uneven
+        return total // count if uneven == "drop" else -(-total // count)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that epoch."""
@@ -236,9 +237,9 @@ def _check_order(node: Node) -> None:
 def _check_cache(node: Node, options: JobOptions) -> None:
     if not isinstance(node, ops.Cache):
         return
-    if options.consumers > 1 and options.feed is None:
+    if options.ranks.count > 1 and options.feed is None:
         raise InvalidPipelineError(
-            f"cache() after distribute() with {options.consumers} consumers: one that has not cached the whole first "
+            f"cache() after distribute() with {options.ranks.count} consumers: one that has not cached the whole first "
             "epoch, because it was restarted or max_bytes was too small, would wait for the others in every epoch, and "
             "they read their caches. save() what is the same in every epoch and read that, or leave cache() out"
         )

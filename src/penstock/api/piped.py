@@ -79,8 +79,8 @@ class Piped:
                     lambda beginning: source.backend.open(replace(beginning, weights=weights)),
                     seed=seed,
                     may_rejoin=may_rejoin,
-                    consumer=options.consumer,
-                    consumers=options.consumers,
+                    consumer=options.rank,
+                    consumers=options.ranks.count,
                     in_order=options.order == "deterministic",
                     attempt=place.attempts[len(made)] if len(made) < len(place.attempts) else None,
                 )
@@ -104,7 +104,7 @@ class Piped:
         places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
         operators = copy.deepcopy(merged(places) if len(places) > 1 else places[0])
         options = self.options
-        own = [one for one in saved if one.consumers == options.consumers and one.consumer in (None, options.consumer)]
+        own = [one for one in saved if one.consumers == options.ranks.count and one.consumer in (None, options.rank)]
         return PipedPlace(operators, (own[0].attempts or []) if own else [])
 
 

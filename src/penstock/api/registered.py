@@ -82,7 +82,7 @@ def read_registered(service: Service, id: str, **options: Any) -> Loader:
     """
     _check_id(id)
     checked = check_options(**options)
-    patience = Patience(checked.timeout_s, f"pipeline {id!r}")
+    patience = Patience(checked.limits.timeout_s, f"pipeline {id!r}")
     link = _connect(service, patience)
     try:
         answer = link.ask(GetPipeline(id=id), patience, "the registered pipeline")
@@ -93,12 +93,12 @@ def read_registered(service: Service, id: str, **options: Any) -> Loader:
         graph, listings = (_fetch(link, name, patience) for name in (answer.spec.graph, answer.spec.splits))
     finally:
         link.close()
-    if "sharding" not in options and answer.spec.sharding == "off":
+    if "sharding" not in options and answer.spec.sharding.off:
         checked = check_options(**{**options, "sharding": "off"})
     dataset = _Registered(id, answer.spec, graph, listings)
     dataset.check(checked)
     backend = _RegisteredBackend(dataset, checked, _finder(service))
-    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=checked.memory_bytes)
+    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=checked.limits.memory_bytes)
 
 
 class _Registered(Dataset):
@@ -112,20 +112,21 @@ class _Registered(Dataset):
 
     def check(self, options: JobOptions) -> None:
         """Refuse what a pipeline that was cut and checked elsewhere cannot be read with."""
-        if options.sharding in ("file", "file_or_data", "custom"):
+        if options.sharding.policy in ("file", "file_or_data", "custom"):
             raise InvalidArgumentError(
-                f"sharding={options.sharding!r}: pipeline {self.id!r} was cut into splits when it was registered; use "
-                "'dynamic', 'data', 'hint' or 'off', or distribute() the dataset itself"
+                f"sharding={options.sharding.policy!r}: pipeline {self.id!r} was cut into splits when it was "
+                "registered; use 'dynamic', 'data', 'hint' or 'off', or distribute() the dataset itself"
             )
         if options.feed is not None:
             raise InvalidArgumentError(
                 f"feed= with pipeline {self.id!r}: it was cut into splits when it was registered; distribute() the "
                 "dataset itself"
             )
-        if self.spec.sharding == "off" and options.sharding != "off":
-            for_workers(self.node, options.sharding)
+        if self.spec.sharding.off and not options.sharding.off:
+            for_workers(self.node, options.sharding.policy)
             raise InvalidArgumentError(
-                f"sharding={options.sharding!r}: pipeline {self.id!r} was registered with sharding='off'; read it so"
+                f"sharding={options.sharding.policy!r}: pipeline {self.id!r} was registered with sharding='off'; read "
+                "it so"
             )
 
     def prepared(self) -> Prepared:

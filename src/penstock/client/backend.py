@@ -21,6 +21,7 @@ from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
 from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
+from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
 
@@ -63,7 +64,7 @@ class ServiceBackend:
 
     @property
     def memory_bytes(self) -> int:
-        given = self.options.memory_bytes
+        given = self.options.limits.memory_bytes
         return given if given is not None else min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -77,9 +78,9 @@ class ServiceBackend:
         if options.feed is not None:
             if checkpoint.own is None:
                 raise StateMismatchError(
-                    f"the state was saved by {state.consumers} consumers and there are {options.consumers} now: where "
-                    "each one's sampler stood says nothing about other samplers. Load it with as many consumers, or "
-                    "start the epoch anew"
+                    f"the state was saved by {state.consumers} consumers and there are {options.ranks.count} now: "
+                    "where each one's sampler stood says nothing about other samplers. Load it with as many consumers, "
+                    "or start the epoch anew"
                 )
             return
         if state.splits != self.prepared.splits_digest:
@@ -92,14 +93,14 @@ class ServiceBackend:
                 f"the state was saved with order={state.order!r} and this loader has order={options.order!r}; "
                 "which elements follow depends on it"
             )
-        if state.coordinated != options.coordinated:
+        if state.coordinated != options.ranks.coordinated:
             raise StateMismatchError(
                 f"the state was saved with coordinated={state.coordinated} and this loader has "
-                f"coordinated={options.coordinated}; rounds are grouped in another way"
+                f"coordinated={options.ranks.coordinated}; rounds are grouped in another way"
             )
-        if (state.uneven == "allow") != (options.uneven == "allow"):
+        if (state.uneven == "allow") != (options.ranks.uneven == "allow"):
             raise StateMismatchError(
-                f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.uneven!r}"
+                f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.ranks.uneven!r}"
             )
 
     def open(self, beginning: Beginning) -> EpochReader:
@@ -124,7 +125,7 @@ class ServiceBackend:
             raise InvalidArgumentError(
                 f"set_weights() with {argument}: what is read there is not this loader's alone to say, or not mixed"
             )
-        return mix_weights(for_workers(self._pipeline.node, self.options.sharding), tuple(weights))
+        return mix_weights(for_workers(self._pipeline.node, self.options.sharding.policy), tuple(weights))
 
     def check_weights_midway(self) -> None:
         """Refuse other weights in the middle of an epoch where something read by the old ones is held back."""
@@ -152,12 +153,12 @@ class ServiceBackend:
                 "the sampler gave lists of indices in one epoch and single ones in another; it must give one kind"
             )
         options, name = self.options, self.job
-        if options.consumers > 1:
-            name = JobName(f"{name}.{options.consumer}")
+        if options.ranks.count > 1:
+            name = JobName(f"{name}.{options.rank}")
         link = self._link()
-        feeder = Feeder(drawing, ahead=feed.ahead, consumer=options.consumer, consumers=options.consumers)
+        feeder = Feeder(drawing, ahead=feed.ahead, consumer=options.rank, consumers=options.ranks.count)
         submission = self._submission(self.prepared, link, beginning.seed, 0)
-        alone = replace(options, consumers=1, consumer=0)
+        alone = replace(options, ranks=Ranks(), rank=0)
         return self._read(EpochSession(link, name, alone, submission, beginning, feeder))
 
     def fed_length(self) -> int | None:
@@ -167,14 +168,16 @@ class ServiceBackend:
 
     def _read(self, session: EpochSession) -> EpochReader:
         try:
-            return EpochReader(session, memory_bytes=self.memory_bytes, timeout_s=self.options.timeout_s, owner=self)
+            return EpochReader(
+                session, memory_bytes=self.memory_bytes, timeout_s=self.options.limits.timeout_s, owner=self
+            )
         except BaseException:
             session.close(finished=False)
             raise
 
     def _submission(self, prepared: Prepared, link: ServiceLink, seed: int | None, streams: int) -> Submission:
         chosen = self._pipeline.seed if seed is None else seed
-        options = self.options if self.options.feed is None else replace(self.options, consumers=1, consumer=0)
+        options = self.options if self.options.feed is None else replace(self.options, ranks=Ranks(), rank=0)
         made = self._submissions.get((chosen, streams))
         if made is None:
             made = self._submissions[chosen, streams] = submission(
@@ -184,13 +187,13 @@ class ServiceBackend:
 
     def _count_workers(self, link: ServiceLink) -> int:
         if self._workers is None:
-            self._workers = link.count_workers(Patience(self.options.timeout_s, "the first worker"))
+            self._workers = link.count_workers(Patience(self.options.limits.timeout_s, "the first worker"))
         return self._workers
 
     def _link(self) -> ServiceLink:
         if not self._links:
-            service = find_when_there(self._find, Patience(self.options.timeout_s, "the service"))
-            self._links.append(ServiceLink(service, name=f"loader-{self.options.consumer}"))
+            service = find_when_there(self._find, Patience(self.options.limits.timeout_s, "the service"))
+            self._links.append(ServiceLink(service, name=f"loader-{self.options.rank}"))
         return self._links[0]
 
     def close(self) -> None:

@@ -86,9 +86,9 @@ class EpochSession:
         """`feeder`: of a job that its consumer feeds."""
         self.link = link
         self.job, self.epoch = job, beginning.epoch
-        self.consumer, self.replica = options.consumer, options.replica
-        if options.sharing is not None:
-            self.replica = trainer_number(options.sharing.trainer)
+        self.consumer, self.replica = options.rank, options.replica
+        if options.trainer is not None:
+            self.replica = trainer_number(options.trainer)
         self.board = Board(ask=self._beat_once)
         self.feeder = feeder
         self._resumed = False
@@ -112,8 +112,7 @@ class EpochSession:
 
     @property
     def trainer(self) -> str:
-        sharing = self._options.sharing
-        return "" if sharing is None else sharing.trainer
+        return self._options.trainer or ""
 
     @property
     def storage(self) -> StorageOptions:
@@ -123,8 +122,8 @@ class EpochSession:
     @property
     def access(self) -> Access:
         """What the trainer may do with the arrays it is given."""
-        sharing = self._options.sharing
-        return "own" if sharing is None else "copied" if sharing.writable else "read-only"
+        options = self._options
+        return "own" if options.sharing is None else "copied" if options.writable else "read-only"
 
     @property
     def connected(self) -> bool:
@@ -140,7 +139,7 @@ class EpochSession:
             self._progress,
             self.view,
             memory_bytes=memory_bytes,
-            shared_window_bytes=self.spec.window_bytes or USUAL_WINDOW_BYTES,
+            shared_window_bytes=self.delivery.window_bytes or USUAL_WINDOW_BYTES,
             first_opening=time_ns() // 1_000_000,
             resumed=self._resumed,
             life=self._life,
@@ -150,7 +149,7 @@ class EpochSession:
     # Opening
 
     def _patience(self) -> Patience:
-        return Patience(self._options.timeout_s, f"epoch {self.epoch} of job {self.job!r}")
+        return Patience(self._options.limits.timeout_s, f"epoch {self.epoch} of job {self.job!r}")
 
     def _open(self, beginning: Beginning) -> None:
         patience, checkpoint = self._patience(), beginning.checkpoint
@@ -169,7 +168,7 @@ class EpochSession:
                 self._progress = Progress()
                 return
         self._start_from(checkpoint, patience)
-        self._progress = begin_at(checkpoint, consumers=self._options.consumers, done=self._done)
+        self._progress = begin_at(checkpoint, consumers=self._options.ranks.count, done=self._done)
 
     def _begin(self, beginning: Beginning, patience: Patience) -> None:
         answer: EpochOpened | NotKnown | None = None
@@ -182,7 +181,7 @@ class EpochSession:
 
     def _start_from(self, checkpoint: Checkpoint, patience: Patience) -> None:
         feeds = self._feeds(checkpoint.first)
-        resume = resume_from(checkpoint, epoch=self.epoch, consumers=self._options.consumers, feeds=feeds)
+        resume = resume_from(checkpoint, epoch=self.epoch, consumers=self._options.ranks.count, feeds=feeds)
         self._take(self._ask(patience, resume=resume))
         self._resumed = True
 
@@ -225,7 +224,7 @@ class EpochSession:
         numbers = [position.number for position in state.progress.streams]
         if spec.feeds:
             return dict(enumerate(spec.feeds))
-        if spec.sharding == "off":
+        if spec.sharding.off:
             return dict.fromkeys(numbers, Feed(kind="dealt", number=0, of=1))
         if spec.order == "deterministic":
             return {number: Feed(kind="dealt", number=number, of=state.width) for number in range(state.width)}
@@ -241,11 +240,11 @@ class EpochSession:
 
     def resume(self, state: ConsumerState) -> None:
         """Start a new attempt from where this consumer stands."""
-        if self._options.consumers > 1:
+        if self._options.ranks.count > 1:
             raise JobFailedError(
                 self.job,
-                f"the service lost attempt {self.view.attempt}, and one of {self._options.consumers} consumers cannot "
-                "start a new one alone; load the last checkpoint on all ranks",
+                f"the service lost attempt {self.view.attempt}, and one of {self._options.ranks.count} consumers "
+                "cannot start a new one alone; load the last checkpoint on all ranks",
             )
         self._start_from(Checkpoint((state,), state), self._patience())
 
@@ -261,11 +260,11 @@ class EpochSession:
         return ConsumerState(
             attempt=self.view.attempt if feeder is None else AttemptId(""),
             splits=self._submission.splits_digest,
-            width=(len(spec.feeds) or spec.streams) if feeder is None else 0,
+            width=(len(spec.feeds) or spec.sharding.streams or 0) if feeder is None else 0,
             order=spec.order,
-            uneven=spec.uneven,
-            coordinated=spec.coordinated,
-            consumers=options.consumers if feeder is None else feeder.consumers,
+            uneven=spec.ranks.uneven,
+            coordinated=spec.ranks.coordinated,
+            consumers=options.ranks.count if feeder is None else feeder.consumers,
             consumer=self.consumer if feeder is None else feeder.consumer,
             progress=progress,
             sampler=None if sampler is None else sampler.plain(),

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import msgspec
 
@@ -33,6 +33,7 @@ from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused, Superseded
+from penstock.wire.modes import Mode
 
 WISH_LASTS_S = 5.0  # clients that are told "not yet" ask again well within it
 FEWEST_IN_TURN = 4  # streams of coordinated reads: each has its own windows to fill, so not more than are of use
@@ -72,9 +73,9 @@ def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[Blo
 def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
     if not request.job:
         return Refused(reason="a job needs a name", kind="invalid_argument")
-    if not 0 <= request.consumer < request.spec.consumers:
+    if not 0 <= request.consumer < request.spec.ranks.count:
         return Refused(
-            reason=f"consumer={request.consumer} is not one of 0 to {request.spec.consumers - 1}, as consumers= says",
+            reason=f"consumer={request.consumer} is not one of 0 to {request.spec.ranks.count - 1}, as the job has it",
             kind="invalid_argument",
         )
     if request.replica < 0:
@@ -123,11 +124,11 @@ def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> A
 
 def _with_streams(draft: Draft, spec: JobSpec) -> JobSpec:
     """Return the spec with a number of streams, where it is the job's and was left to us."""
-    if not spec.coordinated or spec.streams or spec.feeds:
+    if not spec.ranks.coordinated or spec.sharding.streams or spec.feeds:
         return spec
     workers = sum(misfit(draft.state, spec, worker) is None for worker in draft.state.workers.values())
-    workers = min(workers, spec.max_workers or workers)
-    return msgspec.structs.replace(spec, streams=max(FEWEST_IN_TURN, IN_TURN_A_WORKER * workers))
+    workers = min(workers, spec.placement.max_workers or workers)
+    return spec.with_streams(max(FEWEST_IN_TURN, IN_TURN_A_WORKER * workers))
 
 
 def missing_blobs(spec: JobSpec, blobs: Container[BlobHash]) -> NotYet | None:
@@ -142,16 +143,19 @@ def _collect(draft: Draft, name: JobName, reason: str) -> None:
 
 def differing_fields(job: JobSpec, asked: JobSpec, *, seed_too: bool = False) -> list[str]:
     """Return each field in which two consumers of one job must agree and do not, with both values."""
-    differing = []
-    for name in JobSpec.__struct_fields__:
-        if name in CREATORS and not (seed_too and name == "seed"):
-            continue
-        if name == "streams" and asked.coordinated and not asked.streams:
-            continue  # left to the job
-        one, other = getattr(job, name), getattr(asked, name)
-        if one != other:
-            differing.append(f"{name}: {other!r} here, {one!r} in the job")
-    return differing
+    if asked.ranks.coordinated and asked.sharding.streams is None:
+        asked = asked.with_streams(job.sharding.streams)  # left to the job
+    creators = CREATORS - {"seed"} if seed_too else CREATORS
+    compared = (name for name in JobSpec.__struct_fields__ if name not in creators)
+    return [text for name in compared for text in _differences(name, getattr(job, name), getattr(asked, name))]
+
+
+def _differences(name: str, job: object, asked: object) -> Iterator[str]:
+    if isinstance(job, Mode) and type(job) is type(asked):
+        for field in job.__struct_fields__:
+            yield from _differences(f"{name}.{field}", getattr(job, field), getattr(asked, field))
+    elif job != asked:
+        yield f"{name}: {asked!r} here, {job!r} in the job"
 
 
 def _mismatch(name: str, differing: list[str]) -> str:
@@ -229,7 +233,7 @@ def _join_shared(draft: Draft, joined: Iteration, request: OpenEpoch) -> Attempt
     held = joined.opened.get(slot)
     present = newest_life(joined, request.replica)
     if (
-        draft.job(request.job).spec.consumers == 1
+        draft.job(request.job).spec.ranks.count == 1
         or held is None
         or held.client == request.client
         or held.life < present
@@ -358,12 +362,12 @@ def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
     newer = {slot for other in job.iterations.values() if other is not iteration for slot in other.opened}
     reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
     known = {consumer for consumer, _ in (*iteration.opened, *newer)}
-    return reading + [(c, 0) for c in range(job.spec.consumers) if c not in known]
+    return reading + [(c, 0) for c in range(job.spec.ranks.count) if c not in known]
 
 
 def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:
     """Return the readers of the oldest iteration that keep a third one from starting; the dead do not."""
-    if job.spec.sharing == "skip":
+    if job.spec.sharing is not None and not job.spec.sharing.waits:
         return []  # nobody waits for anybody: what is left of it is skipped
     alive = {lease.client for lease in draft.state.leases(job.name)}
     return [

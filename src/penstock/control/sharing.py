@@ -28,7 +28,7 @@ from penstock.wire.messages import OpenEpoch, Refused
 
 def surplus_trainer(job: Job, request: OpenEpoch) -> Refused | None:
     """Refuse one more than the job has, by any epoch that all of them have opened."""
-    most = job.spec.trainers
+    most = job.spec.awaited_trainers
     come = [trainers_in(iteration) for iteration in job.iterations.values()]
     full = any(most and request.replica not in known and len(known) >= most for known in come)
     if not full:
@@ -50,9 +50,9 @@ def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | Non
         if held is not None and held.client == request.client:
             return iteration  # said twice
     present = next((i for i in reversed(job.iterations.values()) if request.replica in trainers_in(i)), None)
-    if job.spec.consumers > 1 and present is not None and not _is_through(job, present, request):
+    if job.spec.ranks.count > 1 and present is not None and not _is_through(job, present, request):
         return present
-    if job.spec.trainers:
+    if job.spec.awaited_trainers:
         return next((i for i in job.iterations.values() if not _has_finished(i, slot)), None)
     newest = next(reversed(job.iterations.values()), None)
     if newest is None or _has_finished(newest, slot):
@@ -66,7 +66,7 @@ def _is_through(job: Job, iteration: Iteration, request: OpenEpoch) -> bool:
 
     One that has finished it and does not say so was started anew, and reads what its trainer does.
     """
-    ranks = [(consumer, request.replica) for consumer in range(job.spec.consumers)]
+    ranks = [(consumer, request.replica) for consumer in range(job.spec.ranks.count)]
     own = _has_finished(iteration, (request.consumer, request.replica))
     return (own and request.after == iteration.attempt) or all(_has_finished(iteration, rank) for rank in ranks)
 
@@ -111,14 +111,15 @@ def held_up_by_trainers(draft: Draft, job: Job, request: OpenEpoch, reading: lis
         return ""
     slot = (request.consumer, request.replica)
     draft.emit(e.RestartAsked(request.job, oldest.attempt, *slot, request.client, draft.now))
-    if draft.now - draft.state.wishes[oldest.attempt][slot].since > job.spec.trainer_timeout_s:
+    assert job.spec.sharing is not None
+    if draft.now - draft.state.wishes[oldest.attempt][slot].since > job.spec.sharing.trainer_timeout_s:
         return ""
-    return f"{job.spec.trainers} trainers to open epoch {oldest.epoch}: {len(trainers_in(oldest))} have"
+    return f"{job.spec.awaited_trainers} trainers to open epoch {oldest.epoch}: {len(trainers_in(oldest))} have"
 
 
 def lacks_trainers(job: Job, iteration: Iteration) -> bool:
     """Say whether somebody is still to read an epoch from its beginning."""
-    return len(trainers_in(iteration)) < job.spec.trainers
+    return len(trainers_in(iteration)) < job.spec.awaited_trainers
 
 
 def trainers_in(iteration: Iteration) -> set[int]:

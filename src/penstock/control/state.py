@@ -187,7 +187,7 @@ class ClusterState:
                 self._close_slot(event)
             case e.StreamsCreated() | e.StreamsBound() | e.StreamsLost() | e.StreamReopened() | e.ConsumerEnded():
                 job = self.jobs[event.job]
-                self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.consumers))
+                self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.ranks.count))
             case e.ElementsBlamed():
                 self._blame(event)
             case e.LeasesBegan():

@@ -13,8 +13,8 @@ import msgspec
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, ViewChange
 
-PROTOCOL = 3
-OLDEST_PROTOCOL = 2
+PROTOCOL = 4
+OLDEST_PROTOCOL = 4
 
 
 class OpenEpoch(Message, frozen=True, tag="open_epoch"):
@@ -379,12 +379,6 @@ class ViewMoved(Message, frozen=True, tag="view_moved"):
     change: ViewChange
 
 
-class ViewChanged(Message, frozen=True, tag="view_changed"):
-    """The same for clients of protocol 2, who take whole views."""
-
-    view: JobView
-
-
 Request: TypeAlias = (
     OpenEpoch
     | PutBlob
@@ -422,7 +416,7 @@ Answer: TypeAlias = (
     | Refused
     | TryAgain
 )
-Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged | Superseded
+Push: TypeAlias = StartRunner | StopRunner | ViewMoved | Superseded
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):

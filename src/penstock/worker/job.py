@@ -118,7 +118,7 @@ class Job:
             graph=graph,
             listings=tuple(listings),
             caches=_caches(graph),
-            makes_rounds=spec.spec.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
+            makes_rounds=spec.spec.ranks.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
         )
 
     def _ask_spec(self, is_stopped: Callable[[], bool]) -> Spec:

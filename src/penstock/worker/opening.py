@@ -77,7 +77,7 @@ class RunOpener:
         job, excluded = self._job.plan(terms.attempt, lambda: pump.abandoned)
         spec, feed_spec = job.spec, terms.feed
         ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
-        final = feed_spec.kind in ("tail", "fed") or spec.sharding == "off"
+        final = feed_spec.kind in ("tail", "fed") or spec.sharding.off
         feed = self._feed(stream, terms, ledger, spec.split_counts)
         pump.adopt(feed)
         part = StreamPart(
@@ -87,7 +87,7 @@ class RunOpener:
             shuffle_parts=terms.share,
             keep=feed_spec.keep,
             leftovers=tuple(_left(leftover, job) for leftover in feed_spec.leftovers),
-            coordinated=spec.consumers if spec.coordinated else 0,
+            coordinated=spec.ranks.count if spec.ranks.coordinated else 0,
             torn=_torn(start) if job.makes_rounds else None,
             dropped=frozenset(excluded.dropped),
             suspects=frozenset(excluded.suspects),
@@ -99,7 +99,7 @@ class RunOpener:
             pipeline = Pipeline(
                 graph=job.graph,
                 # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
-                seed=spec.seed + stream_number(stream.id) if spec.sharding == "off" else spec.seed,
+                seed=spec.seed + stream_number(stream.id) if spec.sharding.off else spec.seed,
                 epoch=terms.epoch,
                 source_of=job.source_opener(self._lent_for(stream.id)),
             )
@@ -109,7 +109,7 @@ class RunOpener:
                 part=part,
                 # What nobody received of a round, coordinated reads take back by themselves.
                 leftovers=() if job.makes_rounds else feed_spec.leftovers,
-                width=spec.consumers,
+                width=spec.ranks.count,
                 split_counts=spec.split_counts,
             )
             try:
@@ -125,7 +125,7 @@ class RunOpener:
             feed=feed,
             ledger=ledger,
             final=final,
-            pad=spec.uneven == "pad",
+            pad=spec.ranks.uneven == "pad",
             reopen=lambda state, weights: opened(replace(part, weights=weights, torn=None), state),
         )
 
@@ -150,7 +150,7 @@ class RunOpener:
 
 
 def _left(leftover: Leftover, job: LoadedJob) -> Left:
-    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.consumers
+    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.ranks.count
     if job.makes_rounds:
         return Left(cut.engine, cut.since * consumers, cut.share, keep, _torn(cut))
     return Left(cut.engine, outputs_received(cut, consumers), cut.share, keep)

@@ -350,12 +350,12 @@ class Runner:
 
     def _window_bytes(self, spec: JobSpec) -> int:
         memory_bytes = self.config.memory_bytes
-        return min(spec.window_bytes or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
+        return min(delivery_of(spec).window_bytes or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
 
     def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         assert self._loaded is not None
-        kind = self._loaded.spec.compression
-        return ("", buffers) if kind == "none" else (kind, compress(kind, buffers))
+        kind = self._loaded.spec.transport
+        return ("", buffers) if kind == "auto" else (kind, compress(kind, buffers))
 
     def open_run(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
         return self._opener.open(stream, terms, start, pump)

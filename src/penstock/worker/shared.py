@@ -95,10 +95,12 @@ class Leaving:
 
 class SharedStream(HostedStream[Shared, SharedHost]):
     def __init__(self, stream: StreamId, host: SharedHost, spec: JobSpec, *, makes_rounds: bool = False) -> None:
-        terms = SharingTerms(waits=spec.sharing == "wait", trainers=spec.trainers, timeout_s=spec.trainer_timeout_s)
+        assert spec.sharing is not None
+        share, timeout_s = spec.sharing, spec.sharing.trainer_timeout_s
+        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=timeout_s)
         served = Shared(stream, delivery_of(spec), terms, now=monotonic())
         super().__init__(served, host, makes_rounds=makes_rounds)
-        self._timeout_s = spec.trainer_timeout_s
+        self._timeout_s = timeout_s
         self._leaving = Leaving()
         self._own_bytes = 0
         """Of the window, in this process's own memory: there was no room where readers map it."""

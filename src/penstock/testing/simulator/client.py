@@ -175,10 +175,10 @@ class FakeClient(Peer):
         state = ConsumerState(
             attempt=self.attempt,
             splits="",
-            width=spec.streams,
+            width=spec.sharding.streams or 0,
             order=spec.order,
-            uneven=spec.uneven,
-            coordinated=spec.coordinated,
+            uneven=spec.ranks.uneven,
+            coordinated=spec.ranks.coordinated,
             consumers=self.shape.consumers,
             consumer=self.rank,
             progress=consumer.place().progress(),

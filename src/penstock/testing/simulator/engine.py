@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.runtime.streams import PASS_ENDED, PLACE
-from penstock.wire.jobs import Leftover, Sharing, Uneven
+from penstock.wire.jobs import Leftover
+from penstock.wire.modes import ShareKind, Uneven
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import leftover_feed
 from penstock.worker.ledger import UNKNOWN
@@ -37,7 +38,7 @@ class Shape:
     uneven: Uneven = "drop"
     fed: bool = False
     """The one consumer says what is read: batches of all elements, in order, are units and dealt to streams in turn."""
-    sharing: Sharing = ""
+    sharing: ShareKind | None = None
     trainers: int = 1
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from penstock.testing.simulator.engine import Batch, Shape
 from penstock.testing.simulator.workers import TRAINER_TIMEOUT_S, Jobs
 from penstock.testing.simulator.world import World
 from penstock.wire.jobs import Feed, JobSpec
+from penstock.wire.modes import Ranks, Sharding, Share, ShareKind
 
 State = dict[str, Any]
 
@@ -239,13 +240,13 @@ def spec_of(shape: Shape) -> JobSpec:
         splits=BlobHash("splits"),
         split_counts=(len(shape.splits),),
         seed=0,
-        consumers=shape.consumers,
+        ranks=Ranks(shape.consumers, uneven=shape.uneven, coordinated=shape.coordinated),
+        sharding=Sharding(streams=shape.streams or None),
         order="deterministic" if shape.streams and not shape.coordinated else "relaxed",
-        coordinated=shape.coordinated,
-        streams=shape.streams,
-        uneven=shape.uneven,
         feeds=tuple(Feed(kind="fed", number=n, of=shape.streams) for n in range(shape.streams) if shape.fed),
-        sharing=shape.sharing,
-        trainers=shape.trainers if shape.sharing == "wait" else 0,
-        trainer_timeout_s=TRAINER_TIMEOUT_S,
+        sharing=None if shape.sharing is None else _share_of(shape.sharing, shape.trainers),
     )
+
+
+def _share_of(kind: ShareKind, trainers: int) -> Share:
+    return Share(kind, trainer_timeout_s=TRAINER_TIMEOUT_S, trainers=trainers if kind == "wait" else None)

@@ -285,7 +285,8 @@ class SharedStream(FakeStream):
 
     def _serve(self) -> Shared:
         spec = self.runner.spec
-        terms = SharingTerms(waits=spec.sharing == "wait", trainers=spec.trainers, timeout_s=TRAINER_TIMEOUT_S)
+        assert spec.sharing is not None
+        terms = SharingTerms(waits=spec.sharing.waits, trainers=spec.awaited_trainers, timeout_s=TRAINER_TIMEOUT_S)
         return Shared(self.id, self.runner.delivery, terms, now=self.world.now)
 
     def open(self, peer: bytes, message: OpenStream) -> None:
