@@ -159,9 +159,9 @@ def test_a_job_that_is_held_is_not_collected_across_a_restart() -> None:
 
 
 BAD_ARGUMENTS = [
-    ({"consumers": 2}, "consumer"),
-    ({"consumers": 2, "consumer": 2, "job": "x"}, "consumer"),
-    ({"consumers": 0, "consumer": 0}, "consumers"),
+    ({"consumers": 2}, "rank"),
+    ({"consumers": 2, "consumer": 2, "job": "x"}, "rank"),
+    ({"consumers": 0, "consumer": 0}, "count"),
     ({"job": ""}, "job"),
     ({"sharding": "sideways"}, "dynamic"),
     ({"guarantee": "maybe"}, "exactly_once"),
