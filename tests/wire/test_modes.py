@@ -36,7 +36,7 @@ from tests.job_specs import job_spec
         (Share, {"kind": "wait", "trainer_timeout_s": float("nan")}, "trainer_timeout_s=nan must be a number above 0"),
         (Share, {"kind": "skip", "trainers": 2}, "says who is waited for"),
         (Placement, {"target": "here"}, "target='here' is not one of 'local', 'remote', 'any'"),
-        (Placement, {"requires": "gpu"}, "requires='gpu' must be tags of workers"),
+        (Placement, {"requires": ["gpu", ""]}, "requires=['gpu', ''] must be tags of workers"),
         (Placement, {"max_workers": 0}, "max_workers=0 must be a whole number of at least 1"),
     ],
 )
@@ -56,6 +56,34 @@ def test_processes_of_one_job_agree_on_all_but_what_is_their_own() -> None:
     assert Ranks(8, 3, "pad", replica=1).agreed() == Ranks(8, uneven="pad") == Ranks(8, 4, "pad").agreed()
     assert Share("wait", "a", trainers=2, writable=True).agreed() == Share("wait", "b", trainers=2).agreed()
     assert Sharding("custom", function=print).agreed() == Sharding("custom")
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (8, 3)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, (2, 0)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (4, 1)),  # torchrun under srun
+    ],
+)
+def test_a_launcher_says_which_rank_this_is(environment: dict[str, str], found: tuple[int, int]) -> None:
+    ranks = Ranks.from_environment(uneven="pad", environment=environment)
+    assert ranks == Ranks(*found, uneven="pad")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "no launcher says which rank this is"),
+        ({"RANK": "3"}, "torchrun sets $RANK and $WORLD_SIZE to whole numbers, and here they are '3' and None"),
+        ({"RANK": "a", "WORLD_SIZE": "8"}, "here they are 'a' and '8'"),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, "rank=8 is not one of 8 ranks"),
+    ],
+)
+def test_a_rank_is_never_guessed(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        Ranks.from_environment(environment=environment)
+    assert words in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,20 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
         )
     if options.ranks.count > 1:
         raise InvalidArgumentError(
-            f"consumers={options.ranks.count} need a service to deal to them: give to= its address, or set "
+            f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
-    return Loader(dataset.node, memory_bytes=options.limits.memory_bytes)
+    seed = dataset._plan.seed if options.seed is None else options.seed
+    return Loader(dataset.node, memory_bytes=options.limits.memory_bytes, seed=seed)
 
 
 def _over(
     dataset: Dataset, options: JobOptions, find: Callable[[], ServiceFile], on_close: Callable[[], None] | None
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close)
-    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.limits.memory_bytes)
+    return Loader(
+        FromService(backend=backend, dataset=dataset), memory_bytes=options.limits.memory_bytes, seed=options.seed
+    )
 
 
 def _own_service(workers: int, nursery: StartedNursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:

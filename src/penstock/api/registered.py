@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ from penstock.api.services import LocalService
 from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.feeds import NamedSplits
+from penstock.client.limits import Limits
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions, check_options
 from penstock.client.submit import Prepared, prepare, submission
@@ -45,7 +46,12 @@ REGISTERED_SHARDINGS = ("dynamic", "off")
 
 
 def register(
-    service: Service, dataset: Dataset, *, id: str, sharding: str = "dynamic", timeout: float | None = None
+    service: Service,
+    dataset: Dataset,
+    *,
+    id: str,
+    sharding: Literal["dynamic", "off"] = "dynamic",
+    timeout_s: float | None = None,
 ) -> None:
     """Put a pipeline into a service, to be read by `read_registered(service, id)` without its code.
 
@@ -57,9 +63,9 @@ def register(
         raise choice("sharding", sharding, REGISTERED_SHARDINGS)
     if isinstance(dataset, Loader):
         raise InvalidPipelineError("this is a loader already: register the dataset it was made from")
-    options = check_options(sharding=sharding, timeout=timeout)
+    options = check_options(sharding=sharding, limits=Limits(timeout_s=timeout_s))
     made = submission(prepare(dataset._plan, options), options, seed=dataset._plan.seed, workers=lambda: 1)
-    patience = Patience(timeout, f"registering pipeline {id!r}")
+    patience = Patience(timeout_s, f"registering pipeline {id!r}")
     link = _connect(service, patience)
     try:
         while not isinstance(answer := link.ask(PutPipeline(id=id, spec=made.spec), patience, "registering"), Done):
@@ -98,7 +104,9 @@ def read_registered(service: Service, id: str, **options: Any) -> Loader:
     dataset = _Registered(id, answer.spec, graph, listings)
     dataset.check(checked)
     backend = _RegisteredBackend(dataset, checked, _finder(service))
-    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=checked.limits.memory_bytes)
+    return Loader(
+        FromService(backend=backend, dataset=dataset), memory_bytes=checked.limits.memory_bytes, seed=checked.seed
+    )
 
 
 class _Registered(Dataset):
@@ -177,10 +185,10 @@ class _RegisteredPlan(Plan):
         source = None if _has_code(node) else self.source_of(node)
         return len(source) if isinstance(source, IndexableSource) else None
 
-    def explain(self, *, analyze: bool, mermaid: bool, seconds: float) -> str:
+    def explain(self, *, analyze: bool, mermaid: bool, duration_s: float) -> str:
         if analyze:
             raise InvalidArgumentError("a registered pipeline runs on workers only; explain it without analyze=True")
-        return super().explain(analyze=False, mermaid=mermaid, seconds=seconds)
+        return super().explain(analyze=False, mermaid=mermaid, duration_s=duration_s)
 
 
 class _RegisteredBackend(ServiceBackend):

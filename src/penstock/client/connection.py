@@ -26,6 +26,7 @@ from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
 from penstock.wire.credentials import Credentials
 from penstock.wire.frames import FromRunner, Rounds, StreamLeft, ToRunner
+from penstock.wire.modes import Transport
 from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
@@ -94,12 +95,13 @@ class RunnerConnection:
         slabs: SlabReader | None = None,
         *,
         access: Access = "own",
+        transport: Transport = "auto",
     ) -> None:
         """`slabs`: from an earlier connection to the same process, whose memory is still mapped."""
         self.runner = runner
         self.address = RunnerAddress.parse(address)
         self.slabs = slabs
-        may_share = os.environ.get(NO_SLABS_VARIABLE, "") != "1"
+        may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if slabs is None and may_share and self.address.slab and self.address.host == host_id():
             self.slabs = SlabReader.connect(self.address.slab, writable=access == "own")
         if self.slabs is None:

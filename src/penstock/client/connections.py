@@ -48,7 +48,13 @@ class Connections:
     def _connect(self, runner: RunnerId, address: str) -> RunnerConnection:
         session, link = self._session, self._session.link
         connection = RunnerConnection(
-            link.context, link.credentials, runner, address, link.slabs.get(runner), access=session.access
+            link.context,
+            link.credentials,
+            runner,
+            address,
+            link.slabs.get(runner),
+            access=session.access,
+            transport=session.spec.transport,
         )
         self._connections[runner] = connection
         if connection.slabs is not None:

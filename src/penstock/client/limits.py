@@ -10,7 +10,11 @@ from penstock.runtime.budget import check_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Times and sizes that a loader keeps to."""
+    """Times and sizes that a loader keeps to.
+
+    >>> Limits(timeout_s=60).collect_after_s
+    600.0
+    """
 
     timeout_s: float | None = None
     """Waiting longer than this for a batch is an error; None: it waits."""

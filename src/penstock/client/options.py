@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 from msgspec.structs import replace
 
 from penstock.client.limits import Limits
-from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
-from penstock.core.checks import check_choice
+from penstock.client.sampling import Feed
+from penstock.core.checks import check_choice, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
-from penstock.wire.modes import Guarantee, Order, Placement, Policy, Ranks, Sharding, Share, Target, Transport, Uneven
+from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
 """`f(splits, workers)`: for each worker the numbers of the splits it reads."""
@@ -30,6 +30,8 @@ COORDINATED_STREAMS = 8
 LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
 
+_Record = TypeVar("_Record")
+
 _default_names: Counter[str] = Counter()
 
 
@@ -40,12 +42,13 @@ class JobOptions:
     job: str | None
     ranks: Ranks
     order: Order
+    seed: int | None
+    """Of all random numbers; None: the dataset's."""
     sharding: Sharding
     sharing: Share | None
     placement: Placement
     transport: Transport
     limits: Limits
-    owner: str
     rank: int
     """Which of the ranks this process is."""
     replica: int
@@ -67,103 +70,61 @@ class JobOptions:
 def check_options(
     *,
     job: str | None = None,
-    consumers: int = 1,
-    consumer: int | None = None,
-    replica: int = 0,
-    sharding: str | ShardingFunction = "dynamic",
-    guarantee: str | None = None,
-    order: str = "relaxed",
-    uneven: str = "drop",
-    coordinated: bool = False,
-    streams: int | None = None,
-    target: str = "any",
-    requires: str | Iterable[str] = (),
-    owner: str | None = None,
-    max_workers: int | None = None,
-    compression: str = "none",
-    collect_after: float = 600.0,
-    timeout: float | None = None,
-    memory_bytes: int | None = None,
-    sharing: str | None = None,
-    trainer: str | None = None,
-    window_bytes: int | None = None,
-    trainer_timeout: float | None = None,
-    trainers: int | None = None,
-    writable: bool = False,
+    ranks: Ranks | None = None,
+    order: Order = "relaxed",
+    seed: int | None = None,
+    sharding: Policy | ShardingFunction | Sharding = "dynamic",
+    sharing: Share | None = None,
     feed: Any = None,
-    feed_ahead: int = DEFAULT_AHEAD,
-) -> JobOptions:
-    """Return the options, or raise `InvalidArgumentError` naming the argument and the choices."""
-    check_choice("compression", compression, ("none", "lz4", "zstd"))
-    share = None
-    if sharing is not None:
-        more = {} if trainer_timeout is None else {"trainer_timeout_s": trainer_timeout}
-        share = Share(cast(Any, sharing), trainer, window_bytes, trainers=trainers, writable=writable, **more)
-    else:
-        given = {"trainer": trainer, "window_bytes": window_bytes, "trainer_timeout": trainer_timeout}
-        for name, value in {**given, "trainers": trainers, "writable": writable or None}.items():
-            if value is not None:
-                raise InvalidArgumentError(f"{name}={value!r} is for trainers that share a job: give sharing= too")
-    function = sharding if callable(sharding) else None
-    return job_options(
-        job=job,
-        ranks=Ranks(consumers, consumer, cast(Uneven, uneven), coordinated, replica),
-        order=order,
-        sharding=Sharding(
-            "custom" if function is not None else cast(Policy, sharding),
-            cast("Guarantee | None", guarantee),
-            streams,
-            function,
-        ),
-        sharing=share,
-        placement=Placement(
-            cast(Target, target), (requires,) if isinstance(requires, str) else tuple(requires), max_workers
-        ),
-        transport=cast(Transport, "auto" if compression == "none" else compression),
-        limits=Limits(timeout_s=timeout, memory_bytes=memory_bytes, collect_after_s=collect_after),
-        owner=owner or "",
-        feed=None if feed is None else check_feed(feed, feed_ahead),
-    )
-
-
-def job_options(
-    *,
-    job: str | None,
-    ranks: Ranks,
-    order: str,
-    sharding: Sharding,
-    sharing: Share | None,
-    placement: Placement,
-    transport: Transport,
-    limits: Limits,
-    owner: str,
-    feed: Feed | None,
+    placement: Placement | None = None,
+    transport: Transport = "auto",
+    limits: Limits | None = None,
 ) -> JobOptions:
     """Return the options, with what follows from several of them: the order, and how many streams there are."""
     if job is not None and (not isinstance(job, str) or not job.strip()):
         raise InvalidArgumentError(f"job={job!r} must be a name; leave it out to have one made")
+    if seed is not None:
+        check_whole("seed", seed, 0)
     check_choice("order", order, get_args(Order))
     check_choice("transport", transport, get_args(Transport))
-    if feed is not None or sharding.streams == 1:
+    ranks = _record("ranks", ranks, Ranks, "Ranks(8, rank)") or Ranks()
+    sharing = _record("sharing", sharing, Share, "Share('wait', trainer='lr-0.01')")
+    placement = _record("placement", placement, Placement, "Placement(max_workers=4)") or Placement()
+    limits = _record("limits", limits, Limits, "Limits(timeout_s=60)") or Limits()
+    sharding = _sharding(sharding)
+    fed = feed if feed is None or isinstance(feed, Feed) else Feed(feed)
+    if fed is not None or sharding.streams == 1:
         order = "deterministic"  # the sampler's; or a single stream's, which has but one
-    check_together(ranks, cast(Order, order), sharding, sharing, feed)
+    check_together(ranks, order, sharding, sharing, fed)
     return JobOptions(
         job=job,
         ranks=ranks.agreed(),
-        order=cast(Order, order),
-        sharding=_with_streams(sharding, cast(Order, order), ranks, feed).agreed(),
+        order=order,
+        seed=seed,
+        sharding=_with_streams(sharding, order, ranks, fed).agreed(),
         sharing=None if sharing is None else sharing.agreed(),
         placement=placement,
         transport=transport,
         limits=limits,
-        owner=owner,
         rank=ranks.rank or 0,
         replica=ranks.replica,
         trainer=None if sharing is None else sharing.trainer,
         writable=sharing is not None and sharing.writable,
         shard=sharding.function,
-        feed=feed,
+        feed=fed,
     )
+
+
+def _record(argument: str, value: _Record | None, kind: type[_Record], example: str) -> _Record | None:
+    if value is None or isinstance(value, kind):
+        return value
+    raise InvalidArgumentError(f"{argument}={value!r} must be a ps.{kind.__name__}, such as ps.{example}")
+
+
+def _sharding(given: str | ShardingFunction | Sharding) -> Sharding:
+    if isinstance(given, Sharding):
+        return given
+    return Sharding("custom", function=given) if callable(given) else Sharding(cast(Policy, given))
 
 
 def check_together(ranks: Ranks, order: Order, sharding: Sharding, sharing: Share | None, feed: Feed | None) -> None:
@@ -192,7 +153,7 @@ def check_together(ranks: Ranks, order: Order, sharding: Sharding, sharing: Shar
     if not in_order and not ranks.coordinated and sharding.streams is not None:
         raise InvalidArgumentError(
             f"streams={sharding.streams} with order='relaxed': there every worker opens a stream as it joins; "
-            "limit them with max_workers=, or use order='deterministic'"
+            "limit them with placement=ps.Placement(max_workers=), or use order='deterministic'"
         )
     if ranks.replica and not in_order:
         raise InvalidArgumentError(

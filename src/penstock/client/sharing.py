@@ -35,7 +35,7 @@ class SkipWarning:
         self._said = True
         _log.warning(
             "trainer %r skipped %d of %d elements of job %r (%.1f %%): others read faster than it, and the window has "
-            "moved on. A larger window_bytes= or sharing='wait' skips less",
+            "moved on. A larger window_bytes= skips less, and ps.Share('wait') nothing",
             self._trainer,
             skipped,
             seen,

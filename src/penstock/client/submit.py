@@ -7,6 +7,7 @@ that cannot be shipped, splits that cannot be dealt.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ def submission(
         transport=options.transport,
         feeds=feeds,
         host=host_id(),
-        owner=options.owner,
+        owner=os.environ.get("USER", ""),
         collect_after_s=options.limits.collect_after_s,
         versions=prepared.versions,
     )

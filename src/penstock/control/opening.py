@@ -326,7 +326,7 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
 def superseded(consumer: int, reader: str) -> str:
     return (
         f"{reader or 'another reader'} has taken consumer {consumer}'s place: a consumer has one reader, the newest. "
-        "Close one of the two, or give one of them another consumer= or job="
+        "Close one of the two, or give one of them another rank or job="
     )
 
 

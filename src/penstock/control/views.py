@@ -145,7 +145,7 @@ def _job_line(state: ClusterState, job: Job, now: float) -> JobLine:
         job=job.name,
         owner=job.spec.owner,
         epoch=-1 if iteration is None else iteration.epoch,
-        consumers=job.spec.ranks.count,
+        ranks=job.spec.ranks.count,
         clients=sum(now - lease.seen <= SILENT_AFTER_S for lease in state.leases(job.name)),
         workers=len(ready_runners(state, job)),
         streams=0 if iteration is None else len(iteration.streams),

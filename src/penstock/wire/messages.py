@@ -294,10 +294,12 @@ class Spec(Message, frozen=True, tag="spec"):
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as its service lists it. `status` is for people."""
+
     job: str
     owner: str
     epoch: int
-    consumers: int
+    ranks: int
     clients: int
     workers: int
     streams: int
@@ -318,6 +320,8 @@ class TrainerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as its service lists it. `status` is for people."""
+
     worker: str
     host: str
     tags: tuple[str, ...]

@@ -7,6 +7,8 @@ in `client.options`.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -21,10 +23,12 @@ Policy: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "h
 Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
 ShareKind: TypeAlias = Literal["skip", "wait"]
 Target: TypeAlias = Literal["local", "remote", "any"]
-Transport: TypeAlias = Literal["auto", "lz4", "zstd"]
-"""auto: shared memory where a worker and its reader are on one host, sockets elsewhere. lz4, zstd: the same, with what
-goes through sockets compressed."""
+Transport: TypeAlias = Literal["auto", "sockets", "lz4", "zstd"]
+"""auto: shared memory where a worker and its reader are on one host, sockets elsewhere. sockets: always. lz4, zstd: as
+auto, with what goes through sockets compressed."""
 
+LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLURM_NTASKS")}
+"""Where launchers say which process this is, and of how many. The first that does is believed."""
 STATIC_POLICIES = frozenset({"file", "data", "file_or_data", "hint", "custom"})
 SMALLEST_WINDOW_BYTES = 4096
 
@@ -34,7 +38,15 @@ class Mode(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Ranks(Mode, frozen=True):
-    """How many processes read the job together, and which of them this one is."""
+    """How many processes read one job together, and which of them this one is. All take the same number of steps.
+
+    >>> Ranks(8, 3)
+    Ranks(count=8, rank=3, uneven='drop', coordinated=False, replica=0)
+    >>> Ranks(8, 8)
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: rank=8 is not one of 8 ranks: they are 0 to 7
+    """
 
     count: int = 1
     rank: int | None = None
@@ -65,12 +77,52 @@ class Ranks(Mode, frozen=True):
                 "with one that has ended; use uneven='drop' or 'pad'"
             )
 
+    @classmethod
+    def from_environment(
+        cls,
+        *,
+        uneven: Uneven = "drop",
+        coordinated: bool = False,
+        replica: int = 0,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Ranks:
+        """Return the rank that the launcher gave this process: torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID).
+
+        >>> Ranks.from_environment(environment={"RANK": "3", "WORLD_SIZE": "8"}).rank
+        3
+        """
+        for launcher, (own, all_) in LAUNCHERS.items():
+            rank, count = environment.get(own), environment.get(all_)
+            if rank is None and count is None:
+                continue
+            if rank is None or count is None or not rank.isdecimal() or not count.isdecimal():
+                raise InvalidArgumentError(
+                    f"{launcher} sets ${own} and ${all_} to whole numbers, and here they are {rank!r} and {count!r}; "
+                    "give ranks=Ranks(count, rank)"
+                )
+            return cls(int(count), int(rank), uneven, coordinated, replica)
+        names = " or ".join(f"${own} and ${all_}" for own, all_ in LAUNCHERS.values())
+        raise InvalidArgumentError(
+            f"no launcher says which rank this is: {names} are not set; start the process with torchrun or srun, or "
+            "give ranks=Ranks(count, rank)"
+        )
+
     def agreed(self) -> Ranks:
+        """Return what all processes of the job agree on."""
         return replace(self, rank=None, replica=0)
 
 
 class Sharding(Mode, frozen=True):
-    """Which worker reads what, and what is promised when one of them dies."""
+    """Which worker reads what, and what is promised when one of them dies.
+
+    >>> Sharding("file").guarantee
+    'exactly_once'
+    >>> Sharding("off", "exactly_once")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: guarantee='exactly_once' with sharding='off': every worker reads \
+everything, so only guarantee='zero_or_more' can be promised
+    """
 
     policy: Policy = "dynamic"
     """dynamic: splits are granted to workers one after the other. off: every worker reads everything. file, data,
@@ -130,11 +182,16 @@ class Sharding(Mode, frozen=True):
         return self.policy in STATIC_POLICIES
 
     def agreed(self) -> Sharding:
+        """Return what all processes of the job agree on."""
         return replace(self, function=None)
 
 
 class Share(Mode, frozen=True):
-    """Trainers read the same outputs out of a window on each worker, which makes them once."""
+    """Trainers read the same outputs out of a window on each worker, which makes them once.
+
+    >>> Share("wait", "lr-0.01", trainers=4).waits
+    True
+    """
 
     kind: ShareKind
     """skip: what a slow trainer misses is gone. wait: the others wait for it."""
@@ -170,22 +227,29 @@ class Share(Mode, frozen=True):
         return self.kind == "wait"
 
     def agreed(self) -> Share:
+        """Return what all processes of the job agree on."""
         return replace(self, trainer=None, writable=False)
 
 
 class Placement(Mode, frozen=True):
-    """Which workers serve the job."""
+    """Which workers serve the job.
+
+    >>> Placement(requires="gpu").requires
+    ('gpu',)
+    """
 
     target: Target = "any"
     """Of the hosts: the one that made the job, the others, or all."""
     requires: tuple[str, ...] = ()
-    """Tags that a worker must have, all of them."""
+    """Tags that a worker must have, all of them; one may be given as it is."""
     max_workers: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, get_args(Target))
-        if not isinstance(self.requires, tuple) or not all(isinstance(tag, str) and tag for tag in self.requires):
+        tags = (self.requires,) if isinstance(self.requires, str) else tuple(self.requires)
+        if not all(isinstance(tag, str) and tag for tag in tags):
             raise InvalidArgumentError(f"requires={self.requires!r} must be tags of workers: names")
+        force_setattr(self, "requires", tags)
         if self.max_workers is not None:
             check_whole("max_workers", self.max_workers, 1)
 

@@ -355,7 +355,7 @@ class Runner:
     def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         assert self._loaded is not None
         kind = self._loaded.spec.transport
-        return ("", buffers) if kind == "auto" else (kind, compress(kind, buffers))
+        return ("", buffers) if kind in ("auto", "sockets") else (kind, compress(kind, buffers))
 
     def open_run(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
         return self._opener.open(stream, terms, start, pump)

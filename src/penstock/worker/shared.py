@@ -120,8 +120,8 @@ class SharedStream(HostedStream[Shared, SharedHost]):
         with self._changed:
             for who in self._served.pass_over(self._host.window_share(), now):
                 self._host.say(
-                    f"stream {self.id}: {who} and others wait; after {self._timeout_s:.0f} s (trainer_timeout) they go "
-                    "on without, and what leaves the window meanwhile will be skipped"
+                    f"stream {self.id}: {who} and others wait; after {self._timeout_s:.0f} s (trainer_timeout_s) they "
+                    "go on without, and what leaves the window meanwhile will be skipped"
                 )
             return super().tick(now)
 
