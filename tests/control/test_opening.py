@@ -7,7 +7,7 @@ import pytest
 from penstock.control.records import KEPT_RAISES
 from penstock.control.runners import RESTART_GRACE_S
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, Feed, Position, Ranges, Resume
+from penstock.wire.jobs import Cut, Feed, Position, Ranges, Resume, Slot
 from penstock.wire.messages import (
     Beat,
     Changes,
@@ -143,9 +143,9 @@ def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:
 def test_consumers_that_open_the_same_epoch_share_an_attempt() -> None:
     cluster = started(consumers=3)
     assert {slot: held.client for slot, held in cluster.state.jobs[JOB].iterations["a0-r0"].opened.items()} == {
-        (0, 0): "c0",
-        (1, 0): "c1",
-        (2, 0): "c2",
+        Slot(0): "c0",
+        Slot(1): "c1",
+        Slot(2): "c2",
     }
 
 

@@ -21,7 +21,7 @@ from penstock.client.fed import Feeder
 from penstock.client.link import Patience, ServiceLink
 from penstock.client.options import JobOptions
 from penstock.client.sampling import Place as SamplerPlace
-from penstock.client.sharing import USUAL_WINDOW_BYTES, trainer_number
+from penstock.client.sharing import USUAL_WINDOW_BYTES
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
@@ -87,8 +87,6 @@ class EpochSession:
         self.link = link
         self.job, self.epoch = job, beginning.epoch
         self.consumer, self.replica = options.rank, options.replica
-        if options.trainer is not None:
-            self.replica = trainer_number(options.trainer)
         self.board = Board(ask=self._beat_once)
         self.feeder = feeder
         self._resumed = False

@@ -1,8 +1,7 @@
-"""Reading a job together with other trainers: who a trainer is, and how it fares."""
+"""Reading a job together with other trainers: how a trainer fares."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 
 USUAL_WINDOW_BYTES = 256 << 20  # taken for it where nobody says: what a worker gives it is not known here
@@ -10,15 +9,6 @@ SKIPPED_SHARE = 0.01
 FEW_ELEMENTS = 1_000  # before so many, a share says little
 
 _log = logging.getLogger("penstock")
-
-
-def trainer_number(trainer: str) -> int:
-    """Return the number that stands for a trainer where slots and readers are counted.
-
-    >>> trainer_number("t7") == trainer_number("t7") != trainer_number("t8")
-    True
-    """
-    return int.from_bytes(hashlib.blake2b(trainer.encode(), digest_size=6).digest())
 
 
 class SkipWarning:

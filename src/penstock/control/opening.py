@@ -1,6 +1,6 @@
 """A consumer opens an epoch: who starts one, who joins one, who waits.
 
-- A slot (consumer, replica) has one reader; the newest wins, and the older one is told so at once.
+- A slot (`wire.jobs.Slot`) has one reader; the newest wins, and the older one is told so at once.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
   closed it or opened a newer one.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
@@ -19,7 +19,7 @@ from penstock.control.completing import complete
 from penstock.control.draft import Draft
 from penstock.control.fitting import misfit, spec_of
 from penstock.control.placing import create_fixed_streams
-from penstock.control.records import Iteration, Job, Slot
+from penstock.control.records import Iteration, Job
 from penstock.control.runners import settle
 from penstock.control.sharing import (
     epoch_to_join,
@@ -31,7 +31,7 @@ from penstock.control.sharing import (
 )
 from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
-from penstock.wire.jobs import JobSpec
+from penstock.wire.jobs import JobSpec, Slot
 from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused, Superseded
 from penstock.wire.modes import Mode
 
@@ -171,12 +171,12 @@ def _mismatch(name: str, differing: list[str]) -> str:
 def _close_finished(draft: Draft, request: OpenEpoch) -> None:
     """Close the epoch that the reader says it is through with: what it said then may have been overtaken by this."""
     iteration = None if request.after is None else draft.state.iteration(request.job, request.after)
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     if iteration is None or slot not in iteration.opened:
         return
     held = iteration.opened[slot]
     if not held.finished:
-        draft.emit(e.ConsumerClosed(request.job, iteration.attempt, *slot, held.client, True))
+        draft.emit(e.ConsumerClosed(request.job, iteration.attempt, slot, held.client, True))
         if held.client in draft.state.clients.get(request.job, {}):
             draft.emit(e.ClientGone(request.job, held.client, draft.now))
 
@@ -189,7 +189,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
         return NotKnown(what=f"attempt {request.rejoin!r} of job {request.job!r}")
     if job.spec.sharing:
         return _choose_shared(draft, job, request)
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     present = _present(job, request)
     if present is None:
         return _start(draft, request)
@@ -205,9 +205,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
         return _start(draft, request)
     if all(held.closed for held in present.opened.values()):
         return _start(draft, request, instead_of=present.attempt)
-    draft.emit(
-        e.RestartAsked(request.job, present.attempt, request.consumer, request.replica, request.client, draft.now)
-    )
+    draft.emit(e.RestartAsked(request.job, present.attempt, request.slot, request.client, draft.now))
     asking = {*wishes, slot}
     reading = [s for s, held in present.opened.items() if not held.finished and s not in asking]
     if reading:
@@ -229,9 +227,9 @@ def _choose_shared(draft: Draft, job: Job, request: OpenEpoch) -> AttemptId | An
 
 def _join_shared(draft: Draft, joined: Iteration, request: OpenEpoch) -> AttemptId | Answer:
     """Let a rank in. One that was there and returns without its state waits for the others of its trainer."""
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     held = joined.opened.get(slot)
-    present = newest_life(joined, request.replica)
+    present = newest_life(joined, request.trainer)
     if (
         draft.job(request.job).spec.ranks.count == 1
         or held is None
@@ -240,13 +238,13 @@ def _join_shared(draft: Draft, joined: Iteration, request: OpenEpoch) -> Attempt
     ):
         return joined.attempt
     asking = {*_wishes(draft, joined), slot}
-    draft.emit(e.RestartAsked(request.job, joined.attempt, *slot, request.client, draft.now))
-    ranks = [other for other, opened in joined.opened.items() if other[1] == slot[1] and not opened.closed]
+    draft.emit(e.RestartAsked(request.job, joined.attempt, slot, request.client, draft.now))
+    ranks = [other for other, opened in joined.opened.items() if other.trainer == slot.trainer and not opened.closed]
     reading = [other for other in ranks if other not in asking]
     if reading:
         return NotYet(waiting_for=_returned_alone(slot, reading))
     for other in ranks:
-        draft.emit(e.ConsumerClosed(request.job, joined.attempt, *other, joined.opened[other].client, False))
+        draft.emit(e.ConsumerClosed(request.job, joined.attempt, other, joined.opened[other].client, False))
     return joined.attempt
 
 
@@ -266,9 +264,9 @@ def _present(job: Job, request: OpenEpoch) -> Iteration | None:
 
 
 def _returned_alone(slot: Slot, reading: list[Slot]) -> str:
-    others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
+    others = ", ".join(str(consumer) for consumer in sorted({other.consumer for other in reading}))
     return (
-        f"consumers {others} to start over: consumer {slot[0]} returned without its state while others go on; "
+        f"consumers {others} to start over: consumer {slot.consumer} returned without its state while others go on; "
         "load its state_dict(), or restart all consumers"
     )
 
@@ -293,7 +291,7 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
         ):
             return NotYet(waiting_for=held_up)
         if request.resume is None and reading:
-            others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
+            others = ", ".join(str(consumer) for consumer in sorted({other.consumer for other in reading}))
             return NotYet(waiting_for=f"consumers {others} to be through with epoch {kept[0].epoch}")
         leaving.append(kept[0].attempt)
     for left in leaving:
@@ -315,7 +313,7 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
             continue  # trainers that share are left behind and skip the rest; another begins anew itself
         if newer is None:
             reason = "all consumers are in a newer epoch, and a consumer reads one at a time"
-        elif (lease.consumer, lease.replica) == (newer.consumer, newer.replica):
+        elif lease.slot == newer.slot:
             reason = superseded(newer.consumer, newer.reader)
         else:
             who = newer.reader or "another reader"
@@ -334,17 +332,17 @@ def superseded(consumer: int, reader: str) -> str:
 
 
 def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, peer: str) -> None:
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     opened = draft.job(request.job).iterations[attempt].opened.get(slot)
     if opened is None or opened.client != request.client or opened.closed:
-        draft.emit(e.ConsumerOpened(request.job, attempt, *slot, request.client, request.reader, life))
+        draft.emit(e.ConsumerOpened(request.job, attempt, slot, request.client, request.reader, life))
         leases = draft.state.clients.get(request.job)
         older = leases.get(opened.client) if opened is not None and leases is not None else None
         if older is not None and older.client != request.client:
             draft.emit(e.ClientGone(request.job, older.client, draft.now))
             reason = superseded(request.consumer, request.reader)
             draft.pushes.append((older.peer, Superseded(client=older.client, reason=reason)))
-    draft.emit(e.ClientSeen(request.job, attempt, request.consumer, request.replica, request.client, peer, draft.now))
+    draft.emit(e.ClientSeen(request.job, attempt, request.slot, request.client, peer, draft.now))
 
 
 def drop_left_behind(draft: Draft, name: JobName) -> None:
@@ -361,8 +359,8 @@ def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
     """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one."""
     newer = {slot for other in job.iterations.values() if other is not iteration for slot in other.opened}
     reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
-    known = {consumer for consumer, _ in (*iteration.opened, *newer)}
-    return reading + [(c, 0) for c in range(job.spec.ranks.count) if c not in known]
+    known = {slot.consumer for slot in (*iteration.opened, *newer)}
+    return reading + [Slot(c) for c in range(job.spec.ranks.count) if c not in known]
 
 
 def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:

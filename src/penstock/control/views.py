@@ -121,7 +121,7 @@ def _waiting_for(state: ClusterState, job: Job, iteration: Iteration) -> str:
     waiting = waiting_for_runners(state, job)
     if waiting:
         return waiting
-    here = {consumer for consumer, _ in iteration.opened}
+    here = {slot.consumer for slot in iteration.opened}
     missing = [str(c) for c in range(job.spec.ranks.count) if c not in here]
     return f"consumers {', '.join(missing)} have not opened the epoch" if missing else ""
 
@@ -201,7 +201,7 @@ def _job_status(state: ClusterState, job: Job, iteration: Iteration | None, now:
     silent = [lease for lease in state.leases(job.name) if now - lease.seen > SILENT_AFTER_S]
     if not silent:
         return status
-    who = ", ".join(str(consumer) for consumer in sorted({lease.consumer for lease in silent}))
+    who = ", ".join(str(consumer) for consumer in sorted({lease.slot.consumer for lease in silent}))
     for_s = now - min(lease.seen for lease in silent)
     since = (
         f"consumer {who} not heard of for {for_s:.0f} s"

@@ -80,12 +80,12 @@ class Shared(Served[RankKey, RankReader]):
         self._end: End | None = None
         self._evicted: list[Entry] = []
         self._absent: dict[RankKey, Absent] = {}
-        self._sent: dict[int, int] = {}
+        self._sent: dict[str, int] = {}
         """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
-        self._teams: dict[int, Team] = {}
+        self._teams: dict[str, Team] = {}
         """By trainer."""
-        self._names: dict[int, str] = {}
-        """Of all trainers that ever came."""
+        self._known: set[str] = set()
+        """All trainers that ever came."""
         self._passed_over: set[RankKey] = set()
         """Rounds they need are gone, and nobody makes them again for them."""
         self._first_at: float | None = None
@@ -95,10 +95,10 @@ class Shared(Served[RankKey, RankReader]):
     # What readers say
 
     def _key(self, message: OpenStream) -> RankKey:
-        return message.replica, self.delivery.seat_of(message.consumer)
+        return message.trainer, self.delivery.seat_of(message.consumer)
 
     def _refusal(self, message: OpenStream) -> str:
-        team = self._teams.get(message.replica)
+        team = self._teams.get(message.trainer)
         if team is not None and message.life < team.life:
             return "the trainer has begun anew, without its states"
         return super()._refusal(message)
@@ -111,14 +111,14 @@ class Shared(Served[RankKey, RankReader]):
         self._absent.pop(key, None)
         team.hear(seat, message)
         reader = self.readers[key] = RankReader(peer, message, key, now)
-        self._names[trainer] = reader.name
+        self._known.add(trainer)
         self._first_at = now if self._first_at is None else self._first_at
         for mate in self._mates(trainer):
             mate.move_to(team.past_gaps(mate.next_round))
         team.await_ranks(now, complete=self._is_complete(trainer))
         self._admit(reader, now)
 
-    def _new_team(self, trainer: int, message: OpenStream) -> Team:
+    def _new_team(self, trainer: str, message: OpenStream) -> Team:
         """Begin a life of a trainer. What is left of the last one is gone, and nothing is given once more."""
         for key in [key for key in self.readers if key[0] == trainer]:
             del self.readers[key]
@@ -131,10 +131,10 @@ class Shared(Served[RankKey, RankReader]):
         trainers = {reader.trainer for reader in self.readers.values() if reader.peer == peer}
         return [reader for reader in self.readers.values() if reader.trainer in trainers]
 
-    def _mates(self, trainer: int) -> list[RankReader]:
+    def _mates(self, trainer: str) -> list[RankReader]:
         return [reader for reader in self.readers.values() if reader.trainer == trainer]
 
-    def _is_complete(self, trainer: int) -> bool:
+    def _is_complete(self, trainer: str) -> bool:
         """Say whether all ranks of a trainer are here, or have been here to the end."""
         ended = self._teams[trainer].ended
         return all((trainer, seat) in self.readers or seat in ended for seat in range(self.delivery.width))
@@ -186,7 +186,7 @@ class Shared(Served[RankKey, RankReader]):
         trainer, seat = key
         team = self._teams[trainer]
         if self._lowest_first and not leaving and not reader.told_end and not reader.passed_over:
-            self._absent[key] = Absent(reader.name, reader.taken, now)
+            self._absent[key] = Absent(reader.trainer, reader.taken, now)
         if taken >= 0:
             self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
         if reader.told_end:
@@ -253,7 +253,7 @@ class Shared(Served[RankKey, RankReader]):
         # Where rounds are kept for somebody, there must be room before one is made; else it is taken afterwards.
         return None if self._lowest_first and not self.make_room(frame_bytes, share) else frame_bytes
 
-    def _wanted_by(self) -> int | None:
+    def _wanted_by(self) -> str | None:
         """Return the first trainer that is through with what was made and has credit for more."""
         end = self._window.end
         wanting = (reader for reader in self.readers.values() if reader.hungry and reader.next_round >= end)
@@ -318,7 +318,7 @@ class Shared(Served[RankKey, RankReader]):
     @property
     def _lacks_trainers(self) -> bool:
         """Somebody is still to come and read from the beginning."""
-        return not self._given_up and len(self._names) < self._sharing.trainers
+        return not self._given_up and len(self._known) < self._sharing.trainers
 
     def pass_over(self, share: int, now: float) -> list[str]:
         """Wait no longer for trainers that say nothing, where others do wait for them; return who it is, in words."""
@@ -330,12 +330,12 @@ class Shared(Served[RankKey, RankReader]):
         gone_s = timeout_s if self._sharing.waits else min(timeout_s, GATHER_RANKS_S)
         if self._lacks_trainers and self._first_at is not None and now - self._first_at > timeout_s:
             self._given_up = True
-            passed.append(f"{len(self._names)} of {self._sharing.trainers} trainers have come")
+            passed.append(f"{len(self._known)} of {self._sharing.trainers} trainers have come")
         for key, reader in self.readers.items():
             if reader.taken < after and not reader.passed_over and now - reader.heard_at > timeout_s:
                 reader.pass_over()
                 self._passed_over.add(key)
-                passed.append(f"trainer {reader.name!r} is silent")
+                passed.append(f"trainer {reader.trainer!r} is silent")
         for key, absent in list(self._absent.items()):
             if absent.taken < after and now - absent.since > gone_s:
                 del self._absent[key]

@@ -22,7 +22,7 @@ from penstock.wire.frames import OpenStream
 
 GATHER_RANKS_S = 5.0  # how long ranks wait for one of their trainer's that is missing, before they are given more
 
-RankKey: TypeAlias = tuple[int, int]
+RankKey: TypeAlias = tuple[str, int]
 """(trainer, seat in the round)"""
 
 
@@ -32,7 +32,6 @@ class RankReader(Reader):
     def __init__(self, peer: bytes, message: OpenStream, key: RankKey, now: float) -> None:
         super().__init__(peer, message, key[1])
         self.trainer = key[0]
-        self.name = message.trainer or str(key[0])
         self.fresh = message.fresh
         self.next_round = self.taken = message.round
         """What it is sent next; the first that its trainer has not taken."""

@@ -23,14 +23,14 @@ class Entry:
         self.seq, self.count, self.cut = seq, count, cut
         self.nbytes = nbytes
         self.payload = payload
-        self.made_for: int | None = None
+        self.made_for: str | None = None
         """The trainer that caused it."""
 
     @property
     def after(self) -> int:
         return self.seq + self.count
 
-    def for_trainer(self, trainer: int | None) -> Entry:
+    def for_trainer(self, trainer: str | None) -> Entry:
         self.made_for = trainer
         return self
 

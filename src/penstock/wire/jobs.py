@@ -8,7 +8,7 @@ msgpack here and through JSON in a trainer's checkpoint.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -120,6 +120,16 @@ class JobSpec(Message, frozen=True):
     def with_streams(self, streams: int | None) -> JobSpec:
         """Return the spec with so many streams, which were left to others to say or are another epoch's."""
         return replace(self, sharding=replace(self.sharding, streams=streams))
+
+
+class Slot(NamedTuple):
+    """Whose reading it is. A slot has one reader: the newest wins."""
+
+    consumer: int
+    replica: int = 0
+    """Replicas of a consumer read the same."""
+    trainer: str = ""
+    """Where trainers share the job: whose consumer it is."""
 
 
 class Stride(msgspec.Struct, frozen=True, array_like=True):

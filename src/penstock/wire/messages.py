@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, ViewChange
+from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
 
 PROTOCOL = 4
 OLDEST_PROTOCOL = 4
@@ -35,11 +35,15 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     rejoin: AttemptId | None = None
     resume: Resume | None = None
     trainer: str = ""
-    """Who reads, in a job with `sharing`; `replica` is the number made of it."""
+    """Whose rank reads, in a job with `sharing`."""
     after: AttemptId | None = None
     """The attempt that this reader has read to its end: its `CloseClient` may come later, or never."""
     reader: str = ""
     """Which process reads, for people: the one whose place it takes is told."""
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.consumer, self.replica, self.trainer)
 
 
 class EpochOpened(Message, frozen=True, tag="epoch_opened"):

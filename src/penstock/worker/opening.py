@@ -51,8 +51,8 @@ class RunOpener:
         self._figures = figures
         self._budget = budget
         self._fed: dict[StreamId, FedUnits] = {}
-        self._storage: dict[StreamId, dict[tuple[int, int], StorageOptions]] = {}
-        """What each reader of a stream lent, by (consumer, replica): a reader replaces nothing but its own."""
+        self._storage: dict[StreamId, dict[tuple[int, int, str], StorageOptions]] = {}
+        """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
 
     def units_for(self, stream: StreamId) -> FedUnits:
         """Return what readers sent for a stream that they feed; it may come before the stream is open."""
@@ -62,7 +62,7 @@ class RunOpener:
         """Keep what a reader's sources open their storage with; the newest, for keys may be of a day."""
         if message.storage.sources:
             lent = self._storage.setdefault(message.stream, {})
-            lent[message.consumer, message.replica] = message.storage
+            lent[message.consumer, message.replica, message.trainer] = message.storage
 
     def _lent_for(self, stream: StreamId) -> StorageOptions:
         """Return what the first of a stream's readers lent: they read the same data."""

@@ -71,7 +71,7 @@ class FakeClient(Peer):
             job=trainer.job,
             client=ClientId(self.name),
             consumer=rank,
-            replica=trainer.number,
+            replica=0,
             epoch=trainer.epoch,
             spec=self.spec,
             attempt=AttemptId(self.world.draw("attempt")),
