@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,10 @@ def test_a_stopped_worker_is_passed_over_and_its_zombie_refused() -> None:
 
 
 def test_at_most_once_never_repeats() -> None:
-    options = {"guarantee": "at_most_once", "timeout": 60}
+    options: dict[str, Any] = {
+        "sharding": ps.Sharding(guarantee="at_most_once"),
+        "limits": ps.Limits(timeout_s=60),
+    }
     with ps.LocalService(workers=3) as service, dataset().distribute(service, **options) as loader:
         read = read_and_break(iter(loader), {40: lambda: kill(runner_pids(service)[0])})
         ids = np.concatenate(read).tolist()

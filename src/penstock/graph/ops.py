@@ -1,6 +1,6 @@
 """Every operator that transforms, combines or regroups elements. Sources are in `readers`.
 
-Adding one takes five edits: the class here, a file in `runtime/ops/`, a method on `Dataset`, a line in the
+Adding one takes five edits: the class here, a file in `runtime/ops/`, a method of `Operators`, a line in the
 conformance table, a golden plan. `tests/test_totality.py` fails until all five exist.
 """
 
