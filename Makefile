@@ -14,7 +14,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crossbar walks mutants check bench experiment docs clean
+.PHONY: help setup demo test crossbar simulate walks mutants check bench experiment docs clean
 
 help:  ## list the recipes
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ test: $(STAMP)  ## run the tests
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
+
+simulate: $(STAMP)  ## run seeded cases of the protocol without processes: make simulate SEEDS=0-999 [ARGS="--jobs 2"]
+	$(BIN)/python -m penstock.testing.simulator $(or $(SEEDS),0-999) $(ARGS)
 
 walks: $(STAMP)  ## trace four events over all processes: which modules each enters, in order
 	$(BIN)/python -m tests.walks

@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.processes.service_processes import hold_port
 from penstock.wire.credentials import Credentials, find_service
-from tests.service.checks import is_alive, wait_until
+from tests.waiting import wait_gone, wait_until
 
 COMMAND = str(Path(sys.executable).parent / "penstock")
 DEADLINE_S = 30.0
@@ -94,7 +94,7 @@ def test_serve_runs_until_it_is_told_to_end(tmp_path, number):
         pids = children_of(serve.process.pid)
         assert len(pids) == 3
         assert serve.end(number) == 0
-        wait_until(lambda: not any(map(is_alive, pids)), "its processes' end")
+        wait_gone(*pids)
         assert not file.exists()
 
 
@@ -117,7 +117,7 @@ def test_serve_starts_everything_again_when_all_of_it_was_killed():
         nursery, *others = children_of(serve.process.pid)
         os.kill(nursery, signal.SIGKILL)
         serve.wait_said("(killed by SIGKILL); they are started again")
-        wait_until(lambda: not any(map(is_alive, others)), "the end of those it had")
+        wait_gone(*others)
         assert len(list(ps.range(10).distribute(file, limits=ps.Limits(timeout_s=DEADLINE_S)))) == 10
         assert serve.end() == 0
 
@@ -163,7 +163,7 @@ def test_a_killed_serve_leaves_nothing(tmp_path):
         pids = children_of(serve.process.pid)
         serve.process.kill()
         serve.process.wait()
-        wait_until(lambda: not any(map(is_alive, pids)), "its processes' end")
+        wait_gone(*pids)
 
 
 def test_a_dispatcher_and_a_worker_started_in_either_order(tmp_path):
@@ -183,7 +183,7 @@ def test_a_dispatcher_and_a_worker_started_in_either_order(tmp_path):
             pids = children_of(worker.process.pid)
             assert worker.end() == 0
             assert "left" in worker.process.stdout.read()
-            wait_until(lambda: not any(map(is_alive, pids)), "its processes' end")
+            wait_gone(*pids)
             wait_until(lambda: names[1].strip() not in penstock("jobs", "--service", str(file)).stdout, "its absence")
             assert dispatcher.end(signal.SIGINT) == 0
 

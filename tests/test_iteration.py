@@ -17,6 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import BatchShapeError, InterruptedReadError, InvalidPipelineError
+from penstock.runtime import tuning
+from tests.waiting import wait_until
 
 _others: set[threading.Thread] = set()
 
@@ -33,13 +35,6 @@ def penstock_threads():
     return [
         thread.name for thread in threading.enumerate() if thread.name.startswith("penstock") and thread not in _others
     ]
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        threading.Event().wait(0.005)
 
 
 def uneven_sleep(x):
@@ -254,7 +249,7 @@ def test_closing_in_mid_flight_leaves_no_thread():
     next(iterator)
     assert penstock_threads()
     iterator.close()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
     assert list(iterator) == []
     iterator.close()
 
@@ -264,13 +259,13 @@ def test_dropping_an_iterator_leaves_no_thread():
     next(iterator)
     del iterator
     gc.collect()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 def test_a_finished_iterator_leaves_no_thread_once_dropped():
     list(ps.range(100).map(uneven_sleep, threads=4))
     gc.collect()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 def test_closing_does_not_wait_for_a_function_that_hangs():
@@ -293,7 +288,7 @@ def test_closing_does_not_wait_for_a_function_that_hangs():
     reader.join(10)
     assert not reader.is_alive() and read == []
     release.set()
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 def test_many_open_and_close_cycles_do_not_hang():
@@ -301,7 +296,7 @@ def test_many_open_and_close_cycles_do_not_hang():
     for _ in range(30):
         with ds.iterator() as iterator:
             next(iterator)
-    wait_until(lambda: not penstock_threads())
+    wait_until(lambda: not penstock_threads(), "the threads to leave", 10.0)
 
 
 @pytest.fixture
@@ -387,22 +382,29 @@ def test_a_class_is_constructed_once():
     assert len(made) == 1
 
 
-def test_functions_that_hold_the_gil_end_up_in_the_readers_thread():
+def test_functions_that_hold_the_gil_end_up_in_the_readers_thread(monkeypatch: pytest.MonkeyPatch):
     def python_only(x):
         total = 0
         for i in range(2000):
             total += i * x
         return total
 
-    # A trial on a busy machine proves nothing and is repeated, each time after twice as long.
-    with ps.range(100_000).repeat().map(python_only).batch(64).iterator(threads=2) as iterator:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            next(iterator)
-            stage = next(s for s in iterator.statistics().stages if "python_only" in s.name)
-            if stage.holds_gil:
-                break
-        assert stage.holds_gil and stage.threads == 0
+    def judge(seconds: float) -> bool | None:
+        with ps.range(100_000).repeat().map(python_only).batch(64).iterator(threads=2) as iterator:
+            deadline = time.monotonic() + seconds
+            while True:
+                next(iterator)
+                stage = next(s for s in iterator.statistics().stages if "python_only" in s.name)
+                if stage.holds_gil is False or (stage.holds_gil and stage.threads == 0):
+                    return stage.holds_gil
+                if time.monotonic() > deadline:
+                    return None
+
+    # Trials during which others take the cores prove nothing and are repeated, each time after twice as long. However
+    # busy the machine is, none of them may say the contrary, and of many some are left alone.
+    monkeypatch.setattr(tuning, "RETRY_S", 0.05)
+    verdicts = (judge(seconds=4.0) for _ in range(25))
+    assert next((verdict for verdict in verdicts if verdict is not None), None) is True
 
 
 def test_functions_that_wait_get_more_threads_than_cores():

@@ -16,7 +16,7 @@ TITLES = {
     "joining": "A trainer joins a shared job",
 }
 IN_ORDER = {
-    "batch": ("client.reader", "stream.consuming", "stream.reading", "stream.credit", "wire.runs", "wire.elements"),
+    "batch": ("client.reader", "stream.consuming", "stream.reading", "wire.runs", "wire.elements"),
     "death": ("the dispatcher", "a runner starts", "worker.job", "worker.feeds"),
     "loading": ("api.loader", "api.epochs", "api.states", "stream.checkpoint", "client.submit", "client.session"),
     "joining": ("api.dataset", "client.options", "client.backend", "client.submit", "client.link"),

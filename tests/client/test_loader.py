@@ -23,6 +23,7 @@ from penstock.core.errors import (
     WaitTimeoutError,
 )
 from tests.client.conftest import WAIT_S, in_threads, rows
+from tests.waiting import wait_gone, wait_until
 
 N = 600
 
@@ -471,18 +472,7 @@ def test_a_number_starts_processes_of_the_loaders_own() -> None:
     with ps.range(50).map(lambda x: (x, os.getpid())).distribute(1, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         numbers, pids = zip(*loader)
         assert sorted(numbers) == list(range(50)) and len(set(pids)) == 1
-    deadline = time.monotonic() + 30
-    while _alive(pids[0]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _alive(pids[0])
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    wait_gone(pids[0])
 
 
 # What goes wrong
@@ -540,9 +530,7 @@ def test_a_loader_blocked_on_a_slow_element_closes_at_once(service: ps.LocalServ
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
-    while loader._epoch is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: loader._epoch is not None, "the epoch to begin")
     began = time.monotonic()
     loader.close()
     assert ended.wait(10) and time.monotonic() - began < 3
@@ -554,10 +542,9 @@ def test_a_dropped_loader_lets_go_of_everything(service: ps.LocalService) -> Non
     next(iterator)
     del loader, iterator
     gc.collect()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and any(line.job == "dropped" and line.clients for line in service.jobs()):
-        time.sleep(0.05)
-    assert not any(line.job == "dropped" and line.clients for line in service.jobs())
+    wait_until(
+        lambda: not any(line.job == "dropped" and line.clients for line in service.jobs()), "the job to have no client"
+    )
     names = {thread.name for thread in threading.enumerate()}
     assert "penstock-beat-dropped" not in names
 

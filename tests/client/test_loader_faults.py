@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from tests.client.conftest import WAIT_S, in_threads, rows
+from tests.waiting import wait_until
 
 N = 400
 
@@ -26,11 +27,7 @@ def slow_pipeline(size: int = 4) -> ps.Dataset:
 
 
 def wait_workers(service: ps.LocalService, count: int) -> dict[str, int]:
-    deadline = time.monotonic() + WAIT_S
-    while len(service.worker_pids()) < count:
-        assert time.monotonic() < deadline, f"waited for {count} runners: {service.worker_pids()}"
-        time.sleep(0.02)
-    return service.worker_pids()
+    return wait_until(lambda: pids if len(pids := service.worker_pids()) >= count else {}, f"{count} runners")
 
 
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
@@ -121,10 +118,7 @@ def test_a_killed_trainer_goes_on_from_its_last_state(tmp_path: Path) -> None:
                         print(json.dumps([batch.tolist(), loader.state_dict()]), file=file, flush=True)
             finally:
                 os._exit(0)
-        deadline = time.monotonic() + WAIT_S
-        while not log.exists() or len(log.read_text().splitlines()) < 30:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 30, "30 lines of the trainer")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         lines = [json.loads(line) for line in log.read_text().splitlines()[:25]]

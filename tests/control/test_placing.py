@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.jobs import Cut, Feed, JobView, Position, Resume
+from penstock.wire.jobs import Cut, Feed, JobSpec, JobView, Position, Resume
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -111,6 +111,52 @@ def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(chang
     assert len(view.streams) == 6
     moved = [stream for stream in view.streams if stream.binding > before[stream.stream]]
     assert [stream.worker for stream in moved] == ["w2", "w2"]
+
+
+def by_file(files: int) -> JobSpec:
+    return spec(policy="file", feeds=tuple(Feed(kind="listed", listed=((n,),)) for n in range(files)))
+
+
+def opened_by_file(files: int, workers: int) -> tuple[Cluster, list[StartRunner]]:
+    cluster = Cluster()
+    cluster.register(*(f"w{n}" for n in range(workers)))
+    cluster.open(spec=by_file(files))
+    return cluster, cluster.pushes(StartRunner)
+
+
+def running(cluster: Cluster) -> dict[str, int]:
+    return {worker: load for worker, load in loads(cluster.view()).items() if worker != "None"}
+
+
+def serve(cluster: Cluster, start: StartRunner) -> None:
+    cluster.pushed.append(("peer of A", start))
+    cluster.ready()
+
+
+def test_what_was_dealt_to_workers_waits_for_their_processes() -> None:
+    cluster, starts = opened_by_file(files=6, workers=3)
+    for served, start in enumerate(starts, 1):
+        serve(cluster, start)
+        assert set(running(cluster).values()) == {2} and len(running(cluster)) == served
+    assert {stream.binding for stream in cluster.view().streams} == {1}, "a stream was moved"
+
+
+def test_what_was_dealt_to_workers_does_not_wait_for_long() -> None:
+    cluster, starts = opened_by_file(files=2, workers=2)
+    serve(cluster, starts[0])
+    cluster.live(2, [beat("c0")])
+    assert running(cluster) == {"w0": 1}
+    cluster.live(2, [beat("c0")])
+    assert running(cluster) == {"w0": 2}
+    serve(cluster, starts[1])
+    assert running(cluster) == {"w0": 1, "w1": 1}
+
+
+def test_what_was_dealt_to_workers_does_not_wait_for_a_process_that_died() -> None:
+    cluster, starts = opened_by_file(files=2, workers=2)
+    serve(cluster, starts[0])
+    cluster.die(starts[1].runner)
+    assert running(cluster) == {"w0": 2}
 
 
 def test_no_more_processes_start_than_there_are_streams() -> None:
@@ -318,6 +364,25 @@ def test_after_a_restart_streams_of_agents_that_never_return_go_on_elsewhere() -
     cluster.live(6, [beat("c0")])
     assert cluster.view().streams[0].worker == "w9"
     assert cluster.view().streams[0].binding == 2
+
+
+def test_a_process_that_its_agent_was_asked_for_in_vain_is_asked_for_again() -> None:
+    cluster = Cluster()
+    cluster.register("w0", "w1")
+    cluster.register("w2", agent="B")
+    cluster.open()
+    _, lost, elsewhere = cluster.pushes(StartRunner)
+    for after_s, again in ((0.5, []), (0.6, [lost]), (1.0, [lost])):
+        cluster.now += after_s
+        cluster.beat("A", without=(lost.runner,))
+        assert cluster.pushes(StartRunner) == again
+    cluster.beat("B", without=(elsewhere.runner,))
+    assert cluster.pushed == [("peer of B", elsewhere)]
+    cluster.ready()
+    cluster.now += 2.0
+    for agent in ("A", "B"):
+        cluster.beat(agent, without=(elsewhere.runner,))
+    assert cluster.pushes(StartRunner) == [], "one that has served is not started again, whatever a beat says"
 
 
 def test_a_process_that_is_not_ready_in_time_is_replaced() -> None:

@@ -104,7 +104,10 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
         iteration = rng.randrange(leg.iterations + (leg.stop is not None))
         last = _outputs(pipeline, modes, leg.ranks) if iteration < leg.iterations else leg.stop or 0
         step = rng.randint(0, max(0, min(last, 8)))
+        stops = iteration == leg.iterations
         alone = first and iteration == 0 and leg.ranks == 1 and modes.sharing is None
+        if what == "second" and stops and step == leg.stop:
+            continue  # the newer reader takes an output, and none is left to take
         made.append(
             Event(
                 what=what,
@@ -152,4 +155,24 @@ def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg
             dropped=not last and rng.random() < 0.3,
         )
         legs.append(msgspec.structs.replace(leg, events=tuple(_events(rng, pipeline, modes, leg, first=number == 0))))
-    return tuple(legs)
+    return _with_workers_left(legs)
+
+
+def _with_workers_left(legs: list[Leg]) -> tuple[Leg, ...]:
+    """Return the legs, each with the workers its service has, and none of them without a worker to the end."""
+    made: list[Leg] = []
+    left = 0
+    for leg in legs:
+        if made and not leg.new_service:
+            leg = msgspec.structs.replace(leg, workers=made[-1].workers, inline=made[-1].inline)
+        else:
+            left = leg.workers
+        events = []
+        for event in leg.events:
+            if event.what == "remove_worker":
+                if left <= 1:
+                    continue
+                left -= 1
+            events.append(event)
+        made.append(msgspec.structs.replace(leg, events=tuple(events)))
+    return tuple(made)

@@ -47,6 +47,8 @@ class Shared:
     """The pipeline's operators hold elements of the old weights."""
     saves_for_all: bool = False
     """The checkpoint is to stand for all ranks."""
+    moves_on: bool = False
+    """Trainers share the job: who comes back after the others' epoch is over joins the present one."""
     stop: threading.Event = field(default_factory=threading.Event)
     """The case is over: an endless wait of a test must not outlive it."""
 
@@ -157,6 +159,9 @@ class Reader:
                 if event.what == "break":
                     return
                 elements = self._happens(event, elements, portion)
+                if shared.moves_on and adapter.epoch_of(self._loader) != portion.epoch:
+                    portion = Portion(epoch=adapter.epoch_of(self._loader))
+                    self.portions.append(portion)
                 continue
             if step == shared.limit or (step == stop and not leg.reads_on):
                 return

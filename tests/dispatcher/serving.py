@@ -8,7 +8,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from tests.job_specs import job_spec
+from tests.waiting import wait_until
 
 DEADLINE_S = 30.0
 CREDENTIALS = Credentials(token="a token for tests")
@@ -127,14 +127,6 @@ def ended(process: subprocess.Popen[str]) -> str:
 def client(address: str, name: str = "test", **options: Any) -> Iterator[ControlClient]:
     with ControlClient(address, CREDENTIALS, name=name, **options) as control:
         yield control
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
-        time.sleep(0.01)
-    return found
 
 
 def spec(count: int = 1000, **changes: Any) -> JobSpec:

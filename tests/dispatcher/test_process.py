@@ -40,8 +40,8 @@ from tests.dispatcher.serving import (
     served,
     spec,
     started,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 def config(journal: Path, **options: Any) -> DispatcherConfig:

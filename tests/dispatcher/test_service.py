@@ -57,8 +57,8 @@ from tests.dispatcher.serving import (
     put_blobs,
     served,
     spec,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 def ask(control: Any, body: Any) -> Any:

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import agent_children
 import msgspec
 import pytest
 from fake_dispatcher import FakeDispatcher
+from tests.waiting import wait_gone, wait_until
 
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWorkers
@@ -95,13 +95,6 @@ def setup():
     made.close()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_an_agent_registers_its_workers_and_beats(setup):
     setup.start_agent()
     registered = setup.dispatcher.wait_asked(RegisterAgent)
@@ -123,7 +116,7 @@ def test_a_runner_is_started_named_in_beats_and_stopped(setup):
     gone = setup.dispatcher.wait_asked(RunnerGone)
     assert (gone.runner, gone.worker, gone.job, gone.in_flight) == ("r1", "w1", "reads", ())
     assert gone.reason == "killed by SIGTERM: the job ended"
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    wait_gone(pid)
 
 
 def test_beats_carry_what_runners_report(setup):
@@ -183,7 +176,9 @@ def test_a_stopped_runner_is_not_called_alive(setup):
     pid = setup.start_runner()
     setup.dispatcher.wait_asked(AgentBeat, lambda body: body.runners == ("r1",))
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(
+        lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the runner to be stopped"
+    )
     seen = len(setup.dispatcher.asked)
     setup.dispatcher.wait_asked(AgentBeat, lambda body: body.runners == (), since=seen)
     os.kill(pid, signal.SIGCONT)
@@ -259,7 +254,7 @@ def test_wrong_credentials_and_refusals_end_an_agent_with_the_reason(setup):
     setup.start_agent(credentials=Credentials.new_token())
     assert "AuthenticationError" in setup.wait_event(Died).failure
     setup.link.send(Stop(id="agent", grace_s=1))
-    wait_until(lambda: not setup.link.children())
+    wait_until(lambda: not setup.link.children(), "the end of all children")
     setup.dispatcher.answers[RegisterAgent] = lambda body: Refused(reason="numpy 1 is too old here")
     setup.start_agent()
     assert "numpy 1 is too old" in setup.wait_event(Died).failure

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import nursery_children
 import pytest
-from tests.service.checks import is_alive
+from tests.waiting import is_alive, wait_gone
 
 from penstock.core.errors import NurseryGoneError
 from penstock.processes.nursery_link import NurseryLink
@@ -38,13 +38,6 @@ def wait_for(link: NurseryLink, kind, id: str | None = None):
         if isinstance(event, kind) and (id is None or event.id == id):
             return event
     raise AssertionError(f"no {kind.__name__} of {id} in {DEADLINE_S} s")
-
-
-def wait_gone(*pids: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, f"{alive} still live"
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.service.checks import is_alive, wait_until
+from tests.waiting import wait_gone, wait_until
 
 import penstock as ps
 from penstock.core.errors import CannotListenError, InvalidArgumentError, ServiceClosedError
@@ -21,10 +21,6 @@ from penstock.processes.service_processes import ServiceOptions, ServiceProcesse
 from penstock.wire.credentials import Credentials, find_service
 
 DEADLINE_S = 30.0
-
-
-def wait_gone(pids: list[int]) -> None:
-    wait_until(lambda: not [pid for pid in pids if is_alive(pid)], f"the end of {pids}")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +71,7 @@ def test_a_killed_agent_comes_back_with_its_workers(service):
     wait_until(lambda: added in {line.worker for line in service.workers()}, "the added worker")
     agent = next(child.pid for child in service._processes.children() if child.id == "agent")
     os.kill(agent, signal.SIGKILL)
-    wait_until(lambda: not is_alive(agent), "its death")
+    wait_gone(agent)
     wait_until(
         lambda: {line.worker for line in service.workers() if line.status != "lost"} == before | {added},
         "the same workers",
@@ -95,7 +91,7 @@ def test_a_trainer_reads_on_when_everything_was_killed(caplog):
                 wait_until(lambda: len(service.pids()) == 5, "all processes")
                 pids = service.pids()
                 os.kill(service._processes.nursery_pid, signal.SIGKILL)
-                wait_gone(pids)
+                wait_gone(*pids)
         assert sorted(seen) == list(range(60_000))
         assert service.address == before
         assert len(wait_until(service.workers, "its workers")) == 2
@@ -112,7 +108,7 @@ def test_a_loaders_own_processes_are_started_again():
                 os.kill(own.nursery_pid, signal.SIGKILL)
         assert sorted(seen) == list(range(20_000))
         pids = [own.nursery_pid, *(child.pid for child in own.children() if child.pid)]
-    wait_gone(pids)
+    wait_gone(*pids)
 
 
 def test_a_service_that_is_closed_while_it_is_started_again_leaves_nothing():
@@ -121,7 +117,7 @@ def test_a_service_that_is_closed_while_it_is_started_again_leaves_nothing():
     pids, folder = service.pids(), service._processes.scratch
     os.kill(pids[0], signal.SIGKILL)
     service.close()
-    wait_gone([*pids, service._processes.nursery_pid])
+    wait_gone(*pids, service._processes.nursery_pid)
     assert not folder.exists()
 
 
@@ -142,7 +138,7 @@ def test_nothing_is_left_after_close():
     before = time.monotonic()
     service.close()
     assert time.monotonic() - before < 4  # two seconds are promised, on a machine that is not busy
-    wait_gone(pids)
+    wait_gone(*pids)
     assert not folder.exists()
     service.close()
     with pytest.raises(ServiceClosedError):
@@ -154,7 +150,7 @@ def test_closing_before_anything_has_started_leaves_nothing():
     service = ps.LocalService(workers=1)
     nursery, folder = service._processes.nursery_pid, service._processes.scratch
     service.close()
-    wait_gone([nursery])
+    wait_gone(nursery)
     assert not folder.exists()
 
 
@@ -167,7 +163,7 @@ def test_a_forgotten_service_is_closed():
     pids, folder = service.pids(), service._processes.scratch
     del service
     gc.collect()
-    wait_gone(pids)
+    wait_gone(*pids)
     assert not folder.exists()
     assert not its_own & set(threading.enumerate())
 
@@ -184,7 +180,7 @@ def test_nothing_is_left_when_the_process_ends(end):
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     folder, *pids = ran.stdout.split()
     assert len(pids) == 3, ran.stderr
-    wait_gone(list(map(int, pids)))
+    wait_gone(*map(int, pids))
     wait_until(lambda: not Path(folder).exists(), "the folder's removal")
 
 

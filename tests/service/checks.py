@@ -6,27 +6,13 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 DEADLINE_S = 45.0
-
-
-def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Return what `condition` returns once it is true."""
-    end = time.monotonic() + deadline_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > end:
-            raise AssertionError(f"waited {deadline_s:.0f} s for {what}")
-        time.sleep(0.01)
 
 
 def count_of(elements: Iterable[Any]) -> Counter[int]:
@@ -41,13 +27,6 @@ def assert_exactly_once(elements: Iterable[Any], ids: Iterable[int], times: int 
     counted, expected = count_of(elements), Counter(dict.fromkeys(ids, times))
     lost, twice = expected - counted, counted - expected
     assert not lost and not twice, f"lost {dict(list(lost.items())[:5])}, too many {dict(list(twice.items())[:5])}"
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def kill(pid: int) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.waiting import wait_until
 
-from .checks import Background, kill, wait_until
+from .checks import Background, kill
 from .sentences import (
     Ranks,
     Step,

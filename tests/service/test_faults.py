@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.waiting import wait_until
 
-from .checks import assert_exactly_once, kill, wait_until
+from .checks import assert_exactly_once, kill
 
 ROWS = 4000
 

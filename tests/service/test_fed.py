@@ -16,8 +16,9 @@ import penstock as ps
 from penstock.client.reader import EpochReader
 from penstock.client.session import EpochSession
 from penstock.core.errors import DeadlyElementError
+from tests.waiting import wait_until
 
-from .checks import kill, wait_until
+from .checks import kill
 
 ROWS = 500
 PIXELS = 2_000  # enough for rows to be written into the batch in place
@@ -85,6 +86,12 @@ def test_lists_become_batches_in_the_samplers_order(three_workers: ps.LocalServi
             read = [{key: leaf.copy() for key, leaf in batch.items()} for batch in loader]
             assert ids(read) == sampler.batches(epoch)
             assert all((batch["x"] == batch["id"][:, None]).all() for batch in read)
+
+
+def test_a_short_list_is_a_batch_too(one_worker: ps.LocalService) -> None:
+    dataset = ps.range(10).batch(4, drop_last=True)
+    with dataset.distribute(one_worker, feed=[[3, 7, 1], [2, 0, 0, 1], [5]], limits=ps.Limits(timeout_s=60)) as loader:
+        assert [batch.tolist() for batch in loader] == [[3, 7, 1], [2, 0, 0, 1], [5]]
 
 
 def test_a_batch_operator_says_where_lists_are_joined_and_groups_single_indices(one_worker: ps.LocalService) -> None:

@@ -71,6 +71,13 @@ def test_an_endless_repeat_of_one_file_goes_on(three_workers: ps.LocalService, c
         assert len(list(islice(loader, 100))) == 100
 
 
+def test_a_repeat_of_a_mix_that_never_stops_has_a_second_epoch(three_workers: ps.LocalService, corpora) -> None:
+    dataset = mixed(corpora, "never").map(kind).repeat()
+    with dataset.distribute(three_workers, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
+        for _ in range(2):
+            assert len(list(islice(loader, 100))) == 100
+
+
 @pytest.mark.parametrize("streams", [None, 2])
 def test_a_mixture_of_two_small_corpora_is_packed_for_two_consumers(
     three_workers: ps.LocalService, corpora, streams: int | None

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.waiting import wait_until
 
-from .checks import assert_exactly_once, kill, wait_until
+from .checks import assert_exactly_once, kill
 
 DEADLINE_S = 45.0
 

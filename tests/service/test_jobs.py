@@ -15,8 +15,9 @@ import pytest
 import penstock as ps
 from penstock.client.session import BEAT_S
 from penstock.core.errors import SupersededError
+from tests.waiting import wait_until
 
-from .checks import Background, assert_exactly_once, kill, wait_until
+from .checks import Background, assert_exactly_once, kill
 
 
 def slowly(number: int) -> int:

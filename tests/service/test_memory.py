@@ -14,10 +14,10 @@ import pytest
 
 import penstock as ps
 from penstock.client.reader import EpochReader
+from penstock.runtime.iterator import Run
 from penstock.wire.slabs import Arena
 from penstock.worker.pump import Pump
-from penstock.worker.tails import StreamRun
-from tests.wire.services import wait_until
+from tests.waiting import wait_until
 
 MB = 1 << 20
 
@@ -107,7 +107,7 @@ def test_loaders_that_are_closed_or_dropped_give_their_memory_back_at_once(
 
 def test_epochs_leave_nothing_for_the_garbage_collector(without_collector: None) -> None:
     dataset = ps.range(61).shuffle(16, seed=1).map(lambda x, rng: x + rng.integers(3)).batch(8)
-    runs, readers = Newcomers(Pump, StreamRun), Newcomers(EpochReader)
+    runs, readers = Newcomers(Pump, Run), Newcomers(EpochReader)
     with ps.LocalService(workers=0, inline=1) as service, dataset.distribute(service) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)

@@ -17,8 +17,9 @@ import pytest
 
 import penstock as ps
 from penstock.testing.conformance import compare_all
+from tests.waiting import wait_until
 
-from .checks import Background, assert_exactly_once, wait_until
+from .checks import Background, assert_exactly_once
 
 Pair = namedtuple("Pair", "left right")
 

@@ -11,8 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock.stream import consuming
-from penstock.stream.choosing import ByArrival, Chosen
-from penstock.stream.reading import StreamReader
+from penstock.stream.position import Lane, Serving
+from penstock.stream.reading import ByArrival, Choice, StreamReader
 
 from .checks import Background
 
@@ -73,12 +73,14 @@ def test_ranks_far_apart_continue_as_more_ranks(
             self.mine = (len(made) + first) % 2
             made.append(self)
 
-        def choose(self, readers: Collection[StreamReader]) -> Chosen | None:
+        def choose(self, readers: Collection[StreamReader]) -> Choice | None:
             own = next((reader for reader in self._arrived if reader.number % 2 == self.mine), None)
             if own is None:
                 return None
             self._arrived.remove(own)
-            return Chosen((own,), own.frames[0].left if own.frames else 1)
+            if not own.frames:
+                return own
+            return Serving((Lane(own.number, own.frames[0], own.frames[0].at),), own.frames[0].left)
 
     with monkeypatch.context() as patched:
         patched.setattr(consuming, "ByArrival", OwnStreamFirst)

@@ -19,8 +19,9 @@ import penstock as ps
 from penstock.core.errors import CodecError, NoFilesError, SaveFailedError, SaveMismatchError, WaitTimeoutError
 from penstock.sources.saved_files import FAILURE, MANIFEST, PROGRESS, Manifest, encode_manifest, load_manifest
 from penstock.wire import liveness
+from tests.waiting import wait_until
 
-from .checks import Background, assert_exactly_once, kill, wait_until
+from .checks import Background, assert_exactly_once, kill
 
 Point = namedtuple("Point", "x y")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import penstock as ps
 
 from .checks import assert_exactly_once, count_of
+
+DEADLINE_S = 45.0
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +153,25 @@ def test_deterministic_order_does_not_depend_on_the_workers(
     one = [batch.tolist() for batch in dataset.distribute(one_worker, order="deterministic")]
     three = [batch.tolist() for batch in dataset.distribute(three_workers, order="deterministic")]
     assert one == three
+
+
+def test_splits_are_dealt_to_all_workers_that_were_asked_for() -> None:
+    """Not to those that have come when the loader is read first."""
+    seen: list[int] = []
+
+    def shard(splits: list[Any], workers: int) -> list[list[int]]:
+        seen.append(workers)
+        return [list(range(w, len(splits), workers)) for w in range(workers)]
+
+    with ps.LocalService(workers=1, inline=1, threads=1) as service:
+        dataset = ps.range(40)
+        assert sorted(dataset.distribute(service, sharding=shard, limits=ps.Limits(timeout_s=DEADLINE_S))) == list(
+            range(40)
+        )
+        service.add_worker()
+        assert sorted(dataset.distribute(service, sharding=shard, limits=ps.Limits(timeout_s=DEADLINE_S))) == list(
+            range(40)
+        )
+    with dataset.distribute(3, sharding=shard, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
+        assert sorted(loader) == list(range(40))
+    assert seen == [2, 3, 3]

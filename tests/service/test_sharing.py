@@ -16,8 +16,9 @@ import penstock as ps
 from penstock.core.errors import JobMismatchError
 from penstock.wire.control import ControlClient
 from penstock.wire.messages import JobLine, Jobs, ListJobs
+from tests.waiting import wait_until
 
-from .checks import Background, assert_exactly_once, count_of, kill, wait_until
+from .checks import Background, assert_exactly_once, count_of, kill
 
 MIB = 1 << 20
 

@@ -16,6 +16,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.waiting import wait_until
 
 from penstock.core.errors import (
     FileChangedError,
@@ -195,13 +196,6 @@ def proxy(server: str) -> Iterator[Proxy]:
     proxy = Proxy(server)
     yield proxy
     proxy.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up, f"waited for: {what}"
-        time.sleep(0.005)
 
 
 LISTINGS = [

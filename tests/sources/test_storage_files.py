@@ -5,7 +5,6 @@ import gzip
 import io
 import random
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -14,6 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import zstandard
+from tests.waiting import wait_until
 
 from penstock.core.errors import CorruptRecordError, NoFilesError, StorageUnavailableError, TruncatedFileError
 from penstock.graph.readers import Compression
@@ -53,13 +53,6 @@ class SlowStore:
 
     def open(self, start: int = 0) -> ReadAheadFile:
         return ReadAheadFile(self.fetch, "test://content", len(CONTENT), start)
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
-    give_up = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < give_up, f"waited {deadline_s} s for: {what}"
-        time.sleep(0.005)
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core.ids import JobName, RunnerId
 from penstock.stream.checkpoint import Progress
-from penstock.stream.consuming import Ask, Consumer, Seat, Tell
+from penstock.stream.consuming import Ask, Consumer, Memory, Seat, Tell
 from penstock.stream.reading import StreamReader
 from penstock.wire.frames import CloseStream, Credit, OpenStream
 from penstock.wire.jobs import StreamView
@@ -29,15 +29,13 @@ class Hands:
         **job: Any,
     ) -> None:
         self.consumer = Consumer(
-            Seat(JobName("j"), consumer, replica=5, trainer="t"),
+            Seat(JobName("j"), consumer, replica=5, trainer="t", life=life),
             delivery(**job),
             progress,
             job_view(*streams),
-            memory_bytes=memory_bytes,
-            shared_window_bytes=shared_window_bytes,
+            memory=Memory(memory_bytes, shared_window_bytes),
             first_opening=100,
             resumed=resumed,
-            life=life,
             now=0.0,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.stream.credit import NEAR_BYTES, NEAR_FRAMES, PACE_S, RESTATE_PART, CreditLine
+from penstock.stream.reading import NEAR_BYTES, NEAR_FRAMES, PACE_S, RESTATE_PART, CreditLine
 
 WINDOW = 1000
 

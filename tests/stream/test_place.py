@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.intervals import Intervals
-from penstock.stream.checkpoint import Progress
-from penstock.stream.place import Lane, Place, Serving, with_done
-from penstock.stream.reading import Arrived
+from penstock.stream.checkpoint import Place, Progress
+from penstock.stream.position import Arrived, Lane, Serving, with_done
 from penstock.wire.jobs import Ranges
 from tests.stream.records import cut_at, done, rounds, standing
 

@@ -43,8 +43,8 @@ def test_the_engine_has_made_what_lies_before_the_cut_less_what_it_repeats() -> 
 
 
 def test_a_trail_remembers_splits_behind_it_and_says_when_it_forgot_some() -> None:
-    trailing = standing().trailing()
-    assert trailing.trail == () and trailing.trailing() is trailing
+    trailing = standing().noting(trail=True, gaps=False)
+    assert (trailing.trail, trailing.gaps) == ((), None) and trailing.noting(trail=True, gaps=False) == trailing
     assert standing().reached(cut_at(1), done(1)).trail is None
     full = trailing.reached(cut_at(1), done(*range(TRAIL)))
     assert full.trail == tuple((0, 0, o) for o in range(TRAIL)) and not full.trail_lost
@@ -59,10 +59,9 @@ def test_a_standing_moves_forward_only() -> None:
     assert there.moved(8).round == 8 and there.moved(8).cut_here == cut_at(5, since=3)
 
 
-def test_an_end_may_be_taken_back() -> None:
+def test_an_end_says_whether_something_is_left_over() -> None:
     over = standing(5).at_end(leftover=True)
     assert (over.ended, over.leftover) == (True, True)
-    assert over.going_on() == standing(5)
     assert not standing(5).at_end(leftover=False).leftover
 
 

@@ -38,7 +38,7 @@ def test_a_stream_is_opened_where_the_view_says() -> None:
     reader = reader_at(4)
     assert reader.wants_opening(0.0) and not reader.is_open
     assert reader.open(7, WINDOW, now=0.0) == WINDOW
-    assert (reader.runner, reader.opening, reader.due, reader.cut_round) == (RunnerId("r0"), 7, 4, 4)
+    assert (reader.runner, reader.opening, reader.due, reader.head.cut_round) == (RunnerId("r0"), 7, 4, 4)
     assert not reader.wants_opening(0.0), "a binding is tried once"
 
 
@@ -123,7 +123,7 @@ def test_frames_are_taken_in_order_only() -> None:
     reader = opened()
     found = [reader.receive(rounds(seq), seq, 0.0) for seq in (0, 0, 3, 1, 2)]
     assert found == ["taken", "gap", "gap", "gap", "taken"]
-    assert (reader.due, reader.cut, reader.cut_round) == (4, cut_at(4), 4)
+    assert (reader.due, reader.head.cut, reader.head.cut_round) == (4, cut_at(4), 4)
     assert [frame.payload for frame in reader.frames] == [0, 2]
     assert reader.queued_bytes == 600
 
@@ -157,7 +157,7 @@ def test_a_new_opening_begins_after_what_has_arrived() -> None:
     reader = opened()
     reader.receive(rounds(0, nbytes=300), None, 0.0)
     reader.close()
-    assert (reader.due, reader.cut_round, reader.cut, reader.standing.round) == (2, 2, cut_at(2), 0)
+    assert (reader.due, reader.head.cut_round, reader.head.cut, reader.standing.round) == (2, 2, cut_at(2), 0)
     assert reader.open(2, WINDOW, 0.0) == WINDOW - 300
     reader.begin(now=0.0)
     assert reader.credit.granted == WINDOW
@@ -165,7 +165,7 @@ def test_a_new_opening_begins_after_what_has_arrived() -> None:
 
 def test_a_state_inside_a_frame_is_opened_at_its_own_cut() -> None:
     reader = StreamReader(stream_view(), Standing(0, 7, cut_at(4), 4))
-    assert (reader.due, reader.cut_round, reader.cut, reader.next_round) == (7, 4, cut_at(4), 7)
+    assert (reader.due, reader.head.cut_round, reader.head.cut, reader.next_round) == (7, 4, cut_at(4), 7)
 
 
 # A stream that trainers share
@@ -203,29 +203,29 @@ def test_rounds_that_a_trainer_had_in_another_life_are_not_given_again() -> None
 def test_to_a_fresh_trainer_nothing_was_skipped() -> None:
     reader = reader_at(0, shared=True, fresh=True)
     reader.open(1, WINDOW, 0.0)
-    assert reader.is_fresh
+    assert reader.fresh
     reader.receive(rounds(5, skipped=5), None, 0.0)
-    assert not reader.is_fresh and reader.skipped == 0
+    assert not reader.fresh and reader.skipped == 0
     reader.receive(rounds(9, skipped=2), None, 0.0)
     assert reader.skipped == 2
 
 
 def test_a_rank_remembers_what_it_skipped() -> None:
-    reader = StreamReader(stream_view(), standing(2).noting_gaps(), shared=True, fresh=True)
+    reader = StreamReader(stream_view(), standing(2).noting(trail=False, gaps=True), shared=True, fresh=True)
     reader.open(1, WINDOW, 0.0)
     reader.receive(rounds(5, skipped=3), None, 0.0)
     reader.receive(rounds(8, 3, skipped=1, had=1), None, 0.0)
     reader.receive(ended(14, skipped=3), None, 0.0)
-    assert reader.gaps == ((2, 5), (7, 9), (11, 14))
+    assert reader.head.gaps == ((2, 5), (7, 9), (11, 14))
     assert reader.standing.gaps == (), "it has taken nothing yet"
     reader.took(reader.begin(0.0), 2)
     assert reader.standing.gaps == ((2, 5),)
     reader.take_back()
-    assert reader.gaps == ((2, 5),)
+    assert reader.head.gaps == ((2, 5),)
 
 
 def test_rounds_inside_of_a_frame_may_be_skipped() -> None:
-    reader = StreamReader(stream_view(), standing(2).noting_gaps(), shared=True)
+    reader = StreamReader(stream_view(), standing(2).noting(trail=False, gaps=True), shared=True)
     reader.open(1, WINDOW, 0.0)
     reader.receive(rounds(1, 7, holes=((3, 5), (6, 8))), None, 0.0)
     frame = reader.begin(0.0)
@@ -292,7 +292,7 @@ def test_what_was_not_taken_can_be_given_back() -> None:
     reader.receive(ended(5), None, 0.0)
     take(reader, 1)
     reader.take_back()
-    assert (reader.due, reader.cut, reader.cut_round) == (1, cut_at(0, since=1), 1)
+    assert (reader.due, reader.head.cut, reader.head.cut_round) == (1, cut_at(0, since=1), 1)
     assert (len(reader.frames), reader.queued_bytes, reader.complete, reader.is_open) == (0, 0, False, False)
     assert reader.wants_opening(0.0), "the same binding serves again"
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
+from penstock.stream.instructions import End, Fail, Given, Send, StartRun, StopRun, Terms, Wanted
 from penstock.stream.serving import (
     GATHER_IN_STEP_S,
     GATHER_S,
@@ -16,15 +17,6 @@ from penstock.stream.serving import (
     PROBE_S,
     UNBOUNDED,
     Dealt,
-    DoneLog,
-    End,
-    Fail,
-    Given,
-    Send,
-    StartRun,
-    StopRun,
-    Terms,
-    Wanted,
 )
 from penstock.wire.frames import OpenStream, StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut, Feed, Named
@@ -87,14 +79,14 @@ def test_a_run_starts_for_a_reader_with_what_the_binding_says() -> None:
     said = open_by(served, "a", opens(3, binding=4, share=2))
     terms = Terms(attempt=opens().attempt, epoch=2, feed=GRANTED, share=2, binding=4)
     assert said == [StartRun(1, terms, cut_at(3), 3)]
-    assert (served.running, served.binding, served.attempt, served.runs) == (True, 4, "a", 1)
-    assert served.is_current(1) and not served.is_current(0)
+    assert (served.running, served.binding, served.runs) == (True, 4, 1)
+    assert served.current(1) is not None and served.current(0) is None
 
 
 def test_nothing_is_known_of_a_stream_that_nobody_opened() -> None:
     served = dealt()
-    assert (served.running, served.binding, served.attempt, served.runs) == (False, -1, "", 0)
-    assert not served.is_current(0) and not served.uses_slabs and served.tick(100.0) == []
+    assert (served.running, served.binding, served.runs) == (False, -1, 0)
+    assert served.current(0) is None and not served.uses_slabs and served.tick(100.0) == []
 
 
 def test_from_the_beginning_a_run_starts_for_the_first_reader() -> None:
@@ -262,13 +254,13 @@ def test_a_newer_opening_of_the_same_peer_is_not_given_the_olders_frame() -> Non
     sizes = {(b"a", 1): 10}
     open_by(served, "a", opens(0, opening=2))
     assert served.give(1, 3, cut_at(3), (), sizes) == {}
-    assert served.readers[0, 0].due == 0
+    assert served.readers["0", 0].due == 0
 
 
 def test_a_frame_says_the_binding_and_counts_as_sent() -> None:
     served = running(0, binding=4)
     assert give(served, 2, nbytes=70) == {"a": Given(4, (), 0)}
-    reader = served.readers[0, 0]
+    reader = served.readers["0", 0]
     assert (reader.due, reader.cut_round, reader.cut, reader.sent_bytes) == (2, 2, cut_at(2), 70)
     give(served, 3, nbytes=70)
     assert reader.sent_bytes == 140
@@ -296,7 +288,7 @@ def test_a_round_is_made_only_while_every_reader_that_needs_it_has_credit() -> N
 def test_a_reader_that_is_ahead_of_the_run_holds_nothing_up() -> None:
     served = running(0, 3, credit=100)
     served.take_credit(b"a", 1, 10_000, -1, 0.0)
-    served.readers[1, 0].give(3, cut_at(3), 100)
+    served.readers["0", 1].give_cut(3, cut_at(3), 100)
     assert served.room(1) == 10_000
     give(served, 3, nbytes=10)
     assert served.room(1) is None
@@ -358,7 +350,7 @@ def test_of_one_readers_openings_the_highest_counts() -> None:
     assert refusals(open_by(served, "a", opens(0, opening=0))) == [("a", 0, False)]
     assert open_by(served, "a", opens(0, opening=1)) == [], "said twice"
     assert open_by(served, "a", opens(0, opening=2)) == [], "its own older opening is not told"
-    assert served.readers[0, 0].opening == 2
+    assert served.readers["0", 0].opening == 2
 
 
 def test_who_had_the_place_is_told() -> None:
@@ -371,7 +363,7 @@ def test_who_had_the_place_is_told() -> None:
 def test_an_opening_number_of_an_older_binding_says_nothing() -> None:
     served = running(0)
     assert refusals(open_by(served, "a", opens(0, binding=2, opening=0))) == [("a", 1, False)]
-    assert served.readers[0, 0].opening == 0
+    assert served.readers["0", 0].opening == 0
 
 
 @pytest.mark.parametrize(
@@ -390,7 +382,7 @@ def test_what_makes_no_sense_is_refused(message: OpenStream, says: str) -> None:
 def test_any_consumer_may_read_a_stream_of_one_output_a_round() -> None:
     served = Dealt(StreamId("a.0"), delivery(consumers=4, uneven="allow"), now=0.0)
     assert starts(open_by(served, "a", opens(3, consumer=2))) == [(1, 3)]
-    assert [*served.readers] == [(0, 0)]
+    assert [*served.readers] == [("0", 0)]
 
 
 def test_a_closed_stream_refuses_everybody() -> None:
@@ -482,7 +474,8 @@ def test_a_reader_is_told_once_what_is_done() -> None:
     assert give(served, 3)["a"].done == ()
     open_by(served, "b", opens(3, consumer=1))
     found = give(served, 4, split=(6,))
-    assert (found["a"].done, found["b"].done) == (done(6), done(4, 5, 6)), "it came with an older cut, perhaps"
+    assert found["a"].done == done(6)
+    assert found["b"].done == (*done(4, 5), *done(6)), "it came with an older cut, perhaps"
 
 
 def test_all_is_told_anew_when_a_run_starts_again() -> None:
@@ -492,30 +485,32 @@ def test_all_is_told_anew_when_a_run_starts_again() -> None:
     assert give(served, 2, split=(4,))["a"].done == done(4)
 
 
+def entries(*splits: int) -> tuple[Named, ...]:
+    """A log of so many entries."""
+    return tuple(named for split in splits for named in done(split))
+
+
 def test_a_log_that_everybody_knows_is_forgotten_when_it_is_long() -> None:
     served = running(0, 0, consumers=3)
-    give(served, 1, split=tuple(range(LONG_LOG - 1)))
+    served.give(1, 1, cut_at(1), entries(*range(LONG_LOG - 1)), {(b"a", 1): 10, (b"b", 2): 10})
     assert open_by(served, "c", opens(1, consumer=2, cut=cut_at(0), cut_round=0)) == [], "all is known since the start"
-    assert len(give(served, 2, split=(9000,))["c"].done[0].ordinals) == LONG_LOG
+    assert give(served, 2, split=(9000,))["c"].done == entries(*range(LONG_LOG - 1), 9000)
     said = open_by(served, "c", opens(2, consumer=2, opening=4, cut=cut_at(1), cut_round=1))
     assert starts(said) == [(2, 1)], "what was done since that cut is forgotten"
+
+
+def test_after_a_log_was_forgotten_readers_are_told_what_is_new() -> None:
+    served = running(0)
+    assert len(give(served, 1, split=())["a"].done) == 0
+    served.give(1, 2, cut_at(2), entries(*range(LONG_LOG)), {(b"a", 1): 10})
+    assert [give(served, after, split=(after,))["a"].done for after in (3, 4)] == [done(3), done(4)]
 
 
 def test_a_log_is_kept_for_one_that_has_not_been_told() -> None:
     served = running(0, 1)
     wanted = {(b"a", 1): 10}
-    served.give(1, 1, cut_at(1), done(*range(LONG_LOG)), wanted)
+    served.give(1, 1, cut_at(1), entries(*range(LONG_LOG)), wanted)
     assert open_by(served, "b", opens(1, consumer=1, opening=4, cut=cut_at(0), cut_round=0)) == []
-
-
-def test_a_done_log_forgets_forward_only() -> None:
-    log = DoneLog()
-    log.add([Named(0, 0, (1, 2, 3))])
-    log.forget(2)
-    log.forget(1)
-    assert (log.forgotten, log.length, log.since(0), log.since(3)) == (2, 3, done(3), ())
-    log.add(done(4))
-    assert log.since(0) == log.since(2) == done(3, 4) and log.since(3) == done(4)
 
 
 # Weights

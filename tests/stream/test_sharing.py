@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.ids import StreamId
-from penstock.stream.serving import FRAME_BYTES, PROBE_S, End, Send, StartRun, StopRun
+from penstock.core.ids import AttemptId, StreamId
+from penstock.stream.instructions import FRAME_BYTES, End, Send, StartRun, StopRun
+from penstock.stream.serving import PROBE_S
 from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared, SharingTerms
 from penstock.stream.teams import GATHER_RANKS_S, RankReader
 from penstock.stream.window import Entry
@@ -18,6 +19,7 @@ from tests.stream.records import cut_at, delivery, opens
 ROUND_BYTES = 100
 SHARE = FRAMES_A_WINDOW * ROUND_BYTES
 TIMEOUT_S = 30.0
+NEXT = AttemptId("another epoch's")
 
 
 class Stream:
@@ -177,7 +179,7 @@ def test_the_oldest_rounds_go_whoever_has_not_read_them() -> None:
     stream.open("b")
     stream.sends("b")
     assert stream.reads("a", 12) == [*range(12)]
-    assert stream.served.window_bytes == SHARE
+    assert stream.served.window.nbytes == SHARE
     assert len(stream.served.evicted()) == 4 and stream.served.evicted() == []
     offer = stream.served.offer(stream.reader("b"))
     assert offer is not None and (offer.entry.seq, offer.skipped, offer.had) == (4, 4, 0)
@@ -589,7 +591,7 @@ def test_what_one_rank_was_given_is_kept_for_the_other() -> None:
     assert stream.sends("b", 1) == [0]
     stream.heard("b", 1, 5000)
     stream.read_together("aA", 20)
-    assert stream.served.window_bytes == SHARE and stream.reader("a").due == 8, "B has not been given the first"
+    assert stream.served.window.nbytes == SHARE and stream.reader("a").due == 8, "B has not been given the first"
     assert stream.sends("B", 1) == [0]
     stream.read_together("aA", 20)
     assert stream.reader("a").due == 28
@@ -793,13 +795,23 @@ def test_a_trainer_that_comes_when_nothing_is_left_is_told_what_it_missed() -> N
     assert stream.told()["b"].skipped == 2
 
 
+def test_a_stream_keeps_its_window_while_others_of_its_attempt_begin() -> None:
+    stream = Stream()
+    stream.open("a")
+    stream.reads("a", 3)
+    stream.end()
+    stream.lose("a")
+    stream.served.retire(opens().attempt)
+    assert stream.served.holds_memory
+
+
 def test_nobody_waits_for_one_that_was_told_the_end() -> None:
     stream = Stream(waits=True)
     stream.open("a")
     stream.reads("a", 3)
     stream.end()
     stream.lose("a")
-    stream.served.retire()
+    stream.served.retire(NEXT)
     assert not stream.served.holds_memory
 
 
@@ -821,11 +833,11 @@ def test_memory_is_let_go_when_another_epoch_needs_it_and_nobody_reads_this_one(
     assert not stream.served.holds_memory
     stream.open("a")
     stream.reads("a", 3)
-    stream.served.retire()
-    assert stream.served.holds_memory and stream.served.window_bytes == 300
+    stream.served.retire(NEXT)
+    assert stream.served.holds_memory and stream.served.window.nbytes == 300
     stream.lose("a")
     assert stream.served.running, "the window goes on without readers"
-    stream.served.retire()
+    stream.served.retire(NEXT)
     assert stream.served.instructions() == [StopRun(1)]
     assert not stream.served.holds_memory and len(stream.served.evicted()) == 3
 
@@ -835,13 +847,13 @@ def test_memory_is_kept_for_those_who_are_expected() -> None:
     stream.open("a")
     stream.reads("a", 3)
     stream.lose("a")
-    stream.served.retire()
+    stream.served.retire(NEXT)
     assert stream.served.holds_memory
     stream = Stream(waits=True, trainers=2)
     stream.open("a")
     stream.reads("a", 3)
     stream.lose("a", leaving=True)
-    stream.served.retire()
+    stream.served.retire(NEXT)
     assert stream.served.holds_memory
 
 
@@ -851,7 +863,7 @@ def test_the_end_goes_with_the_window() -> None:
     stream.reads("a", 3)
     stream.end()
     stream.lose("a")
-    stream.served.retire()
+    stream.served.retire(NEXT)
     stream.open("b")
     assert stream.starts == [0, 0] and [*stream.told()] == ["a"] and stream.reads("b", 1) == [0]
 
@@ -861,7 +873,7 @@ def test_rounds_larger_than_the_window_have_it_for_themselves() -> None:
     stream.open("a", credit=10_000)
     stream.reads("a", 2)
     stream.make(size=20)
-    assert len(stream.served.evicted()) == 2 and stream.served.window_bytes == 2000
+    assert len(stream.served.evicted()) == 2 and stream.served.window.nbytes == 2000
     assert stream.sends("a") == [*range(2, 22)]
 
 
@@ -870,7 +882,7 @@ def test_what_was_let_go_can_be_made_again() -> None:
     stream.open("a")
     stream.reads("a", 3)
     stream.lose("a")
-    stream.served.retire()
+    stream.served.retire(NEXT)
     stream.open("b")
     assert stream.starts == [0, 0] and stream.reads("b", 1) == [0]
 
@@ -891,8 +903,8 @@ def test_an_entry_may_grow() -> None:
     stream.make()
     offer = stream.served.offer(stream.reader("a"))
     assert offer is not None
-    stream.served.grow(offer.entry, 50)
-    assert stream.served.window_bytes == 150
+    stream.served.window.grow(offer.entry, 50)
+    assert stream.served.window.nbytes == 150
 
 
 def test_those_without_credit_are_looked_after_now_and_then() -> None:

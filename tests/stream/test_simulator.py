@@ -6,19 +6,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
-from penstock.core.ids import AttemptId
+from penstock.core.ids import RunnerId
+from penstock.stream.consuming import Consumer
+from penstock.stream.serving import Reader
 from penstock.testing.simulator.__main__ import main
-from penstock.testing.simulator.checks import (
-    check,
-    check_histories,
-    check_shared,
-    check_steps,
-    deterministic_histories,
-)
-from penstock.testing.simulator.dispatcher import Bug, Disk
+from penstock.testing.simulator.checks import check, deterministic_histories
+from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, Taken
 from penstock.testing.simulator.engine import PASS, Shape
+from penstock.testing.simulator.history import NOWHERE, Place, Read, Step
 from penstock.testing.simulator.schedule import (
     Kind,
     Schedule,
@@ -27,33 +25,97 @@ from penstock.testing.simulator.schedule import (
     fails,
     make_schedule,
     shrink,
-    simulate,
 )
-from penstock.testing.simulator.trainer import Read
-from penstock.testing.simulator.world import Failed
+from penstock.testing.simulator.streams import SharedStream
+from penstock.testing.simulator.world import Failed, Mail
+from penstock.wire.frames import OpenStream
+from penstock.wire.messages import StartRunner
 from penstock.wire.modes import ShareKind, Uneven
+from penstock.worker.feeds import Ledger, Settled
 
 SCHEDULES = 250
 
 
+def simulate(seed: int) -> Simulation:
+    simulation = Simulation(make_schedule(seed))
+    simulation.run()
+    return simulation
+
+
 def test_promises_are_kept_under_hundreds_of_seeded_schedules(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", str(SCHEDULES), "--log"]) == 0, capsys.readouterr().out
+    assert main([f"0-{SCHEDULES - 1}", "--log"]) == 0, capsys.readouterr().out
+    assert f"{SCHEDULES} of {SCHEDULES} cases passed" in capsys.readouterr().out
 
 
-def could_show(bug: Bug, shape: Shape) -> bool:
-    return bug != "torn_trainer" or (shape.sharing is not None and shape.consumers > 1)
+# Bugs that are planted: what each does instead
 
 
-@pytest.mark.parametrize("bug", [bug for bug in get_args(Bug) if bug])
-def test_a_planted_bug_is_found(bug: Bug) -> None:
+def not_synced(disk: Disk) -> None:
+    """Nothing reaches the disk for good."""
+
+
+def said_at_once(dispatcher: FakeDispatcher, taken: Taken) -> None:
+    hard = [event for decision, _, _ in taken for event in decision.events if event.JOURNALED]
+    dispatcher._say(taken, dispatcher.disk.write(hard))
+
+
+def settled_ahead(settle: Any) -> Any:
+    """The state counts what was prefetched as received."""
+    return lambda consumer, taken: settle(consumer, consumer.serving.size)
+
+
+def summed_credits(hear: Any) -> Any:
+    """A sum of differences does not survive being said again."""
+    return lambda reader, credit, taken, now: hear(reader, reader.credit + credit, taken, now)
+
+
+def without_boundary(settle: Any) -> Any:
+    """A cut does not name the split it lies in."""
+
+    def settled(ledger: Ledger, places: Any) -> Settled:
+        named, done = settle(ledger, places)
+        return Settled(named[1:], done)
+
+    return settled
+
+
+def torn(hear: Any) -> Any:
+    """Ranks with a place each skip each for itself."""
+
+    def heard(stream: SharedStream, peer: bytes, message: Any) -> None:
+        if isinstance(message, OpenStream):
+            message = msgspec.structs.replace(message, trainer=f"{message.trainer}.{message.consumer}")
+        hear(stream, peer, message)
+
+    return heard
+
+
+BUGS: dict[str, tuple[type, str, Any]] = {
+    "no sync": (Disk, "sync", not_synced),
+    "said before it is committed": (FakeDispatcher, "_write", said_at_once),
+    "prefetched in the state": (Consumer, "settle", settled_ahead(Consumer.settle)),
+    "incremental credits": (Reader, "hear", summed_credits(Reader.hear)),
+    "unnamed boundary": (Ledger, "settle", without_boundary(Ledger.settle)),
+    "torn trainer": (SharedStream, "hear", torn(SharedStream.hear)),
+}
+
+
+def could_show(bug: str, shape: Shape) -> bool:
+    return bug != "torn trainer" or (shape.sharing is not None and shape.consumers > 1)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedules = [schedule for seed in range(400) if could_show(bug, (schedule := make_schedule(seed)).shape)]
-    failed = next((found for schedule in schedules if (found := fails(schedule, bug))), None)
-    assert failed is not None, f"400 schedules did not find {bug}"
+    with monkeypatch.context() as broken:
+        broken.setattr(*BUGS[bug])
+        failed = next((found for schedule in schedules if (found := fails(schedule))), None)
+        assert failed is not None, f"400 schedules did not find {bug}"
+        small = shrink(failed)
+        assert len(small.schedule.faults) <= len(failed.schedule.faults)
+        assert f"seed {failed.schedule.seed}:" in str(small)
+        assert fails(small.schedule) is not None
     assert fails(failed.schedule) is None
-    small = shrink(failed, bug)
-    assert len(small.schedule.faults) <= len(failed.schedule.faults)
-    assert f"seed {failed.schedule.seed}:" in str(small)
-    assert fails(small.schedule, bug) is not None
 
 
 @pytest.mark.parametrize("seed", [17, 23, 31, 40])
@@ -130,18 +192,61 @@ def undisturbed(**shape: Any) -> Schedule:
 def test_an_undisturbed_run_reads_everything(shape: dict[str, Any]) -> None:
     simulation = Simulation(undisturbed(**shape))
     simulation.run()
+    assert simulation.world.log == [], "something was started again"
     for trainer in simulation.trainers:
-        assert trainer.restarts == 0 and len(trainer.epochs_read) == trainer.shape.epochs
+        assert len(trainer.epochs_read) == trainer.shape.epochs
         for read in trainer.epochs_read:
             given = {x for history in read.histories for batch in history for x in batch}
             left = len(set(trainer.shape.everything) - given)
             assert trainer.shape.sharing == "skip" or left <= trainer.shape.batch * (trainer.shape.consumers - 1)
 
 
+def test_a_lost_start_costs_no_more_than_a_fault_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.testing.simulator.world.HEALS_AT_S", 0.0)  # nothing else is lost
+    simulation = Simulation(replace(undisturbed(), workers=1))
+    world = simulation.world
+    unharmed = world.send
+    lost: list[RunnerId] = []
+
+    def send(sender: str, receiver: str, mail: Mail) -> None:
+        if isinstance(mail.body, StartRunner) and not lost:
+            lost.append(mail.body.runner)
+        else:
+            unharmed(sender, receiver, mail)
+
+    world.send = send  # type: ignore[method-assign]
+    simulation.run()
+    assert len(lost) == 1 and world.now < 5.0
+
+
 # The checks
 
 SHAPE = Shape(splits=((0, 1, 2), (3, 4), (5, 6, 7, 8)), batch=2, consumers=2, streams=0)
-Histories = list[list[tuple[int, ...]]]
+Batches = list[tuple[int, ...]]
+Histories = list[Batches]
+
+
+def read_of(
+    histories: Histories,
+    shape: Shape = SHAPE,
+    *,
+    before: Batches | None = None,
+    late: bool = False,
+    places: list[list[Place]] | None = None,
+) -> Read:
+    read = Read(shape, before or [], joined_late=late)
+    for rank, history in enumerate(histories):
+        found = [NOWHERE] * len(history) if places is None else places[rank]
+        read.ranks[rank] += [Step(batch, place, {}) for batch, place in zip(history, found)]
+    return read
+
+
+def expect(says: str | None, read: Read, *, streams_moved: bool = False) -> None:
+    if says is None:
+        check(read, streams_moved=streams_moved)
+        return
+    with pytest.raises(Failed, match=says):
+        check(read, streams_moved=streams_moved)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +260,7 @@ Histories = list[list[tuple[int, ...]]]
     ],
 )
 def test_the_checker_sees_what_is_wrong(histories: Histories, says: str | None) -> None:
-    _expect(says, lambda: check_histories(SHAPE, histories))
+    expect(says, read_of(histories))
 
 
 @pytest.mark.parametrize(
@@ -167,88 +272,64 @@ def test_the_checker_sees_what_is_wrong(histories: Histories, says: str | None) 
     ],
 )
 def test_a_padded_round_repeats_its_own_batches_only(histories: Histories, says: str | None) -> None:
-    _expect(says, lambda: check_histories(replace(SHAPE, consumers=3, uneven="pad"), histories))
-
-
-def _expect(says: str | None, checks: Any) -> None:
-    if says is None:
-        checks()
-        return
-    with pytest.raises(Failed, match=says):
-        checks()
+    expect(says, read_of(histories, replace(SHAPE, consumers=3, uneven="pad")))
 
 
 def test_what_was_given_to_another_number_of_ranks_counts() -> None:
-    check_histories(SHAPE, [[(4, 5)], [(6, 7)]], before=[(0, 1), (2, 3)])
-    with pytest.raises(Failed, match="more than once"):
-        check_histories(SHAPE, [[(4, 5)], [(6, 7)]], before=[(0, 1), (2, 4)])
+    expect(None, read_of([[(4, 5)], [(6, 7)]], before=[(0, 1), (2, 3)]))
+    expect("more than once", read_of([[(4, 5)], [(6, 7)]], before=[(0, 1), (2, 4)]))
 
 
 def test_passes_of_an_epoch_are_told_apart() -> None:
     twice = replace(SHAPE, consumers=1, repeat=2)
     once = [(0, 1), (2, 3), (4, 5), (6, 7), (8,)]
     again = [tuple(x + PASS for x in batch) for batch in once]
-    check_histories(twice, [[*once, *again]])
-    with pytest.raises(Failed, match="more than once"):
-        check_histories(twice, [[*once, *once]])
+    expect(None, read_of([[*once, *again]], twice))
+    expect("more than once", read_of([[*once, *once]], twice))
 
 
 def test_ranks_that_sit_out_steps_may_have_fewer_batches() -> None:
     allowed = replace(SHAPE, uneven="allow")
-    check_histories(allowed, [[(0, 1), (4, 5), (6, 7)], [(2, 3), (8,), ()]])
-    with pytest.raises(Failed, match="were lost"):
-        check_histories(allowed, [[(0, 1), (4, 5), (6, 7)], [(2, 3), (), ()]])
+    expect(None, read_of([[(0, 1), (4, 5), (6, 7)], [(2, 3), (8,), ()]], allowed))
+    expect("were lost", read_of([[(0, 1), (4, 5), (6, 7)], [(2, 3), (), ()]], allowed))
 
 
-def shared_read(histories: Histories, *, sharing: ShareKind = "wait", late: bool = False) -> Read:
-    read = Read(replace(SHAPE, sharing=sharing, trainers=2))
-    read.enter(AttemptId("a"))
-    for rank, history in enumerate(histories):
-        read.histories[rank].extend(history)
-    if late:
-        read.miss()
-    return read
-
-
+WAITS = replace(SHAPE, sharing="wait", trainers=2)
+SKIPS = replace(SHAPE, sharing="skip", trainers=2)
 WHOLE: Histories = [[(0, 1), (4, 5)], [(2, 3), (6, 7)]]
 PART: Histories = [[(0, 1)], [(2, 3)]]
 
 
 def test_a_trainer_that_is_waited_for_misses_nothing() -> None:
-    check_shared(shared_read(WHOLE))
-    with pytest.raises(Failed, match="missed"):
-        check_shared(shared_read(PART))
-    check_shared(shared_read(PART, sharing="skip"))
-    check_shared(shared_read(PART, late=True))
+    expect(None, read_of(WHOLE, WAITS))
+    expect("were lost", read_of(PART, WAITS))
+    expect(None, read_of(PART, SKIPS))
+    expect(None, read_of(PART, WAITS, late=True))
 
 
 def test_a_trainer_that_shares_is_given_nothing_twice() -> None:
+    """Unless it came back without its state, and the process that knew of it is gone."""
     again: Histories = [[(0, 1), (0, 1)], [(2, 3), (6, 7)]]
-    with pytest.raises(Failed, match="more than once"):
-        check_shared(shared_read(again, sharing="skip"))
-    check_shared(shared_read(again, sharing="skip"), may_repeat=True)
-    with pytest.raises(Failed, match="more than once"):
-        check(shared_read(again, sharing="skip"), streams_moved=True)
-    check(shared_read(again, sharing="skip", late=True), streams_moved=True)
+    expect("more than once", read_of(again, SKIPS))
+    expect("more than once", read_of(again, SKIPS), streams_moved=True)
+    expect("more than once", read_of(again, SKIPS, late=True))
+    expect(None, read_of(again, SKIPS, late=True), streams_moved=True)
 
 
 def test_the_ranks_of_a_trainer_that_shares_end_together() -> None:
-    with pytest.raises(Failed, match="different steps"):
-        check_shared(shared_read([[(0, 1), (4, 5)], [(2, 3)]], sharing="skip"))
+    expect("different steps", read_of([[(0, 1), (4, 5)], [(2, 3)]], SKIPS))
 
 
 def test_a_torn_step_is_seen() -> None:
-    check_steps([[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
-    with pytest.raises(Failed, match="step 1 was torn"):
-        check_steps([[(0, 0), (1, 0)], [(0, 0), (0, 1)]])
+    in_turn = replace(SHAPE, streams=2, coordinated=True)
+    expect(None, read_of(WHOLE, in_turn, places=[[(0, 0), (1, 0)], [(0, 0), (1, 0)]]))
+    expect("step 1 was torn", read_of(WHOLE, in_turn, places=[[(0, 0), (1, 0)], [(0, 0), (0, 1)]]))
 
 
 def test_deterministic_order_is_checked_against_the_description_alone() -> None:
     shape = replace(SHAPE, streams=2)
-    check_histories(shape, deterministic_histories(shape))
-    swapped = [list(reversed(history)) for history in deterministic_histories(shape)]
-    with pytest.raises(Failed, match="deterministic order"):
-        check_histories(shape, swapped)
+    expect(None, read_of(deterministic_histories(shape), shape))
+    expect("deterministic order", read_of([history[::-1] for history in deterministic_histories(shape)], shape))
 
 
 def test_a_torn_record_is_dropped_and_so_is_all_after_it() -> None:
@@ -262,9 +343,20 @@ def test_a_torn_record_is_dropped_and_so_is_all_after_it() -> None:
     assert len(disk.records) == whole - 1
 
 
-def test_a_failure_tells_the_seed_and_the_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "50", "--bug", "no_sync"]) == 1
+def test_a_failure_tells_the_seed_and_the_case(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*BUGS["no sync"])
+    assert main(["0-49", "--log"]) == 1
     said = capsys.readouterr().out
     assert "before that was on disk" in said
-    assert "seed " in said
+    assert "0 of 50 cases passed" in said and "50 failed: seeds [0, 1, 2" in said
+    assert "seed 0: " in said and "Shape(splits=" in said
     assert issubclass(SimulationFailed, AssertionError)
+
+
+def test_cases_run_in_several_processes_and_kinds_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["60-69", "--jobs", "2"]) == 0
+    kinds = Counter(make_schedule(seed).shape.kind for seed in range(60, 70))
+    said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    assert capsys.readouterr().out == f"seeds 60-69: 10 of 10 cases passed ({said})\n"

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Progress
-from penstock.stream.choosing import RUN_BYTES
+from penstock.stream.reading import RUN_BYTES
 from penstock.wire.frames import CloseStream, OpenStream
 from penstock.wire.jobs import Position, Ranges
 from tests.stream.reading_hands import Hands
@@ -107,6 +107,15 @@ def test_streams_take_turns_round_by_round() -> None:
     hands.give(2, 2)
     hands.give(1, 0)
     assert hands.take_all() == [(2, 2), (0, 3)]
+
+
+def test_what_was_counted_stays_counted() -> None:
+    """A reader that is closed while it waits has forgotten how much it had given of what it served last."""
+    hands = Hands(stream_view())
+    hands.give(3)
+    assert hands.take(2) == [(0, 0), (0, 1)]
+    assert hands.consumer.settle(0) == 0
+    assert hands.consumer.step == 2 and hands.consumer.place().progress().step == 2
 
 
 def test_a_serving_that_was_left_in_the_middle_goes_on_there() -> None:
@@ -273,7 +282,7 @@ def test_weights_change_from_the_next_element_on_and_what_lies_beyond_it_is_made
     assert close == CloseStream(stream=StreamId("a.0"), opening=101)
     assert isinstance(again, OpenStream)
     assert (again.binding, again.round, again.cut_round, again.mixes) == (1, 3, 3, ((3, WEIGHTS),))
-    assert hands.take() == [] and hands.consumer.buffered_bytes == 0
+    assert hands.take() == [] and not hands.consumer.has_ready
     place = hands.consumer.place().progress()
     assert (place.weights, place.mixes) == (WEIGHTS, ((0, ((3, WEIGHTS),)),))
 

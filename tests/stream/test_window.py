@@ -52,6 +52,5 @@ def test_bytes_are_those_of_what_is_held_and_of_what_was_added_to_it() -> None:
 
 
 def test_an_entry_knows_for_whom_it_was_made() -> None:
-    entry = Entry(3, 2, cut_at(5), 10, "payload")
-    assert (entry.after, entry.payload, entry.made_for) == (5, "payload", None)
-    assert entry.for_trainer(4).made_for == 4
+    entry = Entry(3, 2, cut_at(5), 10, "payload", made_for=4)
+    assert (entry.after, entry.payload, entry.made_for) == (5, "payload", 4)

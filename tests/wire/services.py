@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import zmq
@@ -15,13 +14,6 @@ from penstock.wire.messages import Answer, Ask, Push
 from penstock.wire.sockets import Guard, bind_router
 
 WAIT_S = 30.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}"
-        time.sleep(0.005)
 
 
 class Answerer:

@@ -19,7 +19,8 @@ from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import encode_tell
 from penstock.wire.messages import Answer, Ask, Done, Jobs, ListJobs, Refused, StopRunner, TryAgain
-from tests.wire.services import Answerer, wait_until
+from tests.waiting import wait_until
+from tests.wire.services import Answerer
 
 TOKEN = Credentials.new_token()
 

@@ -18,12 +18,11 @@ import pytest
 from penstock.core.errors import CodecError
 from penstock.wire.descriptors import receive_descriptor
 from penstock.wire.frames import SlabPlaces
-from penstock.wire.leases import Holder
 from penstock.wire.ranges import KEPT_BYTES
 from penstock.wire.runs import decode_run, encode_run
-from penstock.wire.slab_reader import COPY_BELOW_BYTES, RETURN_LEASES, SlabReader
-from penstock.wire.slabs import Arena
-from tests.wire.services import wait_until
+from penstock.wire.slab_reader import COPY_BELOW_BYTES, RETURN_BYTES, SlabReader
+from penstock.wire.slabs import Arena, Holder
+from tests.waiting import wait_until
 
 MB = 1 << 20
 
@@ -471,14 +470,14 @@ def test_what_never_arrived_is_given_back_with_the_next_connection(arena: Arena,
 
 def test_much_that_is_to_be_given_back_does_not_wait(arena: Arena, reader: SlabReader) -> None:
     claimed = []
-    for _ in range(RETURN_LEASES):
-        places = arena.place([batch(1)])
+    for _ in range(4):
+        places = arena.place([batch(1, size=RETURN_BYTES // 4)])
         assert places is not None
         claimed.append(reader.claim(places))
     while claimed:
         assert not reader.owes_much
         claimed.pop()
-    assert reader.owes_much and len(reader.returned()) == RETURN_LEASES and not reader.owes_much
+    assert reader.owes_much and len(reader.returned()) == 4 and not reader.owes_much
 
 
 _SHUTDOWN = """

@@ -12,7 +12,8 @@ from penstock.core.errors import CannotListenError, InvalidArgumentError, Pensto
 from penstock.wire.addresses import RunnerAddress, advertised, host_id, is_loopback
 from penstock.wire.credentials import Credentials, ServiceFile, find_service
 from penstock.wire.sockets import MAX_CONTROL_BYTES, Dialled, Guard, Watch, bind_router, dial
-from tests.wire.services import WAIT_S, wait_until
+from tests.waiting import wait_until
+from tests.wire.services import WAIT_S
 
 TOKEN = Credentials.new_token()
 WAIT_MS = int(WAIT_S * 1000)

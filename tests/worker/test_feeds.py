@@ -9,8 +9,7 @@ from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.streams import PASS_ENDED, Place, StreamStopped
 from penstock.wire.jobs import Cut, Feed, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused, TryAgain
-from penstock.worker.feeds import GrantedFeed, StaleStream, fixed_feed
-from penstock.worker.ledger import Ledger
+from penstock.worker.feeds import GrantedFeed, Ledger, StaleStream, fixed_feed
 
 
 class Grants:

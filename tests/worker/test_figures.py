@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,14 +8,12 @@ import msgspec
 import pytest
 
 from penstock.wire.messages import RunnerFigures, StageFigures
-from penstock.worker.figures import LINE_BYTES, Figures, line_of
-from penstock.worker.streams import Counts
+from penstock.worker.figures import LINE_BYTES, Counts, Figures, line_of
 
 
-@dataclass(eq=False)
 class FakeStream:
-    counts: Counts = field(default_factory=Counts)
-    running: bool = True
+    def __init__(self) -> None:
+        self.counts = Counts(running=True)
 
 
 class FakeRun:
@@ -47,7 +45,7 @@ def test_figures_grow_while_streams_and_runs_come_and_go() -> None:
     figures.watch(pump, first)  # type: ignore[arg-type]
     first.work(4)
     pump.busy_s = 1.5
-    stream.counts.rounds, stream.counts.nbytes = 2, 100
+    stream.counts = Counts(rounds=2, nbytes=100, running=True)
     seen = figures.look([stream])
     assert (seen.streams, seen.rounds, seen.nbytes, seen.busy_s) == (1, 2, 100, 1.5)
     assert seen.stages == {"map(f)": StageFigures(4, 1.0, 32, 8, 16)}
@@ -58,7 +56,7 @@ def test_figures_grow_while_streams_and_runs_come_and_go() -> None:
     figures.watch(FakePump(busy_s=0.5), brief)  # type: ignore[arg-type]
     brief.work(8)
     brief.closed = True
-    stream.running = False
+    stream.counts = stream.counts._replace(running=False)
     later = figures.look([stream])
     assert (later.streams, later.rounds, later.busy_s) == (0, 2, 2.0)
     assert later.stages["map(f)"] == StageFigures(16, 4.0, 128, 32, 64)

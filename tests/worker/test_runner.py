@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_harness import GRANTED, PLENTY, RUNNER, Harness, Received, harness, ordinals
-from tests.wire.services import wait_until
+from tests.waiting import wait_until
 
 import penstock as ps
 from penstock.core.ids import RunnerId

@@ -16,10 +16,11 @@ from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Pipeline, Run
 from penstock.runtime.streams import Left, StreamPart
 from penstock.sources.registry import open_source
-from penstock.stream.rounds import RoundMaker, outputs_received
+from penstock.stream.rounds import RoundMaker
 from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
+from penstock.wire.received import received
 from penstock.worker.feeds import TailFeed, fixed_feed
-from penstock.worker.tails import StreamRun
+from penstock.worker.tails import TailRun
 
 ROWS, STREAMS, BATCH = 60, 3, 2
 PIPELINES = {
@@ -48,10 +49,10 @@ class Streams:
         part = StreamPart(
             feed=TailFeed(leftovers, self.counts),
             leftovers=tuple(
-                Left(left.cut.engine, outputs_received(left.cut, width), left.cut.share) for left in leftovers
+                Left(left.cut.engine, len(received(left.cut, width)), left.cut.share) for left in leftovers
             ),
         )
-        return StreamRun(
+        return TailRun(
             self.pipeline,
             budget=default_budget(1),
             part=part,

@@ -31,16 +31,16 @@ def make_loader(
     if to is None and not os.environ.get(SERVICE_VARIABLE):
         return _here(dataset, options)
     if isinstance(to, int):
-        return _over(dataset, options, *_own_service(to, nursery))
+        return _over_own(dataset, options, to, nursery)
     if isinstance(to, LocalService):
         service = ServiceFile(address=to.address, credentials=to.credentials.as_client())
-        return _over(dataset, options, lambda: service, None)
+        return _over(dataset, options, lambda: service, workers=lambda: to._processes.expected_workers)
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
     except ServiceFileMissingError:
-        return _over(dataset, options, lambda: find_service(text), None)  # it may be written later
-    return _over(dataset, options, lambda: found, None)
+        return _over(dataset, options, lambda: find_service(text))  # it may be written later
+    return _over(dataset, options, lambda: found)
 
 
 def _here(dataset: Dataset, options: JobOptions) -> Loader:
@@ -64,15 +64,18 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
 
 
 def _over(
-    dataset: Dataset, options: JobOptions, find: Callable[[], ServiceFile], on_close: Callable[[], None] | None
+    dataset: Dataset,
+    options: JobOptions,
+    find: Callable[[], ServiceFile],
+    on_close: Callable[[], None] | None = None,
+    workers: Callable[[], int] = lambda: 1,
 ) -> Loader:
-    backend = ServiceBackend(dataset._plan, options, find, on_close)
-    return Loader(
-        FromService(backend=backend, dataset=dataset), memory_bytes=options.limits.memory_bytes, seed=options.seed
-    )
+    backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
+    source = FromService(backend=backend, dataset=dataset)
+    return Loader(source, memory_bytes=options.limits.memory_bytes, seed=options.seed)
 
 
-def _own_service(workers: int, nursery: StartedNursery | None) -> tuple[Callable[[], ServiceFile], Callable[[], None]]:
+def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
     processes = ServiceProcesses(ServiceOptions(workers=workers, credentials=Credentials.new_token()), nursery)
     service = ServiceFile(address=processes.address, credentials=processes.credentials.as_client())
-    return lambda: service, processes.close
+    return _over(dataset, options, lambda: service, processes.close, lambda: workers)

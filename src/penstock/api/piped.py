@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from penstock.api.epochs import Epoch, FromService, Loaded, save
 from penstock.api.states import PipelineSignature, SavedState, merged, parts_in, signature_of, with_parts
 from penstock.client.options import JobOptions
+from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
 from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
@@ -66,25 +67,15 @@ class Piped:
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
         if self._graph is None:
             self._graph = optimize(self._node)
-        may_rejoin = loaded is None or not loaded.changed
         seed = self.seed_of(seed)
+        may_rejoin = loaded is None or not loaded.changed
+        beginning = Beginning(epoch=epoch, seed=seed, may_rejoin=may_rejoin, weights=weights)
         made: list[ServiceStage] = []
         place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
 
         def stage(source: FromService, meter: StageMeter) -> ServiceStage:
-            options = source.backend.options
-            made.append(
-                ServiceStage(
-                    meter,
-                    lambda beginning: source.backend.open(replace(beginning, weights=weights)),
-                    seed=seed,
-                    may_rejoin=may_rejoin,
-                    consumer=options.rank,
-                    consumers=options.ranks.count,
-                    in_order=options.order == "deterministic",
-                    attempt=place.attempts[len(made)] if len(made) < len(place.attempts) else None,
-                )
-            )
+            attempt = place.attempts[len(made)] if len(made) < len(place.attempts) else None
+            made.append(ServiceStage(meter, source.backend, beginning, attempt))
             return made[-1]
 
         stages: dict[SourceNode, Callable[[StageMeter], Stage]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
@@ -24,7 +25,7 @@ from penstock.client.limits import Limits
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions, check_options
 from penstock.client.submit import Prepared, prepare, submission
-from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, choice
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ProtocolError, choice
 from penstock.core.ids import BlobHash
 from penstock.graph.codec import decode_graph
 from penstock.graph.functions import Payload, UserFunction
@@ -34,10 +35,10 @@ from penstock.graph.traverse import walk
 from penstock.runtime.distributable import for_workers
 from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
-from penstock.wire.blobs import blob_hash, put_blob_pieces
+from penstock.wire.blobs import blob_hash, fetch_blob, put_blob_pieces
 from penstock.wire.credentials import ServiceFile, find_service
 from penstock.wire.jobs import JobSpec
-from penstock.wire.messages import BlobPiece, Done, GetBlob, GetPipeline, NotYet, PutPipeline, Spec
+from penstock.wire.messages import Done, GetPipeline, NotYet, PutPipeline, Spec
 
 Service: TypeAlias = str | os.PathLike[str] | LocalService
 """An address, a service file, or a service of this process's own."""
@@ -221,15 +222,11 @@ def _connect(service: Service, patience: Patience) -> ServiceLink:
 
 
 def _fetch(link: ServiceLink, name: BlobHash, patience: Patience) -> bytes:
-    content = bytearray()
-    while True:
-        piece = link.ask(GetBlob(hash=name, offset=len(content)), patience, "the registered pipeline")
-        if not isinstance(piece, BlobPiece):
-            return _damaged(link, name)
-        content += piece.piece
-        if len(content) >= piece.size or not piece.piece:
-            break
-    return bytes(content) if blob_hash(bytes(content)) == name else _damaged(link, name)
+    try:
+        content = fetch_blob(name, partial(link.ask, patience=patience, what="the registered pipeline"))
+    except ProtocolError:
+        return _damaged(link, name)
+    return content if blob_hash(content) == name else _damaged(link, name)
 
 
 def _damaged(link: ServiceLink, name: BlobHash) -> NoReturn:

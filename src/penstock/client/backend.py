@@ -11,7 +11,7 @@ from penstock.client.fed import Feeder, grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions, job_name
 from penstock.client.reader import EpochReader
-from penstock.client.sampling import Drawing, Place
+from penstock.client.sampling import Drawing, Feed, Place
 from penstock.client.session import Beginning, EpochSession
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
@@ -35,9 +35,12 @@ class ServiceBackend:
         options: JobOptions,
         find: Callable[[], ServiceFile],
         on_close: Callable[[], None] | None = None,
+        expected_workers: Callable[[], int] = lambda: 1,
     ) -> None:
+        """`expected_workers` is how many the service will have, as far as is known here."""
         self.options = options
         self._pipeline, self._find = pipeline, find
+        self._expected_workers = expected_workers
         self._prepared: Prepared | None = None
         self._submissions: dict[tuple[int, int], Submission] = {}
         self._workers: int | None = None
@@ -59,13 +62,10 @@ class ServiceBackend:
     @property
     def job(self) -> JobName:
         if self._job is None:
-            self._job = job_name(self.options, self.prepared.fingerprint)
+            name, options = job_name(self.options, self.prepared.fingerprint), self.options
+            own = options.feed is not None and options.ranks.count > 1
+            self._job = JobName(f"{name}.{options.rank}") if own else name
         return self._job
-
-    @property
-    def memory_bytes(self) -> int:
-        given = self.options.limits.memory_bytes
-        return given if given is not None else min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuse a state of a job that was dealt or cut otherwise."""
@@ -109,14 +109,20 @@ class ServiceBackend:
             raise ForkedLoaderError
         if self._closed:
             raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
-        if self.options.feed is not None:
-            return self._open_fed(beginning)
-        prepared = self.prepared
-        link = self._link()
-        checkpoint = beginning.checkpoint
+        options, checkpoint, feeder = self.options, beginning.checkpoint, None
         streams = checkpoint.first.width if checkpoint is not None else 0
-        submission = self._submission(prepared, link, beginning.seed, streams)
-        return self._read(EpochSession(link, self.job, self.options, submission, beginning))
+        if options.feed is not None:
+            feeder = self._feeder(options.feed, beginning)
+            options = replace(options, ranks=Ranks(), rank=0)  # a job of this consumer's own
+        prepared, job, link = self.prepared, self.job, self._link()
+        submitted = self._submission(prepared, options, link, beginning.seed, streams)
+        session = EpochSession(link, job, options, submitted, beginning, feeder)
+        memory_bytes = options.limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
+        try:
+            return EpochReader(session, memory_bytes=memory_bytes, timeout_s=options.limits.timeout_s, owner=self)
+        except BaseException:
+            session.close(finished=False)
+            raise
 
     def check_weights(self, weights: Sequence[float]) -> Weights:
         """Return weights that a mix of this pipeline can go by, as its operator takes them."""
@@ -131,10 +137,9 @@ class ServiceBackend:
         """Refuse other weights in the middle of an epoch where something read by the old ones is held back."""
         check_weights_midway(self.prepared.root)
 
-    def _open_fed(self, beginning: Beginning) -> EpochReader:
-        """Open a job of this consumer's own: it begins where the sampler stood, and nothing else is resumed."""
-        feed, checkpoint = self.options.feed, beginning.checkpoint
-        assert feed is not None
+    def _feeder(self, feed: Feed, beginning: Beginning) -> Feeder:
+        """Return what feeds an epoch: it begins where the sampler stood, and nothing else is resumed."""
+        checkpoint, options = beginning.checkpoint, self.options
         if checkpoint is not None:
             self.check(checkpoint)
         own = None if checkpoint is None else checkpoint.own
@@ -152,32 +157,17 @@ class ServiceBackend:
             raise InvalidArgumentError(
                 "the sampler gave lists of indices in one epoch and single ones in another; it must give one kind"
             )
-        options, name = self.options, self.job
-        if options.ranks.count > 1:
-            name = JobName(f"{name}.{options.rank}")
-        link = self._link()
-        feeder = Feeder(drawing, ahead=feed.ahead, consumer=options.rank, consumers=options.ranks.count)
-        submission = self._submission(self.prepared, link, beginning.seed, 0)
-        alone = replace(options, ranks=Ranks(), rank=0)
-        return self._read(EpochSession(link, name, alone, submission, beginning, feeder))
+        return Feeder(drawing, ahead=feed.ahead, consumer=options.rank, consumers=options.ranks.count)
 
     def fed_length(self) -> int | None:
         """Return how many outputs an epoch of the consumer's own sampler has, where it says."""
         assert self.options.feed is not None
         return self.options.feed.length(grouping_of(self._pipeline.node), self._fed_lists)
 
-    def _read(self, session: EpochSession) -> EpochReader:
-        try:
-            return EpochReader(
-                session, memory_bytes=self.memory_bytes, timeout_s=self.options.limits.timeout_s, owner=self
-            )
-        except BaseException:
-            session.close(finished=False)
-            raise
-
-    def _submission(self, prepared: Prepared, link: ServiceLink, seed: int | None, streams: int) -> Submission:
+    def _submission(
+        self, prepared: Prepared, options: JobOptions, link: ServiceLink, seed: int | None, streams: int
+    ) -> Submission:
         chosen = self._pipeline.seed if seed is None else seed
-        options = self.options if self.options.feed is None else replace(self.options, ranks=Ranks(), rank=0)
         made = self._submissions.get((chosen, streams))
         if made is None:
             made = self._submissions[chosen, streams] = submission(
@@ -187,7 +177,8 @@ class ServiceBackend:
 
     def _count_workers(self, link: ServiceLink) -> int:
         if self._workers is None:
-            self._workers = link.count_workers(Patience(self.options.limits.timeout_s, "the first worker"))
+            patience = Patience(self.options.limits.timeout_s, "the first worker")
+            self._workers = link.count_workers(patience, self._expected_workers())
         return self._workers
 
     def _link(self) -> ServiceLink:

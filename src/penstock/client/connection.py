@@ -1,40 +1,54 @@
-"""The way to one runner: a data socket and its watch, and the runner's memory if it lies on this host.
+"""The ways to runners: a data socket and its watch for each, and the runner's memory if it lies on this host.
 
-It never reconnects. Once lost it is closed, and a new opening of a stream makes a new one. All of it belongs to the
-thread that reads; what cannot be sent yet, because the other side has not let us in, waits here.
+A connection never reconnects. Once lost it is closed, and a new opening of a stream makes a new one. All of it belongs
+to the thread that reads; what cannot be sent yet, because the other side has not let us in, waits here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import zmq
+from msgspec.structs import replace
 
+from penstock.client.link import ServiceLink
 from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError
 from penstock.core.ids import RunnerId, StreamId
+from penstock.stream.consuming import Tell
+from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
-from penstock.wire.credentials import Credentials
-from penstock.wire.frames import FromRunner, Rounds, StreamLeft, ToRunner
+from penstock.wire.frames import (
+    CloseStream,
+    Credit,
+    FromRunner,
+    OpenStream,
+    ReturnLeases,
+    Rounds,
+    StorageOptions,
+    StreamLeft,
+    ToRunner,
+)
 from penstock.wire.modes import Transport
 from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
-from penstock.wire.sockets import Context, Watch, dial
+from penstock.wire.sockets import Watch, dial
 
 CONNECT_S = 5.0
 LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
-LEAVING_LOOK_S = 0.05  # and while our last word is on its way
+LEAVE_S = 1.0  # for a last word to those who may be waiting for this trainer
+LEAVING_LOOK_S = 0.05  # how often the connection is looked at while it is on its way
 LAST_WORD_MS = 500  # for what memory is not needed, to a process of this host; a lost connection waits for nothing
 NO_SLABS_VARIABLE = "PENSTOCK_NO_SLABS"
 """Set to 1, payloads come by socket on one host too: to measure that, or where memory cannot be passed on."""
@@ -42,11 +56,42 @@ MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get the
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
-_log = logging.getLogger(__name__)
-
-
 Access: TypeAlias = Literal["own", "copied", "read-only"]
 """What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
+
+
+@dataclass(slots=True)
+class Metrics:
+    """How the trainer fares; written by its thread, read by the one that beats."""
+
+    batches: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
+    run_s: float = 0.0
+    skipped: int = 0
+    shared: int = 0
+    turned_at: float | None = None
+    """When the trainer last left `next()`, or came to it."""
+
+    def enter(self, now: float) -> None:
+        """The trainer has to wait: it was busy until now."""
+        self.run_s += 0.0 if self.turned_at is None else now - self.turned_at
+        self.turned_at = now
+
+    def leave(self, now: float) -> None:
+        self.wait_s += 0.0 if self.turned_at is None else now - self.turned_at
+        self.turned_at = now
+
+    def received(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+
+    def took(self, batches: int, *, shared: int) -> None:
+        """The trainer took more elements; of all it took, so many had been made for another trainer."""
+        self.batches += batches
+        self.shared = shared
+
+    def missed(self, skipped: int) -> None:
+        self.skipped = skipped
 
 
 class Payload:
@@ -87,36 +132,27 @@ def _own(buffer: Any) -> Any:
 
 class RunnerConnection:
     def __init__(
-        self,
-        context: Context,
-        credentials: Credentials,
-        runner: RunnerId,
-        address: str,
-        slabs: SlabReader | None = None,
-        *,
-        access: Access = "own",
-        transport: Transport = "auto",
+        self, link: ServiceLink, runner: RunnerId, address: str, *, access: Access, transport: Transport
     ) -> None:
-        """`slabs`: from an earlier connection to the same process, whose memory is still mapped."""
         self.runner = runner
-        self.address = RunnerAddress.parse(address)
-        self.slabs = slabs
-        may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
-        if slabs is None and may_share and self.address.slab and self.address.host == host_id():
-            self.slabs = SlabReader.connect(self.address.slab, writable=access == "own")
-        if self.slabs is None:
-            keep_freed_memory()
-        self.socket = dial(context, credentials, self.address.tcp, data=True)
-        self.watch = Watch(self.socket)
         self._access = access
-        self._closed = False
         self._outbox: deque[bytes] = deque()
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
+        parsed = RunnerAddress.parse(address)
+        self.slabs = link.slabs.get(runner)
+        may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
+        if self.slabs is None and may_share and parsed.slab and parsed.host == host_id():
+            self.slabs = SlabReader.connect(parsed.slab, writable=access == "own")
+        self.socket = dial(link.context, link.credentials, parsed.tcp, data=True)
+        self.watch = Watch(self.socket)
         self._number = 0
         """Of this connection among those that share the memory."""
-        if self.slabs is not None:
+        if self.slabs is None:
+            keep_freed_memory()
+        else:
+            link.slabs[runner] = self.slabs
             using = self.slabs.open_connection()
             self._number = using.connection
             self.send(using)
@@ -166,6 +202,8 @@ class RunnerConnection:
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_S
+        if self.watch.connected and not int(self.watch.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return None  # the watch has nothing to look at
         reason = self.watch.lost()
         if reason is None and not self.watch.connected and now > self._connect_by:
             reason = f"no connection within {CONNECT_S:.0f} s"
@@ -184,11 +222,84 @@ class RunnerConnection:
                     unheard.discard((message.stream, message.opening))
 
     def close(self, *, linger_ms: int = 0) -> None:
-        if self._closed:
-            return
-        self._closed = True
         if self.slabs is not None:
             linger_ms = max(linger_ms, LAST_WORD_MS)
             with contextlib.suppress(zmq.ZMQError):  # the link went first
                 self.send(self.slabs.close_connection(self._number))
         self.socket.close(linger=linger_ms)
+
+
+class Connections:
+    """One connection a runner."""
+
+    def __init__(self, link: ServiceLink, storage: StorageOptions, access: Access, transport: Transport) -> None:
+        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays."""
+        self._link, self._storage, self._access, self._transport = link, storage, access, transport
+        self._connections: dict[RunnerId, RunnerConnection] = {}
+
+    def all(self) -> list[RunnerConnection]:
+        return list(self._connections.values())
+
+    def tell(self, tell: Tell) -> None:
+        """Send a message to a runner; what opens a stream may be the first thing it hears."""
+        message, connection = tell.message, self._connections.get(tell.runner)
+        if isinstance(message, OpenStream):
+            if connection is None:
+                connection = RunnerConnection(
+                    self._link, tell.runner, tell.address, access=self._access, transport=self._transport
+                )
+                self._connections[tell.runner] = connection
+            message = replace(message, slab=connection.slabs is not None, storage=self._storage)
+        elif isinstance(message, Credit) and connection is not None and connection.slabs is not None:
+            message = replace(message, returned=connection.slabs.returned())
+        if connection is not None:
+            connection.send(message)
+
+    def send(self, runner: RunnerId, message: ToRunner) -> None:
+        self._connections[runner].send(message)
+
+    def drop(self, connection: RunnerConnection) -> None:
+        del self._connections[connection.runner]
+        connection.close()
+
+    def return_memory(self, *, idle: bool) -> None:
+        """Give back what the trainer let go of; while it is busy only if that is much, for a credit soon says so."""
+        for connection in self._connections.values():
+            slabs = connection.slabs
+            if slabs is not None and (idle or slabs.owes_much) and (returned := slabs.returned()):
+                connection.send(ReturnLeases(leases=returned))
+
+    def poll(self, bell: int, timeout_s: float) -> bool:
+        """Wait until something arrives, the bell rings, or the time is over; return whether the bell rang."""
+        watched: list[tuple[Any, int]] = [(bell, zmq.POLLIN)]
+        for connection in self._connections.values():
+            interest = zmq.POLLIN | zmq.POLLOUT if connection.pending else zmq.POLLIN
+            watched.append((connection.socket, interest))
+            watched.append((connection.watch.socket, zmq.POLLIN))
+        return any(where == bell for where, _ in zmq.zmq_poll(watched, max(1, int(timeout_s * 1000))))
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        for connection in self._connections.values():
+            connection.close(linger_ms=linger_ms)
+        self._connections.clear()
+
+    def leave(self, readers: Iterable[StreamReader], *, settled: bool) -> None:
+        """Say to all that the streams read there are not come back to, wait until they have heard it, and close.
+
+        `settled`: the readers stand where the trainer does. Should it return, it goes on there.
+        """
+        unheard: dict[RunnerId, set[tuple[StreamId, int]]] = {runner: set() for runner in self._connections}
+        for reader in readers:
+            if reader.runner is not None and reader.runner in unheard:
+                taken = reader.standing.round if settled else -1
+                with contextlib.suppress(zmq.ZMQError):
+                    self.send(
+                        reader.runner,
+                        CloseStream(stream=reader.stream, opening=reader.opening, leaving=True, round=taken),
+                    )
+                    unheard[reader.runner].add((reader.stream, reader.opening))
+        until = monotonic() + LEAVE_S
+        for runner, connection in self._connections.items():
+            with contextlib.suppress(zmq.ZMQError, PenstockError):  # the link went first, or nonsense came
+                connection.await_left(unheard[runner], until)
+        self.close(linger_ms=int(LEAVE_S * 1000))

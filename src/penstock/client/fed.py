@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import islice
 
 from penstock.client.sampling import Drawing, Grouping, Place, Unit
@@ -22,7 +23,7 @@ from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
-from penstock.graph.traverse import walk
+from penstock.graph.traverse import rewrite, walk
 from penstock.passes import canonicalize
 from penstock.stream.reading import StreamReader
 from penstock.wire.frames import Units
@@ -87,8 +88,10 @@ def grouping_of(root: Node) -> Grouping | None:
 
 
 def with_batches(root: Node) -> Node:
-    """Return the graph in which a unit of several elements becomes one batch; at the end, unless it says where."""
-    return root if grouping_of(root) is not None else ops.Batch(upstream=root, size=NOMINAL_BATCH)
+    """Return the graph in which a list becomes one batch, however short; at the end, unless it says where."""
+    if grouping_of(root) is None:
+        return ops.Batch(upstream=root, size=NOMINAL_BATCH)
+    return rewrite(root, lambda node: replace(node, drop_last=False) if isinstance(node, BATCHES) else node)
 
 
 def fed_streams(count: int) -> tuple[Feed, ...]:
@@ -109,8 +112,7 @@ class Feeder:
         self.consumer, self.consumers = consumer, consumers
         """Of the loader; its job has but one."""
         self._drawing, self._ahead = drawing, ahead
-        self._first_place = drawing.place()
-        self.begins_at = self._first_place.units
+        self.begins_at = drawing.place().units
         self._kept: deque[tuple[Unit, Place]] = deque()
         self._kept_from = self.begins_at
         """The step of the first that is kept."""
@@ -161,7 +163,7 @@ class Feeder:
 
     def opened(self, reader: StreamReader) -> Units:
         """Return all that a stream which was just opened needs from there on."""
-        return self._units(reader, reader.cut_round)
+        return self._units(reader, reader.head.cut_round)
 
     def _step(self, stream: int, ordinal: int) -> int:
         return self.begins_at + ordinal * self._streams + stream

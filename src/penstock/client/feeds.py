@@ -7,8 +7,10 @@ of the user's gets the splits and the number of workers and returns, for each, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from penstock.client.options import ShardingFunction
 from penstock.core.errors import InvalidArgumentError
@@ -19,8 +21,7 @@ from penstock.wire.jobs import Feed
 from penstock.wire.modes import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSplits:
+class NamedSplits(NamedTuple):
     """A source's splits, with the name messages give it."""
 
     name: str
@@ -39,10 +40,10 @@ def feeds_for(
         raise InvalidArgumentError(f"sharding={sharding!r} assigns splits to workers up front, and there is none yet")
     if sharding == "custom":
         assert shard is not None
-        return _custom_feeds(shard, sources, workers)
+        return _listed_feeds(_deal_as_told(shard, source, workers) for source in sources)
     by_file = sharding == "file" or (sharding == "file_or_data" and _enough_files(sources, workers))
     if by_file and not all(source.element_files for source in sources):
-        return _file_feeds(sources, workers)
+        return _listed_feeds(_deal_files(source, workers) for source in sources)
     if by_file:  # file number i is element number i
         for source in sources:
             _check_count(source, source.element_files, workers)
@@ -112,43 +113,36 @@ def _files(source: NamedSplits) -> dict[str, int]:
     return numbers
 
 
-def _file_feeds(sources: Sequence[NamedSplits], workers: int) -> tuple[Feed, ...]:
-    lists: list[list[list[int]]] = [[[] for _ in sources] for _ in range(workers)]
-    for number, source in enumerate(sources):
-        numbers = _files(source)
-        if not numbers:
-            raise InvalidArgumentError(
-                f"sharding='file': {source.name} has no files to deal; use 'data' or 'file_or_data'"
-            )
-        _check_count(source, len(numbers), workers)
-        for index, split in enumerate(source.splits):
-            if not split.files:
-                raise InvalidArgumentError(f"sharding='file': split {index} of {source.name} has no file")
-            lists[numbers[split.files[0].path] % workers][number].append(index)
-    return tuple(Feed(kind="listed", listed=tuple(map(tuple, own))) for own in lists)
+def _listed_feeds(dealt: Iterable[Sequence[Sequence[int]]]) -> tuple[Feed, ...]:
+    """Return the feed of each worker, of what each source deals to it."""
+    return tuple(Feed(kind="listed", listed=tuple(map(tuple, own))) for own in zip(*dealt))
 
 
-def _custom_feeds(shard: ShardingFunction, sources: Sequence[NamedSplits], workers: int) -> tuple[Feed, ...]:
-    lists: list[list[tuple[int, ...]]] = [[] for _ in range(workers)]
-    for source in sources:
-        dealt = [tuple(map(int, own)) for own in shard(list(source.splits), workers)]
-        if len(dealt) != workers:
-            raise InvalidArgumentError(
-                f"the sharding function returned {len(dealt)} lists for {workers} workers; it must return one for each"
-            )
-        _check_numbers(source, dealt)
-        for own, chosen in zip(lists, dealt):
-            own.append(chosen)
-    return tuple(Feed(kind="listed", listed=tuple(own)) for own in lists)
+def _deal_files(source: NamedSplits, workers: int) -> list[list[int]]:
+    """Return the numbers of each worker's splits: those of its files."""
+    numbers = _files(source)
+    if not numbers:
+        raise InvalidArgumentError(f"sharding='file': {source.name} has no files to deal; use 'data' or 'file_or_data'")
+    _check_count(source, len(numbers), workers)
+    dealt: list[list[int]] = [[] for _ in range(workers)]
+    for index, split in enumerate(source.splits):
+        if not split.files:
+            raise InvalidArgumentError(f"sharding='file': split {index} of {source.name} has no file")
+        dealt[numbers[split.files[0].path] % workers].append(index)
+    return dealt
 
 
-def _check_numbers(source: NamedSplits, dealt: Sequence[tuple[int, ...]]) -> None:
-    seen: set[int] = set()
-    for number in (number for own in dealt for number in own):
+def _deal_as_told(shard: ShardingFunction, source: NamedSplits, workers: int) -> list[list[int]]:
+    dealt = [list(map(int, own)) for own in shard(list(source.splits), workers)]
+    if len(dealt) != workers:
+        raise InvalidArgumentError(
+            f"the sharding function returned {len(dealt)} lists for {workers} workers; it must return one for each"
+        )
+    for number, times in Counter(chain.from_iterable(dealt)).items():
         if not 0 <= number < len(source.splits):
             raise InvalidArgumentError(
                 f"the sharding function returned split {number} of {source.name}, which has {len(source.splits)}"
             )
-        if number in seen:
+        if times > 1:
             raise InvalidArgumentError(f"the sharding function gave split {number} of {source.name} twice")
-        seen.add(number)
+    return dealt

@@ -1,4 +1,4 @@
-"""The way to the dispatcher: found, dialled, and asked to open an epoch.
+"""The way to the dispatcher: found, dialled, asked to open an epoch; and the board where what it says of one is put.
 
 A service that is not there yet is waited for, with a message now and then; only `timeout` makes that an error.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic, sleep
+from typing import NamedTuple
+from weakref import WeakMethod
 
 import zmq
 
-from penstock.client.board import Board
 from penstock.core.errors import (
     DispatcherUnavailableError,
     JobMismatchError,
@@ -24,14 +27,13 @@ from penstock.core.errors import (
 from penstock.core.ids import AttemptId, BlobHash, ClientId, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
-from penstock.wire.blobs import put_blob_pieces
+from penstock.wire.blobs import fetch_blob, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.jobs import JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
-    BlobPiece,
     EpochOpened,
-    GetBlob,
     GetSpec,
     ListWorkers,
     NotKnown,
@@ -45,7 +47,8 @@ from penstock.wire.messages import (
     Workers,
 )
 from penstock.wire.slab_reader import SlabReader
-from penstock.wire.sockets import Context
+from penstock.wire.sockets import Bell, Context
+from penstock.wire.views import HeldView
 
 ASK_S = 10.0
 """How long one question waits before something is said; waiting goes on."""
@@ -53,6 +56,8 @@ SAY_EVERY_S = 30.0
 FIRST_WORD_S = 3.0
 NOT_YET_S = (0.02, 0.5)
 """The first and the longest pause after "not yet"."""
+LOOK_S = 0.2
+ALL_WORKERS_S = 5.0  # those of a service that has just been started have registered by then, or will not soon
 
 _log = logging.getLogger("penstock")
 
@@ -60,28 +65,116 @@ _log = logging.getLogger("penstock")
 class Patience:
     """Waits for one thing: says so now and then, and gives up at the deadline."""
 
-    def __init__(self, timeout_s: float | None, what: str) -> None:
+    def __init__(self, timeout_s: float | None, what: str, *, first_word_s: float = FIRST_WORD_S) -> None:
         self._began = monotonic()
         self._timeout_s, self._what = timeout_s, what
-        self._say_at = self._began + FIRST_WORD_S
+        self._say_at = self._began + first_word_s
+
+    def at_most(self, seconds: float) -> float:
+        """Return so long, or what is left until the deadline."""
+        if self._timeout_s is None:
+            return seconds
+        return max(0.0, min(seconds, self._began + self._timeout_s - monotonic()))
 
     @property
-    def left_s(self) -> float | None:
-        return None if self._timeout_s is None else self._timeout_s - (monotonic() - self._began)
+    def is_due(self) -> bool:
+        """Something is to be said, or the time is over."""
+        return monotonic() >= self._say_at or self.at_most(1.0) == 0.0
 
-    def wait(self, pause_s: float, why: str) -> None:
-        self.check(why)
-        left = self.left_s
-        sleep(pause_s if left is None else max(0.0, min(pause_s, left)))
-
-    def check(self, why: str) -> None:
-        now = monotonic()
-        waited_s = now - self._began
+    def say(self, why: str) -> None:
+        waited_s = monotonic() - self._began
         if self._timeout_s is not None and waited_s >= self._timeout_s:
             raise WaitTimeoutError(self._what, why, waited_s)
-        if now >= self._say_at:
-            self._say_at = now + SAY_EVERY_S
-            _log.warning("still waiting for %s (%.0f s): %s", self._what, waited_s, why)
+        self._say_at = monotonic() + SAY_EVERY_S
+        _log.warning("still waiting for %s (%.0f s): %s", self._what, waited_s, why)
+
+    def wait(self, pause_s: float, why: str) -> None:
+        if self.is_due:
+            self.say(why)
+        sleep(self.at_most(pause_s))
+
+
+class News(NamedTuple):
+    """What the control thread has to say: the newest view, and its streams that are new or changed since the last."""
+
+    view: JobView
+    streams: tuple[StreamView, ...]
+    forgotten: str
+    """Why the epoch has to be opened again; empty: the dispatcher knows this reader."""
+    refusal: Exception | None
+
+
+class Board:
+    """What the control thread tells the trainer's thread about one epoch, and the bell between them."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        """`ask` is called, in the thread that puts, when the dispatcher is to be asked what has changed."""
+        self.bell = Bell()
+        self.unread = False
+        """There is something to take."""
+        self.ask = ask
+        """For when something may have been pushed that did not come."""
+        self._lock = threading.Lock()
+        self._held: HeldView | None = None
+        self._early = False
+        """A change came before the view that it is of."""
+        self._forgotten = ""
+        self._refusal: Exception | None = None
+        self._when_refused: WeakMethod[Callable[[], None]] | None = None
+
+    def put(self, told: JobView | ViewChange) -> None:
+        """Take a view or a change over, unless it is older than what is here, or of another attempt."""
+        with self._lock:
+            if self._held is None:
+                self._early = True
+                return
+            fit = self._held.take_view(told) if isinstance(told, JobView) else self._held.take_change(told)
+            self.unread |= fit == "taken"
+        if fit == "taken":
+            self.bell.ring()
+        elif fit == "missed":
+            self.ask()
+
+    def replace_view(self, view: JobView) -> None:
+        """Begin with the view of an opening, whatever was here."""
+        with self._lock:
+            self._held, self._forgotten, self.unread = HeldView(view), "", self._refusal is not None
+            self._held.take_news()
+            self._early, early = False, self._early
+        if early:
+            self.ask()
+
+    def put_forgotten(self, what: str) -> None:
+        """The dispatcher does not know this reader any more: it must open again."""
+        with self._lock:
+            self._forgotten, self.unread = what, True
+        self.bell.ring()
+
+    def when_refused(self, act: WeakMethod[Callable[[], None]]) -> None:
+        """Have something done, in the thread that puts it, when there is a refusal."""
+        self._when_refused = act
+
+    def put_refusal(self, error: Exception) -> None:
+        """Reading cannot go on: another reader took the place, or the job is gone."""
+        with self._lock:
+            self._refusal, self.unread = error, True
+        act = None if self._when_refused is None else self._when_refused()
+        if act is not None:
+            act()
+        self.bell.ring()
+
+    def take(self) -> News:
+        """Return what is new since the last call, or since the opening."""
+        with self._lock:
+            assert self._held is not None
+            self.unread = False
+            self._forgotten, forgotten = "", self._forgotten
+            return News(self._held.view, self._held.take_news(), forgotten, self._refusal)
+
+    @property
+    def version(self) -> int:
+        with self._lock:
+            return 0 if self._held is None else self._held.version
 
 
 class ServiceLink:
@@ -108,7 +201,7 @@ class ServiceLink:
         match push:
             case ViewMoved():
                 for board in list(self.boards.values()):
-                    board.put_change(push.change)
+                    board.put(push.change)
             case Superseded():
                 superseded = self.boards.get(push.client)
                 if superseded is not None:
@@ -117,26 +210,25 @@ class ServiceLink:
     def _reconnected(self) -> None:
         """A dispatcher that was started again starts nothing for us before it has heard of us."""
         for board in list(self.boards.values()):
-            board.miss()
+            board.ask()
 
     def ask(self, body: Request, patience: Patience, what: str) -> Answer:
         """Ask until there is an answer."""
         while True:
-            left = patience.left_s
             try:
-                return self.control.ask(
-                    body, timeout_s=ASK_S if left is None else max(0.05, min(ASK_S, left)), what=what
-                )
+                return self.control.ask(body, timeout_s=max(0.05, patience.at_most(ASK_S)), what=what)
             except DispatcherUnavailableError as error:
-                patience.check(str(error))
+                patience.wait(0.0, str(error))
 
-    def count_workers(self, patience: Patience) -> int:
-        """Return how many workers there are now; waits for the first."""
+    def count_workers(self, patience: Patience, expected: int) -> int:
+        """Return how many workers there are now; waits for the first, and for a while for those that are expected."""
+        wait_for_all_until = monotonic() + patience.at_most(ALL_WORKERS_S)
         while True:
             answer = self.ask(ListWorkers(), patience, "the list of workers")
-            if isinstance(answer, Workers) and answer.workers:
-                return len(answer.workers)
-            patience.wait(0.2, f"the service at {self.address} has no worker yet")
+            found = len(answer.workers) if isinstance(answer, Workers) else 0
+            if found >= max(1, expected) or (found and monotonic() >= wait_for_all_until):
+                return found
+            patience.wait(LOOK_S, f"the service at {self.address} has {found or 'no'} worker yet")
 
     def open_epoch(
         self, request: OpenEpoch, blobs: Mapping[BlobHash, bytes], patience: Patience
@@ -166,22 +258,12 @@ class ServiceLink:
             spec = self.control.ask(GetSpec(job=request.job), timeout_s=ASK_S, what="the job's description")
             if not isinstance(spec, Spec) or spec.spec.graph == request.spec.graph:
                 return ""
-            theirs = decode_graph(self._fetch(spec.spec.graph))
+            ask = partial(self.control.ask, timeout_s=ASK_S, what="the job's pipeline")
+            theirs = decode_graph(fetch_blob(spec.spec.graph, ask))
             found = difference(theirs, decode_graph(blobs[request.spec.graph]))
         except PenstockError:
             return ""
         return f" Against the job's pipeline: {'; '.join(found[:8])}." if found else ""
-
-    def _fetch(self, name: BlobHash) -> bytes:
-        content = b""
-        while True:
-            request = GetBlob(hash=name, offset=len(content))
-            piece = self.control.ask(request, timeout_s=ASK_S, what="the job's pipeline")
-            if not isinstance(piece, BlobPiece):
-                raise PenstockError(f"GetBlob was answered with {type(piece).__name__}")
-            content += piece.piece
-            if len(content) >= piece.size or not piece.piece:
-                return content
 
     def close(self) -> None:
         """Never waits for anybody's answer for more than a second."""

@@ -17,23 +17,22 @@ from itertools import chain
 from time import monotonic, perf_counter
 from typing import Self
 
-from penstock.client.connection import Payload, RunnerConnection
-from penstock.client.connections import Connections
+from penstock.client.connection import Connections, Payload, RunnerConnection
+from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
 from penstock.client.sharing import SkipWarning
 from penstock.core.element import Element
-from penstock.core.errors import ForkedLoaderError, JobFailedError, WaitTimeoutError
+from penstock.core.errors import ForkedLoaderError, JobFailedError
 from penstock.stream.checkpoint import ConsumerState, Weights
-from penstock.stream.consuming import Ask, Tell
-from penstock.stream.place import Lane, Serving
+from penstock.stream.consuming import Ask, Consumer, Tell
+from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.frames import OpenStream, Output, RemoteFailure, StreamLeft
+from penstock.wire.frames import OpenStream, Output, RemoteFailure, StreamLeft, Units
 from penstock.wire.jobs import JobView
 
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this
 POLL_S = 0.5
-SAY_EVERY_S = 30.0
 SHOWN_PARTS = 12  # of what is waited for
 
 _log = logging.getLogger("penstock")
@@ -51,8 +50,7 @@ class EpochReader:
         self.finished = False
         self._owner = owner
         self._timeout_s = timeout_s
-        self._metrics = session.board.metrics
-        self._pid = os.getpid()
+        self._metrics, self._board = session.metrics, session.board
         self._lock = threading.Lock()
         self._closed = False
         self._error: BaseException | None = None
@@ -60,14 +58,12 @@ class EpochReader:
         """What is being served; the first `_at` of them were given to the trainer."""
         self._at = self._size = 0
         self._pumped_at = 0.0
-        self._left_at: float | None = None
-        self._known_dropped = 0
-        self._skips = None if not session.delivery.shared else SkipWarning(session.job, session.trainer)
-        self._consumer = session.consumer_of(memory_bytes, now=monotonic())
-        self._connections = Connections(session, self._consumer)
-        self._finalizer = weakref.finalize(self, self._connections.close)
+        self._skips = None if not session.delivery.shared else SkipWarning(session.seat.job, session.seat.trainer)
+        self.consumer = session.consumer(memory_bytes, now=monotonic())
+        self._connections = session.connections()
+        self._finalizer = weakref.finalize(self, _let_go, session, self.consumer, self._connections)
         session.board.when_refused(weakref.WeakMethod(self._stop_giving))
-        self._tell_dropped(session.view)
+        _tell_dropped(session.opened.view)
         self._carry_out()
 
     # The trainer's side
@@ -83,15 +79,12 @@ class EpochReader:
         return self._refill()
 
     def _refill(self) -> Element:
-        began = perf_counter()
-        if self._left_at is not None:
-            self._metrics.ran(began - self._left_at)
+        self._metrics.enter(perf_counter())
         try:
             with self._lock:
                 self._serve()
         finally:
-            self._left_at = perf_counter()
-            self._metrics.waited(self._left_at - began)
+            self._metrics.leave(perf_counter())
         if self._at >= self._size:
             raise StopIteration if self._error is None else self._error
         self._at += 1
@@ -100,17 +93,18 @@ class EpochReader:
     def take(self, want: int) -> tuple[Sequence[Element], Callable[[int], ConsumerState]]:
         """Return up to `want` elements (none: the end) and a way to ask for the state after the first k of them."""
         with self._lock:
-            serving = self._consumer.serving
             if self._at >= self._size:
-                serving = self._serve()
+                self._serve()
             if self._at >= self._size and self._error is not None:
                 raise self._error
             self._settle()
             start, stop = self._at, min(self._size, self._at + want)
             elements = self._elements[start:stop]
             self._at = stop
-            place, session = self._consumer.place(), self.session
-            samplers = session.sampler_places(place.step, stop - start)  # now: it forgets what was received
+            place, session = self.consumer.place(), self.session
+            serving = self.consumer.serving if len(elements) else None
+            # Now: the feeder forgets what was received.
+            samplers = [] if session.feeder is None else session.feeder.places(place.step, stop - start)
 
         def after(k: int) -> ConsumerState:
             there = place if serving is None else place.after(serving, start + k, before=start)
@@ -122,90 +116,74 @@ class EpochReader:
         """Return what the trainer has received so far."""
         with self._lock:
             self._settle()
-            return self.session.state(self._consumer.place().progress())
+            return self.session.state(self.consumer.place().progress())
 
     def set_weights(self, weights: Weights) -> None:
         """Mix by others from the next element on; what has arrived beyond it is given up."""
         with self._lock:
             self._settle()
             reading = not (self.finished or self._closed or self._error is not None)
-            self._consumer.set_weights(weights, reading=reading, now=monotonic())
+            self.consumer.set_weights(weights, reading=reading, now=monotonic())
             if reading:
                 self._elements, self._at, self._size = (), 0, 0
                 self._carry_out()
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        return self._consumer.view.dropped
-
-    @property
-    def reconnects(self) -> int:
-        return self._consumer.reconnects
-
-    @property
-    def buffered_bytes(self) -> int:
-        return self._consumer.buffered_bytes
 
     def streams(self) -> list[StreamReader]:
         """Return the streams as they stand now, what was given to the trainer counted in."""
         with self._lock:
             self._settle()
-            return list(self._consumer.readers.values())
+            return list(self.consumer.readers.values())
 
     def close(self) -> None:
         """Let go of everything, at once. May be called from another thread while one waits in `next()`."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self.session.link.pid:
             return
         self._closed = True
-        self.session.board.bell.ring()
+        self._board.bell.ring()
         if self._lock.acquire(timeout=2.0):
             try:
                 self._settle()
                 self._elements, self._at, self._size = (), 0, 0
-                self._connections.settled(finished=self.finished)
-                self._finalizer()
+                self._end(settled=True)
             finally:
                 self._lock.release()
 
     def _settle(self) -> None:
         """Count as received what was given to the trainer."""
-        consumer = self._consumer
-        before, shared = consumer.step, consumer.made_for_others
-        consumer.settle(self._at)
-        self._metrics.took(consumer.step - before, shared=consumer.made_for_others - shared)
+        taken = self.consumer.settle(self._at)
+        self._metrics.took(taken, shared=self.consumer.made_for_others)
 
     # Serving
 
-    def _serve(self) -> Serving | None:
+    def _serve(self) -> None:
         """Make `_elements[_at:_size]` what comes next; leave it empty at the end."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self.session.link.pid:
             raise ForkedLoaderError
         self._settle()
         self._elements, self._at, self._size = (), 0, 0
-        wait = _Wait(self)
+        patience: Patience | None = None
         while not self._closed and not self.finished and self._error is None:
             now = monotonic()
-            refusal = self.session.board.refusal
-            if refusal is not None:
-                self._fail(refusal)
-                break
+            if self._board.unread:
+                self._heed(self._board.take(), now)
+                continue
             if now - self._pumped_at >= PUMP_EVERY_S:
                 self._pump(now)
-            serving = self._consumer.next(now)
+            serving = self.consumer.next(now)
             if serving is not None:
                 self._elements, self._size = self._decoded(serving), serving.size
-                self._carry_out()
-                self._check_skipped()
-                return serving
             self._carry_out()
-            if self._consumer.at_end:
+            if serving is not None:
+                self._check_skipped()
+                return
+            if self.consumer.at_end:
                 self._finish()
-                return None
+                return
             self._check_job()
             if self._error is None:
                 self._feed()
-                wait.once()
-        return None
+                patience = patience or self._patience()
+                self._wait(patience)
 
     def _decoded(self, serving: Serving) -> Sequence[Element]:
         if len(serving.lanes) == 1:
@@ -225,21 +203,20 @@ class EpochReader:
 
     def _finish(self) -> None:
         self.finished = True
-        self._connections.settled(finished=True)
         self._check_skipped(ended=True)
-        self._finalizer()
+        self._end(settled=True)
 
     def _check_skipped(self, *, ended: bool = False) -> None:
-        if self._skips is not None and self._consumer.skipped:
-            self._metrics.missed(self._consumer.skipped)
-            self._skips.check(self._consumer.step, self._consumer.skipped, ended=ended)
+        if self._skips is not None and (skipped := self.consumer.skipped):
+            self._metrics.missed(skipped)
+            self._skips.check(self.consumer.step, skipped, ended=ended)
 
     def _check_job(self) -> None:
-        failure = self._consumer.failure
+        failure = self.consumer.failure
         if failure is not None:
             self._fail(rebuild_failure(failure) if isinstance(failure, RemoteFailure) else failure)
-        elif self._consumer.view.failure:
-            self._fail(JobFailedError(self.session.job, self._consumer.view.failure))
+        elif self.consumer.view.failure:
+            self._fail(JobFailedError(self.session.seat.job, self.consumer.view.failure))
 
     def _stop_giving(self) -> None:
         """In the control thread: of what has arrived nothing more is given, and `next()` finds the refusal.
@@ -253,21 +230,18 @@ class EpochReader:
     def _fail(self, error: BaseException) -> None:
         """An error is the end of this reader; its state stays that of the last element given."""
         self._error = error  # raised by whoever asked for an element, so that few of our frames are in its way
-        self._finalizer()
+        self._end(settled=False)
+
+    def _end(self, *, settled: bool) -> None:
+        if self._finalizer.detach() is not None:
+            _let_go(self.session, self.consumer, self._connections, settled=settled, finished=self.finished)
 
     # What comes in, and what goes out
 
     def _pump(self, now: float) -> None:
         """Take in what has arrived on all sides, without waiting."""
         self._pumped_at = now
-        consumer, connections = self._consumer, self._connections
-        forgotten = self.session.board.take_forgotten()
-        if forgotten:
-            self._reopen(forgotten)
-        news = self.session.board.take_news()
-        if news is not None:
-            self._tell_dropped(news.view)
-            consumer.follow(news.view, now, changed=news.streams)
+        consumer, connections = self.consumer, self._connections
         for connection in connections.all():
             connection.flush()
             self._receive(connection, now)
@@ -287,87 +261,98 @@ class EpochReader:
                 for line in message.text.splitlines():
                     print(f"[worker {message.worker}] {line}", file=sys.stderr)
             elif not isinstance(message, StreamLeft):
-                self._consumer.receive(message, payload, connection.runner, now)
+                self.consumer.receive(message, payload, connection.runner, now)
 
     def _carry_out(self) -> None:
-        for instruction in self._consumer.instructions():
+        feeder = self.session.feeder
+        for instruction in self.consumer.instructions():
             match instruction:
                 case Tell():
                     self._connections.tell(instruction)
-                    if self.session.feeder is not None and isinstance(instruction.message, OpenStream):
-                        self._connections.feed(
-                            self.session.feeder.opened(self._consumer.readers[instruction.message.stream])
-                        )
+                    if feeder is not None and isinstance(instruction.message, OpenStream):
+                        self._send_units(feeder.opened(self.consumer.readers[instruction.message.stream]))
                 case Ask():
                     self.session.post(instruction.message)
 
     def _feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""
         if self.session.feeder is not None:
-            readers = self._consumer.readers.values()
-            for units in self.session.feeder.refill(self._consumer.step, readers):
-                self._connections.feed(units)
+            for units in self.session.feeder.refill(self.consumer.step, self.consumer.readers.values()):
+                self._send_units(units)
+
+    def _send_units(self, units: Units) -> None:
+        runner = self.consumer.readers[units.stream].runner
+        if runner is not None:
+            self._connections.send(runner, units)
 
     # The dispatcher
 
-    def _tell_dropped(self, view: JobView) -> None:
-        for element in view.dropped[self._known_dropped :]:
-            _log.warning("job %r leaves out %s: processes died while they worked on it", view.job, element)
-        self._known_dropped = len(view.dropped)
+    def _heed(self, news: News, now: float) -> None:
+        if news.refusal is not None:
+            self._fail(news.refusal)
+        elif news.forgotten:
+            self._reopen(news.forgotten)
+        else:
+            _tell_dropped(news.view, known=len(self.consumer.view.dropped))
+            self.consumer.follow(news.view, now, changed=news.streams)
 
     def _reopen(self, why: str) -> None:
         """The dispatcher lost its memory of this reader: open again, from where the trainer stands if need be."""
-        session, consumer = self.session, self._consumer
-        _log.warning("opening epoch %d of job %r again: %s", self.epoch, session.job, why)
+        session, consumer = self.session, self.consumer
+        _log.warning("opening epoch %d of job %r again: %s", self.epoch, session.seat.job, why)
         if session.rejoin():
-            consumer.follow(session.view, monotonic())
-        elif session.delivery.shared:
-            self._give_up_epoch()
-        else:
+            consumer.follow(session.opened.view, monotonic())
+        elif not session.delivery.shared:
             session.resume(session.state(consumer.place().progress()))
-            self._connections.close_all()
-            consumer.restart(session.view, monotonic())
-
-    def _give_up_epoch(self) -> None:
-        """The trainers that share the job are epochs ahead, so the window over this one is gone."""
-        session = self.session
-        if not session.delivery.skips:
-            self._fail(JobFailedError(session.job, f"the service lost attempt {self._consumer.view.attempt}"))
-            return
-        _log.warning("the others are through with epoch %d of job %r: its rest is skipped", self.epoch, session.job)
-        self._finish()
+            self._connections.close()
+            consumer.restart(session.opened.view, monotonic())
+        elif session.delivery.skips:
+            # The trainers that share the job are epochs ahead, so the window over this one is gone.
+            job = session.seat.job
+            _log.warning("the others are through with epoch %d of job %r: its rest is skipped", self.epoch, job)
+            self._finish()
+        else:
+            self._fail(JobFailedError(session.seat.job, f"the service lost attempt {consumer.view.attempt}"))
 
     # Waiting
 
-    def poll(self, timeout_s: float) -> None:
-        if self._connections.poll(timeout_s):
-            self.session.board.bell.quiet()
+    def _patience(self) -> Patience:
+        seat = self.session.seat
+        what = f"a batch of job {seat.job!r}, epoch {self.epoch}, consumer {seat.consumer}"
+        return Patience(self._timeout_s, what, first_word_s=SAY_EVERY_S)
+
+    def _wait(self, patience: Patience) -> None:
+        if patience.is_due:
+            patience.say(self._waiting_for())
+        if self._connections.poll(self._board.bell.descriptor, max(0.001, patience.at_most(POLL_S))):
+            self._board.bell.quiet()
         self._pumped_at = 0.0
 
-    def waiting_for(self) -> str:
-        parts = self._consumer.waiting_for(monotonic())
-        if not self.session.connected:
-            parts.append(f"the dispatcher at {self.session.link.address} cannot be reached")
+    def _waiting_for(self) -> str:
+        link, parts = self.session.link, self.consumer.waiting_for(monotonic())
+        if not link.control.connected:
+            parts.append(f"the dispatcher at {link.address} cannot be reached")
         return "; ".join(parts[:SHOWN_PARTS])
 
 
-class _Wait:
-    """One wait of `next()`: it looks at the clock, speaks now and then, and gives up at the loader's timeout."""
+def _tell_dropped(view: JobView, known: int = 0) -> None:
+    for element in view.dropped[known:]:
+        _log.warning("job %r leaves out %s: processes died while they worked on it", view.job, element)
 
-    def __init__(self, reader: EpochReader) -> None:
-        self._reader = reader
-        self._began = monotonic()
-        self._say_at = self._began + SAY_EVERY_S
 
-    def once(self) -> None:
-        reader, now = self._reader, monotonic()
-        session = reader.session
-        what = f"a batch of job {session.job!r}, epoch {reader.epoch}, consumer {session.consumer}"
-        timeout_s = reader._timeout_s
-        if timeout_s is not None and now - self._began >= timeout_s:
-            raise WaitTimeoutError(what, reader.waiting_for(), now - self._began)
-        if now >= self._say_at:
-            self._say_at = now + SAY_EVERY_S
-            _log.warning("still waiting for %s (%.0f s): %s", what, now - self._began, reader.waiting_for())
-        left_s = POLL_S if timeout_s is None else min(POLL_S, timeout_s - (now - self._began))
-        reader.poll(max(0.001, left_s))
+def _let_go(
+    session: EpochSession,
+    consumer: Consumer,
+    connections: Connections,
+    *,
+    settled: bool = False,
+    finished: bool = False,
+) -> None:
+    """Close all of a reader's, which may be gone. `settled`: what was taken is counted. `finished`: to its end."""
+    if os.getpid() != session.link.pid:
+        return  # a forked child owns none of it
+    if session.delivery.shared:
+        connections.leave(consumer.readers.values(), settled=settled)
+    consumer.forget()
+    connections.close()
+    session.close(finished=finished)

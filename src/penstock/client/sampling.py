@@ -67,10 +67,8 @@ class Feed:
             items = len(self.sampler)
         except TypeError:
             return None
-        if grouping is None:
+        if grouping is None or (lists if lists is not None else hasattr(self.sampler, "batch_size")):
             return items
-        if lists if lists is not None else hasattr(self.sampler, "batch_size"):
-            return None if grouping.drop_last else items
         return items // grouping.size if grouping.drop_last else -(-items // grouping.size)
 
 
@@ -126,8 +124,8 @@ class Drawing:
         """`count` is how many elements there are to be sampled."""
         self._grouping, self._count = grouping, count
         self._units = self._items = self._checksum = 0
-        self._lists: bool | None = None if at is None else at.lists
-        self._ended = False
+        self.lists: bool | None = None if at is None else at.lists
+        """Whether the sampler gives lists; None: it has given nothing."""
         self._error: BaseException | None = None
         try:
             self._begin(feed, epoch, at)
@@ -136,25 +134,20 @@ class Drawing:
 
     def _begin(self, feed: Feed, epoch: int, at: Place | None) -> None:
         sampler = feed.sampler if hasattr(feed.sampler, "__iter__") else feed.sampler(epoch)
+        start = Place() if at is None else at
         _set_epoch(sampler, epoch)
-        if at is not None and at.held_by == "sampler":
-            _loads(sampler, "the sampler").load_state_dict(copy.deepcopy(at.state))
+        if start.held_by == "sampler":
+            _loads(sampler, "the sampler").load_state_dict(copy.deepcopy(start.state))
         self._iterator: Iterator[Any] = iter(sampler)
-        if at is not None and at.held_by == "iterator":
-            _loads(self._iterator, "the sampler's iterator").load_state_dict(copy.deepcopy(at.state))
+        if start.held_by == "iterator":
+            _loads(self._iterator, "the sampler's iterator").load_state_dict(copy.deepcopy(start.state))
         self._holder, self._held_by = _holder(sampler, self._iterator)
-        if at is not None and at.held_by is None:
-            self._pass_over(at)
-        if at is not None:
-            self._units, self._items, self._checksum = at.units, at.items, at.checksum
+        if start.held_by is None:
+            self._pass_over(start)
+        self._units, self._items, self._checksum = start.units, start.items, start.checksum
         self._first: Unit | None = None
         self._first_place = self._beginning() if at is None else at
         self._first = self._draw()
-
-    @property
-    def lists(self) -> bool | None:
-        """Whether the sampler gives lists; None: it has given nothing."""
-        return self._lists
 
     def _beginning(self) -> Place:
         if self._held_by == "sampler" and isinstance(self._iterator, Generator):
@@ -170,7 +163,7 @@ class Drawing:
             units=self._units,
             items=self._items,
             checksum=self._checksum,
-            lists=self._lists,
+            lists=self.lists,
             held_by=self._held_by,
             state=state,
         )
@@ -185,8 +178,6 @@ class Drawing:
     def _draw(self) -> Unit | None:
         if self._error is not None:
             raise self._error  # an iterator that has raised looks ended the next time
-        if self._ended:
-            return None
         try:
             unit = self._next_unit()
         except StopIteration as error:  # not of the iterator, whose end `next` has met
@@ -195,10 +186,7 @@ class Drawing:
         except BaseException as error:
             self._error = error
             raise
-        if unit is None:
-            self._ended = True
-        else:
-            self._units += 1
+        self._units += unit is not None
         return unit
 
     def _next_unit(self) -> Unit | None:
@@ -207,7 +195,7 @@ class Drawing:
         while (item := next(self._iterator, _NONE_LEFT)) is not _NONE_LEFT:
             indices = self._indices(item)
             self._count_item(indices)
-            if not self._lists:
+            if not self.lists:
                 rows += indices
                 if grouping is None or len(rows) == grouping.size:
                     return tuple(rows)
@@ -216,20 +204,17 @@ class Drawing:
                     f"the sampler gave a list of {len(indices)} indices for batch({grouping.size}): leave the batch "
                     "operator out, so that each list is a batch, or give it the length of the longest list"
                 )
-            elif grouping is None or not grouping.drop_last or len(indices) == grouping.size:
+            else:
                 return indices
         return None if not rows or grouping is None or grouping.drop_last else tuple(rows)
 
     def _indices(self, item: Any) -> Unit:
         single = _index(item)
-        if self._lists is None:
-            self._lists = single is None
-        if self._lists is not (single is None):
+        if self.lists is None:
+            self.lists = single is None
+        if self.lists is not (single is None):
             raise InvalidArgumentError("the sampler gave both indices and lists of indices; it must give one kind")
-        if single is not None:
-            found: Unit = (single,)
-        else:
-            found = tuple(cast(int, _index(each)) for each in _each(item))
+        found = tuple(cast(int, _index(each)) for each in _each(item)) if single is None else (single,)
         if not found or None in found:
             raise InvalidArgumentError(
                 f"the sampler gave {item!r}; it must give indices, or lists of at least one index"

@@ -10,7 +10,9 @@ at all. `opened` and `attempt` say what the service knows it by: a rank that ret
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from penstock.client.backend import ServiceBackend
 from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning
 from penstock.core.ids import AttemptId
@@ -18,28 +20,20 @@ from penstock.runtime.contract import Chunk, Fixed, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
 from penstock.stream.checkpoint import ConsumerState, read_states
 
-OpenReader = Callable[[Beginning], EpochReader]
-
 
 class ServiceStage(Stage):
     def __init__(
         self,
         meter: StageMeter,
-        open_reader: OpenReader,
-        *,
-        seed: int | None,
-        may_rejoin: bool,
-        consumer: int,
-        consumers: int,
-        in_order: bool,
+        backend: ServiceBackend,
+        beginning: Beginning,
         attempt: tuple[int, str] | None = None,
     ) -> None:
-        """`attempt`: of a stage that a loaded state had opened, and from which nothing had come."""
+        """`beginning`: what all passes have in common. `attempt`: of a stage that a loaded state had opened, and from
+        which nothing had come.
+        """
         super().__init__(meter)
-        self._in_order = in_order
-        self._open_reader = open_reader
-        self._seed, self._may_rejoin = seed, may_rejoin
-        self._consumer, self._consumers = consumer, consumers
+        self._backend, self._beginning = backend, beginning
         self.reader: EpochReader | None = None
         self.attempt = attempt
         """The pass it was last opened in and the attempt there; None: not opened yet."""
@@ -48,20 +42,19 @@ class ServiceStage(Stage):
 
     def open(self, pass_: int, state: State) -> None:
         self.stop()
-        if state is None:
-            known = self.attempt[1] if self.attempt is not None and self.attempt[0] == pass_ else None
-            rejoin = AttemptId(known) if known is not None and self._may_rejoin else None
-            beginning = Beginning(epoch=pass_, seed=self._seed, rejoin=rejoin)
-        else:
-            checkpoint = read_states(state, consumer=self._consumer, consumers=self._consumers)
-            beginning = Beginning(epoch=pass_, seed=self._seed, checkpoint=checkpoint, may_rejoin=self._may_rejoin)
-        self.reader = self._open_reader(beginning)
-        self.attempt = (pass_, self.reader.session.view.attempt)
+        beginning, options = replace(self._beginning, epoch=pass_), self._backend.options
+        if state is not None:
+            checkpoint = read_states(state, consumer=options.rank, consumers=options.ranks.count)
+            beginning = replace(beginning, checkpoint=checkpoint)
+        elif self.attempt is not None and self.attempt[0] == pass_ and beginning.may_rejoin:
+            beginning = replace(beginning, rejoin=AttemptId(self.attempt[1]))
+        self.reader = self._backend.open(beginning)
+        self.attempt = (pass_, self.reader.session.attempt)
         self.opened = None if state is None else (state, self.reader.state().plain())
 
     @property
     def repeatable(self) -> bool:
-        return self._in_order
+        return self._backend.options.order == "deterministic"
 
     def _pull(self, want: int) -> Chunk:
         reader = self.reader

@@ -76,17 +76,17 @@ def statistics_of(reader: EpochReader, stages: tuple[StageStatistics, ...] = ())
         )
         for stream in reader.streams()
     )
-    metrics = reader.session.board.metrics
+    metrics = reader.session.metrics
     return LoaderStatistics(
         elements=metrics.batches,
         bytes=metrics.nbytes,
         wait_s=metrics.wait_s,
         run_s=metrics.run_s,
-        buffered_bytes=reader.buffered_bytes,
-        reconnects=reader.reconnects,
+        buffered_bytes=sum(stream.buffered_bytes for stream in streams),
+        reconnects=reader.consumer.reconnects,
         skipped=metrics.skipped,
         shared=metrics.shared,
-        dropped=reader.dropped,
+        dropped=reader.consumer.view.dropped,
         streams=streams,
         stages=stages,
     )

@@ -9,8 +9,8 @@ from penstock.control.blaming import blame
 from penstock.control.draft import Decision, Draft
 from penstock.control.fitting import runners_of
 from penstock.control.placing import release_streams
-from penstock.control.records import Runner
-from penstock.control.runners import remove_runner, runner_died, settle_all, settle_arrived, stop_runner
+from penstock.control.records import Agent, Runner
+from penstock.control.runners import remove_runner, runner_died, settle_all, settle_arrived, start_of, stop_runner
 from penstock.control.state import ClusterState
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.wire.messages import (
@@ -20,14 +20,16 @@ from penstock.wire.messages import (
     Done,
     DrainWorker,
     NotKnown,
+    Push,
     Refused,
     RegisterAgent,
     RunnerGone,
     RunnerPlace,
     RunnerReady,
-    StartRunner,
     StopRunner,
 )
+
+REPEAT_START_S = 1.0  # a beat's time: what was asked for longer ago is named in the agent's next one, unless lost
 
 
 def register_agent(draft: Draft, request: RegisterAgent, peer: str) -> Answer:
@@ -44,8 +46,7 @@ def register_agent(draft: Draft, request: RegisterAgent, peer: str) -> Answer:
             others_affected = True
         elif runner.runner not in serving:
             # The agent that was asked for it may be no more, or the connection. Asked for twice, it starts once.
-            start = StartRunner(worker=runner.worker, job=runner.job, runner=runner.runner)
-            draft.push_to_worker(runner.worker, start)
+            draft.push_to_worker(runner.worker, start_of(runner))
     for place in request.runners:
         others_affected |= _serve(draft, place, peer)
     for name in list(draft.state.jobs):
@@ -111,11 +112,7 @@ def agent_beat(state: ClusterState, request: AgentBeat, *, now: float, peer: str
             # A late word of the agent that had it before took it over, and was then lost with it.
             return Decision((), NotKnown(what=f"worker {worker!r} of agent {request.agent!r}"))
     seen = e.AgentSeen(request.agent, peer, now, request.statistics, request.runners)
-    pushes = tuple(
-        (peer, StopRunner(runner=runner, reason="stopped: nobody knows this process any more"))
-        for runner in request.runners
-        if not any(runner in runners for runners in state.runners.values())
-    )
+    pushes = (*_stops_of_unknown(state, request, peer), *_starts_unheard(state, request, agent, peer, now))
     if not agent.doubted:
         return Decision((seen,), Done(), pushes)
     draft = Draft(state, now=now, draw=draw)
@@ -124,6 +121,24 @@ def agent_beat(state: ClusterState, request: AgentBeat, *, now: float, peer: str
     settle_all(draft)
     draft.publish()
     return draft.decision(Done())
+
+
+def _stops_of_unknown(state: ClusterState, request: AgentBeat, peer: str) -> Iterable[tuple[str, Push]]:
+    for runner in request.runners:
+        if not any(runner in runners for runners in state.runners.values()):
+            yield peer, StopRunner(runner=runner, reason="stopped: nobody knows this process any more")
+
+
+def _starts_unheard(
+    state: ClusterState, request: AgentBeat, agent: Agent, peer: str, now: float
+) -> Iterable[tuple[str, Push]]:
+    """Ask again for processes that the agent does not name: what it was pushed may be lost."""
+    for runners in state.runners.values():
+        for worker in agent.workers:
+            for runner in runners.on(worker):
+                unheard = not runner.ready and runner.runner not in request.runners
+                if unheard and now - runner.since >= REPEAT_START_S:
+                    yield peer, start_of(runner)
 
 
 def _hear(draft: Draft, agent: AgentId) -> None:

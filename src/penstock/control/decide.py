@@ -28,7 +28,7 @@ from penstock.control.ending import end_stream
 from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
-from penstock.control.placing import rebind
+from penstock.control.placing import has_waited_for_shares, rebind
 from penstock.control.records import Job
 from penstock.control.runners import LINGER_S, RESTART_GRACE_S, START_TIMEOUT_S, settle, settle_all
 from penstock.control.state import ClusterState
@@ -260,4 +260,6 @@ def _is_due(draft: Draft, name: JobName) -> bool:
     idle_since = state.idle_since.get(name)
     if idle_since is not None and runners and draft.now - idle_since > LINGER_S:
         return True
-    return any(draft.now - runner.since > START_TIMEOUT_S for runner in runners.starting())
+    if any(draft.now - runner.since > START_TIMEOUT_S for runner in runners.starting()):
+        return True
+    return has_waited_for_shares(draft, name)

@@ -6,11 +6,14 @@
 - A process without a stream takes some from those that have at least two more than it. In relaxed order, if there are
   none, it gets a new one; splits are granted as they are needed, so load evens out by itself. So there are never more
   streams than there were processes at once, however often processes die or checkpoints are loaded.
+- Streams that were dealt to workers up front are not all given to the process that is ready first: each process has its
+  share, and those that are being started are waited for, a moment.
 - Every change raises the stream's binding: that is what fences the process that had it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -23,6 +26,10 @@ from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
 from penstock.wire.delivery import delivery_of
 from penstock.wire.jobs import Feed, JobSpec
+
+WAIT_FOR_SHARE_S = (
+    3.0  # a process takes a tenth of a second to start; one that takes longer finds its streams elsewhere
+)
 
 
 def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> None:
@@ -146,8 +153,27 @@ def _bind_to(stream: Stream, runner: Runner) -> e.NewBinding:
 def _waiting(draft: Draft, job: Job, iteration: Iteration) -> list[e.NewBinding]:
     waiting = iteration.streams.waiting
     ready = ready_runners(draft.state, job) if waiting else {}
+    if not ready:
+        return []
     loads = {runner: iteration.streams.load(runner) for runner in ready}
-    return [_binding(draft, stream, ready, loads) for stream in waiting if ready]
+    share = _share(draft, job, iteration, len(ready))
+    given = (stream for stream in waiting if stream.binding or min(loads.values()) < share)
+    return [_binding(draft, stream, ready, loads) for stream in given]
+
+
+def _share(draft: Draft, job: Job, iteration: Iteration, ready: int) -> int:
+    """Return how many streams that nobody has run yet a process is given at most."""
+    if not job.spec.sharding.static:
+        return len(iteration.streams)
+    starting = runners_of(draft.state, job.name).starting()
+    awaited = sum(draft.now - runner.since <= WAIT_FOR_SHARE_S for runner in starting)
+    return math.ceil(len(iteration.streams) / (ready + awaited))
+
+
+def has_waited_for_shares(draft: Draft, name: JobName) -> bool:
+    """Say whether streams are still kept for processes that have taken too long to start."""
+    late = any(draft.now - runner.since > WAIT_FOR_SHARE_S for runner in runners_of(draft.state, name).starting())
+    return late and any(iteration.streams.waiting for iteration in draft.iterations(name))
 
 
 def _idle(draft: Draft, job: JobName, attempt: AttemptId, candidates: Iterable[Runner]) -> list[Runner]:

@@ -90,7 +90,11 @@ def _start_on(draft: Draft, name: JobName, workers: Iterable[Worker]) -> None:
         if not runners_of(draft.state, name).on(worker.worker) and (failed is None or failed.not_before <= draft.now):
             runner_id = RunnerId(draft.draw())
             draft.emit(e.RunnerAsked(name, worker.worker, runner_id, draft.now))
-            draft.push_to_worker(worker.worker, StartRunner(worker=worker.worker, job=name, runner=runner_id))
+            draft.push_to_worker(worker.worker, start_of(draft.state.runners[name][runner_id]))
+
+
+def start_of(runner: Runner) -> StartRunner:
+    return StartRunner(worker=runner.worker, job=runner.job, runner=runner.runner)
 
 
 def _may_run(draft: Draft, job: Job) -> bool:

@@ -38,6 +38,11 @@ class CallCost:
     def stretch(self) -> float:
         return self.call_s / max(self.cpu_s, 1e-9)
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether a function that does not wait, alone, was stretched: by others, and how much they will is unknown."""
+        return not self.waits and self.stretch >= WORTHWHILE_GAIN
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOn:
@@ -78,9 +83,12 @@ def judge_threads(alone: CallCost, together: CallCost, *, cores: int) -> RunOn:
     2
     >>> judge_threads(alone, CallCost(threads=2, call_s=0.00195, cpu_s=0.001), cores=2)
     RunOn(threads=0, holds_gil=True, reason='calls take turns')
+    >>> disturbed = CallCost(threads=1, call_s=0.005, cpu_s=0.001)
+    >>> judge_threads(disturbed, CallCost(threads=2, call_s=0.006, cpu_s=0.001), cores=2).reason
+    'the machine is busy'
     """
     gain = together.threads * alone.stretch / together.stretch
-    if gain < WORTHWHILE_GAIN and together.preempted:
+    if together.preempted if gain < WORTHWHILE_GAIN else alone.disturbed:
         return RunOn(threads=together.threads, holds_gil=None, reason="the machine is busy")
     if gain < WORTHWHILE_GAIN:
         return RunOn(threads=0, holds_gil=True, reason="calls take turns")

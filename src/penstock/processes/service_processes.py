@@ -103,6 +103,7 @@ class ServiceProcesses:
             )
         budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
         self.credentials = options.credentials
+        self._inline = options.inline
         self._lock = threading.Lock()
         self._ready: dict[str, str] = {}
         self._failure = ""
@@ -176,6 +177,11 @@ class ServiceProcesses:
     @property
     def closed(self) -> bool:
         return not self._finalizer.alive
+
+    @property
+    def expected_workers(self) -> int:
+        """How many workers there are, or will be when they have been registered."""
+        return len(self._agent.workers) + self._inline
 
     @property
     def nursery_pid(self) -> int:

@@ -48,6 +48,7 @@ from penstock.runtime.ops.transform import GroupedMap, Transform
 from penstock.runtime.ops.units import UnitSource, unit_sizes
 from penstock.runtime.ops.windows import Torn, Windows
 from penstock.runtime.ordered import Prefetching
+from penstock.runtime.pass_numbers import PassNumbering
 from penstock.runtime.placement import Placement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
@@ -82,12 +83,14 @@ class Lowering:
     _root: Node | None = None
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
+    _numbering: PassNumbering = field(init=False)
     _placement: Placement = field(init=False)
     _resources: Resources = field(init=False)
 
     def lower(self, root: Node) -> Stage:
         self._root = root
         nodes = list(walk(root))
+        self._numbering = PassNumbering(root)
         self._placement = Placement(self.part, root)
         self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
         self._resources = Resources(self.budget, self.pool, sum(isinstance(node, THREADED) for node in nodes))
@@ -138,6 +141,7 @@ class Lowering:
                     given_weights=self._placement.mix_weights,
                     unit=unit,
                     stop=node.stop,
+                    passes_over=[self._numbering.passes(node, upstream) for upstream in node.inputs],
                     empty=[self._empty_passes(upstream) for upstream in node.inputs],
                 )
         raise InvalidPipelineError(f"{node.name}: there is no way to run it")
@@ -195,7 +199,7 @@ class Lowering:
             case ops.Batch() | ops.PaddedBatch() | ops.RaggedBatch() | ops.Rebatch() | ops.FusedBatch():
                 return self._regroup(node, meter, upstream)
             case ops.Repeat():
-                return Repeating(meter, upstream, node.count, empty=self._empty_passes(node))
+                return self._repeating(node, meter, upstream)
             case ops.Take():
                 return Taking(meter, upstream, node.count)
             case ops.Skip():
@@ -223,7 +227,7 @@ class Lowering:
             case ops.WithLength():
                 return LengthDeclared(meter, upstream, node.count)
             case ops.WithEpoch():
-                return Epochs(meter, upstream, node.count, node.slot, empty=self._empty_passes(node))
+                return Epochs(meter, self._repeating(node, StageMeter("repeat"), upstream), node.count, node.slot)
             case ops.Shard():
                 self.meters.remove(meter)
                 return self._sharded(node, upstream)
@@ -361,6 +365,10 @@ class Lowering:
             return upstream
         self.meters.append(StageMeter("shard"))
         return self._placement.sharding(self.meters[-1], upstream)
+
+    def _repeating(self, node: ops.Repeat | ops.WithEpoch, meter: StageMeter, upstream: Stage) -> Repeating:
+        passes_over = self._numbering.passes(node, node.upstream)
+        return Repeating(meter, upstream, passes_over, empty=self._empty_passes(node))
 
     def _empty_passes(self, node: Node) -> EmptyPasses:
         below = [source for source in walk(node) if isinstance(source, SourceNode) and source not in self.stages]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypeAlias
 
 import msgspec
@@ -22,7 +23,18 @@ from msgspec.structs import replace
 from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
 from penstock.core.intervals import Intervals
-from penstock.stream.position import SplitKey, splits_in, splits_of
+from penstock.stream.position import (
+    Done,
+    Serving,
+    SplitKey,
+    Standing,
+    done_of,
+    named_of,
+    ranges_of,
+    splits_in,
+    splits_of,
+    with_done,
+)
 from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Regroup, Resume
 from penstock.wire.received import flags_received, regroup_of
 
@@ -43,6 +55,51 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a mix goes by from here on, where it was changed; None: the pipeline's own."""
     mixes: tuple[tuple[int, Mixes], ...] = ()
     """By stream: from which round on which weights counted."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a consumer has received, noted down at little cost and made a `Progress` of when somebody asks."""
+
+    step: int
+    standings: Mapping[int, Standing]
+    """By stream."""
+    done: Done
+    next: int | None
+    weights: Weights | None
+    mixes: Mapping[int, Mixes]
+
+    @staticmethod
+    def at(progress: Progress) -> Place:
+        standings = {each.number: Standing.at(each) for each in progress.streams}
+        return Place(
+            progress.step, standings, done_of(progress.done), progress.next, progress.weights, dict(progress.mixes)
+        )
+
+    def after(self, serving: Serving, taken: int, *, before: int = 0) -> Place:
+        """Return the place after the first `taken` of the elements being served, the first `before` counted in here.
+
+        It says which stream the next of them comes from.
+        """
+        standings, done = dict(self.standings), self.done
+        for number, lane in enumerate(serving.lanes):
+            at, header = lane.start + serving.taken_of(number, taken), lane.frame.header
+            rounds = at - lane.start - serving.taken_of(number, before)
+            if rounds:
+                standings[lane.number] = standings[lane.number].taken(header, at, rounds)
+                if at == header.count and header.done:
+                    done = with_done(done, header.done)
+        following = serving.lanes[taken % len(serving.lanes)].number if taken < serving.size else None
+        return replace(self, step=self.step + taken - before, standings=standings, done=done, next=following)
+
+    def progress(self) -> Progress:
+        return Progress(
+            step=self.step,
+            streams=tuple(standing.position for _, standing in sorted(self.standings.items())),
+            done=ranges_of(self.done),
+            next=self.next,
+            weights=self.weights,
+            mixes=tuple(sorted(self.mixes.items())),
+        )
 
 
 class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,9 +153,6 @@ class Checkpoint:
     def first(self) -> ConsumerState:
         return self.states[0]
 
-    def changed(self, consumers: int) -> bool:
-        return self.first.consumers != consumers
-
 
 def read_states(plain: Any, *, consumer: int, consumers: int) -> Checkpoint:
     """Check that saved states, one or the list of all ranks', belong together and to this consumer."""
@@ -106,13 +160,19 @@ def read_states(plain: Any, *, consumer: int, consumers: int) -> Checkpoint:
     first = states[0]
     for other in states[1:]:
         _check_together(first, other)
-    if len(states) == 1 and first.consumer is None:
-        return Checkpoint((first,), None if first.consumers != consumers else replace(first, consumer=consumer))
+    if len(states) == 1:
+        if first.consumers == consumers:
+            check_whose(first.consumer, consumer)
+            return Checkpoint((first,), replace(first, consumer=consumer))
+        if first.consumer is not None and first.consumers > 1 and not first.alike:
+            raise StateMismatchError(
+                f"the state was saved by one of {first.consumers} consumers and there are {consumers} now: "
+                f"load the list of the states of all {first.consumers} ranks"
+            )
+        return Checkpoint((first,), None)
     by_consumer = {one.consumer: one for one in states}
     if None in by_consumer or len(by_consumer) != len(states):
         raise StateMismatchError("the list has two states of one rank; give the state_dict() of each rank once")
-    if len(states) == 1:
-        return _one_state(first, consumer, consumers)
     missing = sorted(set(range(first.consumers)) - set(by_consumer))
     if missing:
         raise StateMismatchError(
@@ -120,18 +180,6 @@ def read_states(plain: Any, *, consumer: int, consumers: int) -> Checkpoint:
         )
     ordered = tuple(by_consumer[c] for c in range(first.consumers))
     return Checkpoint(ordered, by_consumer[consumer] if first.consumers == consumers else None)
-
-
-def _one_state(state: ConsumerState, consumer: int, consumers: int) -> Checkpoint:
-    if state.consumers == consumers:
-        check_whose(state.consumer, consumer)
-        return Checkpoint((state,), state)
-    if state.consumers > 1 and not state.alike:
-        raise StateMismatchError(
-            f"the state was saved by one of {state.consumers} consumers and there are {consumers} now: "
-            f"load the list of the states of all {state.consumers} ranks"
-        )
-    return Checkpoint((state,), None)
 
 
 def check_whose(saved: int | None, consumer: int) -> None:
@@ -172,7 +220,7 @@ class _Rank:
 
     def __init__(self, progress: Progress) -> None:
         self.streams = {each.number: each for each in progress.streams}
-        self.done = {(each.source, each.pass_): Intervals(each.ranges) for each in progress.done}
+        self.done = done_of(progress.done)
 
     def has_done(self, split: SplitKey) -> bool:
         source, pass_, ordinal = split
@@ -203,9 +251,8 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
             merged = _with_width(merged, first.consumers, consumers, coordinated=first.coordinated)
         streams.append(merged)
     done = _done_by_any(ranks) if owned else _done_by_all(ranks)
-    ranges = tuple(Ranges(*key, tuple(found.ranges())) for key, found in sorted(done.items()) if len(found))
     width = first.width if first.alike else 0
-    resume = Resume(epoch=epoch, consumers=consumers, streams=tuple(streams), done=ranges, width=width)
+    resume = Resume(epoch=epoch, consumers=consumers, streams=tuple(streams), done=ranges_of(done), width=width)
     same: Any = resume
     if first.alike:
         # Each rank may load its own state, and which cut stands for a place depends on how rounds came in frames.
@@ -229,7 +276,7 @@ def begin_at(checkpoint: Checkpoint, *, consumers: int, done: tuple[Ranges, ...]
 def mixes_from(checkpoint: Checkpoint, *, consumers: int) -> tuple[tuple[int, Mixes], ...]:
     """Return from which round of each stream on which weights count, in an attempt that starts from the checkpoint."""
     first = checkpoint.first
-    if not checkpoint.changed(consumers) or first.uneven == "allow":
+    if first.consumers == consumers or first.uneven == "allow":
         return first.progress.mixes
     positions = {each.number: each for each in first.progress.streams}
     found: list[tuple[int, Mixes]] = []
@@ -271,9 +318,7 @@ def _highest(held: Sequence[Position | None]) -> Position:
 
 def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tuple[Named, ...]:
     """Return the splits of the stream from the lowest position up to the highest, in the stream's order."""
-    lists: dict[tuple[int, int], dict[int, None]] = {}
-    for source, pass_, ordinal in splits_in(cut.named):
-        lists.setdefault((source, pass_), {})[ordinal] = None
+    splits = list(splits_in(cut.named))
     for position in sorted(positions, key=lambda position: position.round):
         trail = list(splits_of(position.trail))
         if position.trail_lost and trail and not lowest.has_done(trail[0]):
@@ -281,10 +326,9 @@ def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tupl
                 f"consumers were too far apart in stream {position.number} when the states were saved: which splits "
                 "lay between them is not known. Load the states into the service that ran the job"
             )
-        for split in (*trail, *splits_in(position.cut.named)):
-            if not lowest.has_done(split):
-                lists.setdefault(split[:2], {}).setdefault(split[2])
-    return tuple(Named(*key, tuple(ordinals)) for key, ordinals in sorted(lists.items()) if ordinals)
+        after = (*trail, *splits_in(position.cut.named))
+        splits += [split for split in after if not lowest.has_done(split)]
+    return tuple(sorted(named_of(splits), key=lambda named: (named.source, named.pass_)))
 
 
 def _without_rest(stream: Position) -> Position:
@@ -331,16 +375,11 @@ def _counted_in(cut: Cut, given: tuple[int, ...], *, coordinated: bool) -> Cut:
     return replace(cut, since=0, regroup=regroup_of(flags))
 
 
-def _done_by_any(ranks: Sequence[_Rank]) -> dict[tuple[int, int], Intervals]:
-    found: dict[tuple[int, int], Intervals] = {}
-    for rank in ranks:
-        for key, done in rank.done.items():
-            found[key] = found[key].union(done) if key in found else done
-    return found
+def _done_by_any(ranks: Sequence[_Rank]) -> Done:
+    keys = {key for rank in ranks for key in rank.done}
+    return {key: reduce(Intervals.union, (rank.done[key] for rank in ranks if key in rank.done)) for key in keys}
 
 
-def _done_by_all(ranks: Sequence[_Rank]) -> dict[tuple[int, int], Intervals]:
-    found = dict(ranks[0].done)
-    for rank in ranks[1:]:
-        found = {key: done.intersection(rank.done[key]) for key, done in found.items() if key in rank.done}
-    return found
+def _done_by_all(ranks: Sequence[_Rank]) -> Done:
+    keys = set.intersection(*(set(rank.done) for rank in ranks))
+    return {key: reduce(Intervals.intersection, (rank.done[key] for rank in ranks)) for key in keys}

@@ -11,17 +11,16 @@ the dispatcher. Nothing here has a socket, a clock or an element; a payload that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError, SupersededError
 from penstock.core.ids import JobName, RunnerId, StreamId
-from penstock.core.intervals import Intervals
-from penstock.stream.checkpoint import Mixes, Progress, Weights
-from penstock.stream.choosing import ByArrival, Chosen, InTurns, Order
-from penstock.stream.place import Done, Lane, Place, Serving, with_done
-from penstock.stream.position import Standing
-from penstock.stream.reading import Arrived, StreamReader
+from penstock.stream.checkpoint import Mixes, Place, Progress, Weights
+from penstock.stream.position import Serving, Standing, with_done
+from penstock.stream.reading import ByArrival, InTurns, StreamReader
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import (
     CloseStream,
@@ -61,12 +60,27 @@ Instruction: TypeAlias = Tell | Ask
 
 
 class Seat(NamedTuple):
-    """Which reader of the job this is."""
+    """Which reader of the job this is. `life`: how often its trainer began anew, without states."""
 
     job: JobName
     consumer: int
     replica: int = 0
     trainer: str = ""
+    life: int = 0
+
+
+class Memory(NamedTuple):
+    """How much may have arrived, or be on its way, of all streams together; and how large a shared job's window is."""
+
+    nbytes: int
+    shared_window_bytes: int = 0
+
+    def window_bytes(self, active: int, *, shared: bool) -> int:
+        """Return how much that is of one of so many streams."""
+        window = max(SMALLEST_WINDOW_BYTES, self.nbytes // max(FEWEST_WINDOWS, active))
+        if shared:
+            window = min(window, MOST_AHEAD_BYTES, max(1, self.shared_window_bytes // WINDOWS_AHEAD // active))
+        return window
 
 
 class Consumer:
@@ -77,41 +91,35 @@ class Consumer:
         progress: Progress,
         view: JobView,
         *,
-        memory_bytes: int,
-        shared_window_bytes: int = 0,
+        memory: Memory,
         first_opening: int,
         resumed: bool = False,
-        life: int = 0,
         now: float,
     ) -> None:
         """`first_opening` is above those of an earlier life of this consumer.
 
-        `resumed`: the attempt began at a checkpoint. `life`: how often its trainer began anew, without states.
+        `resumed`: the attempt began at a checkpoint.
         """
         self.seat, self.delivery = seat, delivery
         self.view = view
         self.readers: dict[StreamId, StreamReader] = {}
-        self._by_number: dict[int, StreamReader] = {}
-        self._to_open: dict[StreamId, StreamReader] = {}
-        """Those that may have to be opened: few, where thousands are open."""
         self.step = progress.step
+        """How many elements the trainer has received."""
         self.reconnects = 0
         self.made_for_others = 0
         """Elements taken that another trainer had caused to be made."""
         self.failure: RemoteFailure | Exception | None = None
         """Reading cannot go on."""
-        self._loaded: Mapping[int, Standing] = {each.number: Standing.at(each) for each in progress.streams}
-        """Where streams stood that the view has not shown yet."""
-        self._done: Done = {(each.source, each.pass_): Intervals(each.ranges) for each in progress.done}
-        self._weights = progress.weights
-        self._mixes: Mapping[int, Mixes] = dict(progress.mixes)
-        self._resumed, self._life = resumed, life
-        self._memory_bytes, self._shared_window_bytes = memory_bytes, shared_window_bytes
-        self._opening = first_opening
-        self._order: Order = InTurns(delivery.streams or 0) if delivery.in_turn else ByArrival(progress.next)
-        self._serving: Serving | None = None
+        self.serving: Serving | None = None
         self._settled = 0
         """How many elements of what is being served are counted as received."""
+        self._received = Place.at(progress)
+        """Without `step`; its standings are those of streams that the view has not shown yet."""
+        self._to_open: dict[StreamId, StreamReader] = {}
+        """Those that may have to be opened: few, where thousands are open."""
+        self._memory, self._resumed = memory, resumed
+        self._opening = first_opening
+        self._order = InTurns(delivery.streams or 0) if delivery.in_turn else ByArrival(progress.next)
         self._instructions: list[Instruction] = []
         self._credited_at = now
         self.follow(view, now)
@@ -127,52 +135,49 @@ class Consumer:
         """Take over a view: new streams, new bindings, ends. `changed` are its new and changed streams, if known."""
         self.view = view
         for shown in view.streams if changed is None else changed:
-            if self._is_mine(shown):
+            if shown.owner in (None, self.seat.consumer):
                 self._show(shown)
         self._open_due(now)
-
-    def _is_mine(self, shown: StreamView) -> bool:
-        return shown.owner is None or shown.owner == self.seat.consumer
 
     def _show(self, shown: StreamView) -> None:
         reader = self.readers.get(shown.stream)
         if reader is None:
             shared = self.delivery.shared
-            fresh = shared and shown.number not in self._loaded
+            fresh = shared and shown.number not in self._received.standings
             reader = StreamReader(shown, self._standing(shown), shared=shared, fresh=fresh)
-            self.readers[shown.stream] = self._by_number[shown.number] = reader
+            self.readers[shown.stream] = reader
         self._to_open[shown.stream] = reader
         reader.show(shown)
         if reader.standing.ended and not shown.ended and not reader.told_end:
             self._tell_end(reader)
         if shown.ended and shown.runner is None and not reader.exhausted and not reader.complete:
-            if reader.is_fresh and self.delivery.skips and self.delivery.width == 1:
+            if reader.fresh and self.delivery.skips and self.delivery.width == 1:
                 reader.pass_by()  # others have read it; of several ranks, some of this trainer's own may have
             elif reader.ask_again():
                 self._rebind(reader, shown.binding, "a consumer came back and needs its rounds again")
 
     def _standing(self, shown: StreamView) -> Standing:
-        held = self._loaded.get(shown.number)
-        self._loaded = {number: each for number, each in self._loaded.items() if number != shown.number}
-        trails = self.delivery.trails and shown.feed.kind == "granted"
+        """Return where this consumer stands in a stream that it is shown for the first time."""
+        received, delivery = self._received, self.delivery
+        standings = dict(received.standings)
+        held = standings.pop(shown.number, None)
         if held is None:
             mine = self.seat.consumer
             first = shown.marks[mine] if mine < len(shown.marks) else shown.first_round
             feed = shown.feed if shown.feed.kind == "tail" else None
-            beginning = Position(shown.number, shown.first_round, shown.start, feed=feed)
-            standing = Standing.at(beginning).moved(first)
-            standing = standing.trailing() if trails else standing
+            standing = Standing.at(Position(shown.number, shown.first_round, shown.start, feed=feed)).moved(first)
             if shown.ended and self._resumed:
                 standing = standing.at_end(leftover=True)  # the checkpoint was taken after its end
+        elif held.ended and self._resumed and not shown.ended:
+            standing = replace(held, ended=False, leftover=False)  # others go on with it, and it may be granted more
         else:
-            standing = held.trailing() if trails else held
-            if standing.ended and self._resumed and not shown.ended:
-                standing = standing.going_on()
-        if self.delivery.shared and self.delivery.width > 1:
-            standing = standing.noting_gaps()
-        if self._weights is not None and shown.number not in self._mixes:
-            self._mixes = {**self._mixes, shown.number: ((standing.round, self._weights),)}
-        return standing
+            standing = held
+        mixes = received.mixes
+        if received.weights is not None and shown.number not in mixes:
+            mixes = {**mixes, shown.number: ((standing.round, received.weights),)}
+        self._received = replace(received, standings=standings, mixes=mixes)
+        trails = delivery.trails and shown.feed.kind == "granted"
+        return standing.noting(trail=trails, gaps=delivery.shared and delivery.width > 1)
 
     # Opening
 
@@ -188,7 +193,8 @@ class Consumer:
     def _open_due(self, now: float) -> None:
         waiting = [reader for reader in self._to_open.values() if reader.wants_opening(now) and self._may_open(reader)]
         if waiting:
-            window = self._window_bytes()
+            active = max(1, sum(not reader.standing.ended for reader in self.readers.values()))
+            window = self._memory.window_bytes(active, shared=self.delivery.shared)
             for reader in waiting:
                 self._open(reader, window, now)
         self._to_open = {stream: reader for stream, reader in self._to_open.items() if reader.may_be_opened}
@@ -198,13 +204,6 @@ class Consumer:
         if not (self.delivery.shared and reader.is_tail):
             return True
         return all(other.exhausted for other in self.readers.values() if other is not reader)
-
-    def _window_bytes(self) -> int:
-        active = max(1, sum(not reader.standing.ended for reader in self.readers.values()))
-        window = max(SMALLEST_WINDOW_BYTES, self._memory_bytes // max(FEWEST_WINDOWS, active))
-        if self.delivery.shared:
-            window = min(window, MOST_AHEAD_BYTES, max(1, self._shared_window_bytes // WINDOWS_AHEAD // active))
-        return window
 
     def _open(self, reader: StreamReader, window: int, now: float) -> None:
         view, seat = reader.view, self.seat
@@ -218,20 +217,20 @@ class Consumer:
             opening=self._opening,
             consumer=seat.consumer,
             replica=seat.replica,
-            round=reader.due,
-            cut=reader.cut,
-            cut_round=reader.cut_round,
+            round=reader.head.round,
+            cut=reader.head.cut,
+            cut_round=reader.head.cut_round,
             feed=view.feed,
             share=view.share,
             attempt=self.view.attempt,
             epoch=self.view.epoch,
             runner=view.runner,
             credit=credit,
-            fresh=reader.is_fresh,
-            life=self._life,
-            gaps=reader.gaps,
+            fresh=reader.fresh,
+            life=seat.life,
+            gaps=reader.head.gaps or (),
             trainer=seat.trainer,
-            mixes=self._mixes.get(reader.number, ()),
+            mixes=self._received.mixes.get(reader.number, ()),
         )
         self._instructions.append(Tell(view.runner, view.address, message))
 
@@ -268,15 +267,13 @@ class Consumer:
         """The connection to a runner is gone; what came over it before counts."""
         for reader in self.readers.values():
             if reader.runner == runner:
-                if reader.complete:
-                    reader.close()
-                else:
-                    self._give_up(reader, reason, now, lost=True)
+                reader.close()
+                if not reader.complete:
+                    self._give_up(reader, reason, now)
 
-    def _give_up(self, reader: StreamReader, reason: str, now: float, *, lost: bool = False) -> None:
+    def _give_up(self, reader: StreamReader, reason: str, now: float) -> None:
         """This binding does not work: ask for another, and open there."""
-        if reader.is_open and not lost:
-            self._tell(reader, CloseStream(stream=reader.stream, opening=reader.opening))
+        self._close(reader)
         binding = reader.give_up(now)
         self._to_open[reader.stream] = reader
         if binding is not None:
@@ -291,58 +288,54 @@ class Consumer:
 
     # Taking
 
-    @property
-    def serving(self) -> Serving | None:
-        return self._serving
-
-    def settle(self, taken: int) -> None:
-        """The trainer has taken the first `taken` of the elements being served."""
-        serving, before = self._serving, self._settled
-        if serving is None or taken == before:
-            return
+    def settle(self, taken: int) -> int:
+        """The trainer has taken the first `taken` of the elements being served; return how many more those are."""
+        serving, before = self.serving, self._settled
+        if serving is None or taken <= before:
+            return 0
         for number, lane in enumerate(serving.lanes):
             at = lane.start + serving.taken_of(number, taken)
             if at > lane.frame.at:
-                rounds = self._by_number[lane.number].took(lane.frame, at)
-                self.made_for_others += rounds if lane.frame.header.shared else 0
+                header = lane.frame.header
+                rounds = self.readers[header.stream].took(lane.frame, at)
+                self.made_for_others += rounds if header.shared else 0
                 if not lane.frame.left:
-                    self._add_done(lane.frame.header.done)
+                    self._add_done(header.done)
         self.step += taken - before
         self._settled = taken
+        return taken - before
 
     def _add_done(self, done: Sequence[Named]) -> None:
         if done:
-            self._done = with_done(self._done, done)
+            self._received = replace(self._received, done=with_done(self._received.done, done))
 
     def next(self, now: float) -> Serving | None:
         """Return what comes next, having settled what came before; None: nothing yet, the end, or `failure`."""
-        self._serving, self._settled = None, 0
+        self.serving, self._settled = None, 0
         while self.failure is None and (chosen := self._order.choose(self.readers.values())) is not None:
-            first = chosen.readers[0]
-            if first.frames:
+            if isinstance(chosen, Serving):
                 self._begin(chosen, now)
-                return self._serving
-            if first.failure is not None:
-                self.failure = first.failure.failure
+                return self.serving
+            if isinstance(chosen.last, StreamFailed):
+                self.failure = chosen.last.failure
             else:
-                self._end(first)
+                self._end(chosen)
         return None
 
-    def _begin(self, chosen: Chosen, now: float) -> None:
-        lanes = []
-        for reader in chosen.readers:
-            frame = reader.frames[0]
-            if frame.header.mixes and self._missed_weights(reader, frame):
+    def _begin(self, serving: Serving, now: float) -> None:
+        for lane in serving.lanes:
+            header = lane.frame.header
+            reader = self.readers[header.stream]
+            if header.mixes and self._missed_weights(reader, header):
                 return
-            if not frame.begun:
+            if not lane.frame.begun:
                 reader.begin(now)
                 if reader.is_open and reader.credit.is_due:
                     self._send_credit(reader)
-            lanes.append(Lane(reader.number, frame, frame.at))
-        self._serving = Serving(tuple(lanes), chosen.rounds)
+        self.serving = serving
 
     def _send_credit(self, reader: StreamReader) -> None:
-        taken = reader.standing.round if self.delivery.shared else -1
+        taken = reader.standing.round if reader.shared else -1
         credit = reader.credit.grant()
         self._tell(reader, Credit(stream=reader.stream, opening=reader.opening, credit=credit, round=taken))
 
@@ -367,13 +360,13 @@ class Consumer:
 
     @property
     def at_end(self) -> bool:
-        return self.view.finished and all(r.exhausted or not self._is_mine(r.view) for r in self.readers.values())
+        return self.view.finished and all(reader.exhausted for reader in self.readers.values())
 
     # Weights
 
-    def _missed_weights(self, reader: StreamReader, frame: Arrived) -> bool:
-        known = self._mixes.get(reader.number, ())
-        if self.delivery.consumers == 1 or frame.header.mixes <= sum(at <= frame.header.seq for at, _ in known):
+    def _missed_weights(self, reader: StreamReader, header: Rounds) -> bool:
+        known = self._received.mixes.get(reader.number, ())
+        if self.delivery.consumers == 1 or header.mixes <= sum(at <= header.seq for at, _ in known):
             return False
         self.failure = InvalidArgumentError(
             f"another consumer of job {self.seat.job!r} changed the weights, and consumer {self.seat.consumer} did "
@@ -389,48 +382,44 @@ class Consumer:
                 "they stand at different places, so none of them can say from where on. Set weights between epochs, or "
                 "use order='deterministic' or coordinated=True"
             )
-        self._weights = weights
+        mixes = dict(self._received.mixes)
+        for reader in self.readers.values():
+            standing = reader.standing
+            if reading and not standing.ended:
+                changes: Mixes = (*mixes.get(reader.number, ()), (standing.round, weights))
+                # Several consumers keep all changes: one of them may go back further than this one.
+                first = 0 if self.delivery.consumers > 1 else _last_before(changes, standing.made_until)
+                mixes[reader.number] = changes[first:]
+        self._received = replace(self._received, weights=weights, mixes=mixes)
         if not reading:
             return
         for reader in self.readers.values():
-            standing = reader.standing
-            if not standing.ended:
-                changes: Mixes = (*self._mixes.get(reader.number, ()), (standing.round, weights))
-                # Several consumers keep all changes: one of them may go back further than this one.
-                first = 0 if self.delivery.consumers > 1 else _last_before(changes, standing.made_until)
-                self._mixes = {**self._mixes, reader.number: changes[first:]}
-        self._order.forget()
-        self._serving = None
-        for reader in self.readers.values():
             if not reader.exhausted:
                 self._close(reader)
-                reader.take_back()
                 self._to_open[reader.stream] = reader
+        self.forget()
         self._open_due(now)
 
     # State
 
     def place(self) -> Place:
         """Return what the trainer has received; what it took of the frame being served is to be settled before."""
-        standings = {**self._loaded, **{number: reader.standing for number, reader in self._by_number.items()}}
-        return Place(self.step, standings, self._done, self._order.next_stream, self._weights, self._mixes)
+        standings = {**self._received.standings, **{each.number: each.standing for each in self.readers.values()}}
+        return replace(self._received, step=self.step, standings=standings, next=self._order.next_stream)
 
     def forget(self) -> None:
         """Reading is over: let go of what arrived and was not taken."""
-        self._serving = None
+        self.serving = None
         self._order.forget()
         for reader in self.readers.values():
             reader.take_back()
 
     def restart(self, view: JobView, now: float) -> None:
         """Another attempt goes on from here: what was not taken is forgotten, and all streams are opened anew."""
-        held = self.place().standings
-        self._loaded = held
+        self._received = self.place()
+        self.forget()
         self.readers.clear()
-        self._by_number.clear()
         self._to_open.clear()
-        self._order.forget()
-        self._serving = None
         self._resumed = True
         self.follow(view, now)
 
@@ -442,13 +431,6 @@ class Consumer:
     @property
     def skipped(self) -> int:
         return sum(reader.skipped for reader in self.readers.values())
-
-    @property
-    def buffered_bytes(self) -> int:
-        return sum(reader.queued_bytes for reader in self.readers.values())
-
-    def open_at(self, runner: RunnerId) -> list[StreamReader]:
-        return [reader for reader in self.readers.values() if reader.runner == runner]
 
     def waiting_for(self, now: float) -> list[str]:
         """Say what it is that is waited for, for people."""

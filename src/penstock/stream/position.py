@@ -1,21 +1,25 @@
-"""Where a trainer stands in one stream.
+"""Where a trainer stands: in one stream, in a frame of it, and in what it is handed at once.
 
 Rules: only what `next()` returned counts. A frame's cut is reached when its last round is taken; inside a frame the
 place is the cut before it and the number of rounds since. `Position` is what is saved and sent, `Standing` the same
 while a frame is being taken.
+
+A `Serving` is the elements handed to the trainer as one list: all rounds left of a frame, or, where streams take turns,
+rounds of several of them dealt in turn. Inside it `next()` is an index and an addition. What was received is settled
+when the list is used up, or when somebody asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.core.intervals import Intervals
 from penstock.wire.frames import Rounds
-from penstock.wire.jobs import Cut, Feed, Named, Position, Stride
+from penstock.wire.jobs import Cut, Feed, Named, Position, Ranges, Stride
 
 TRAIL = 64
 """How many finished splits of a stream are remembered by name, where several consumers read it in relaxed order: one
@@ -29,6 +33,9 @@ Gaps: TypeAlias = tuple[tuple[int, int], ...]
 
 SplitKey = tuple[int, int, int]
 """(source, pass, ordinal)"""
+
+Done: TypeAlias = Mapping[tuple[int, int], Intervals]
+"""(source, pass) -> ordinals of splits"""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -89,7 +96,7 @@ class Standing(msgspec.Struct, frozen=True):
         ahead = self.round - self.cut_round
         if not ahead:
             return self.cut
-        named = _joined(self.cut.named, self.opened) if self.opened else self.cut.named
+        named = named_of(splits_in((*self.cut.named, *self.opened))) if self.opened else self.cut.named
         return replace(self.cut, since=self.cut.since + ahead, named=named)
 
     @property
@@ -97,13 +104,13 @@ class Standing(msgspec.Struct, frozen=True):
         """The round up to which the engine's state at `cut` has made things."""
         return self.cut_round - self.cut.since
 
-    def trailing(self) -> Standing:
-        """Return the same, with the splits behind it remembered from here on."""
-        return self if self.trail is not None else replace(self, trail=())
-
-    def noting_gaps(self) -> Standing:
-        """Return the same, with skipped rounds remembered from here on."""
-        return self if self.gaps is not None else replace(self, gaps=())
+    def noting(self, *, trail: bool, gaps: bool) -> Standing:
+        """Return the same, with the splits behind it, or skipped rounds, remembered from here on."""
+        return replace(
+            self,
+            trail=() if trail and self.trail is None else self.trail,
+            gaps=() if gaps and self.gaps is None else self.gaps,
+        )
 
     def taken(self, header: Rounds, at: int, rounds: int) -> Standing:
         """Return where one stands after `rounds` more rounds of a frame, of which `at` are taken then."""
@@ -131,9 +138,84 @@ class Standing(msgspec.Struct, frozen=True):
         """Return the end. `leftover`: there is more after `cut` than whole rounds could take."""
         return replace(self, ended=True, leftover=leftover)
 
-    def going_on(self) -> Standing:
-        """Return the place of a stream that has not ended for others: it goes on, and may be granted more."""
-        return replace(self, ended=False, leftover=False)
+
+class Arrived:
+    """A frame of rounds that has arrived. `payload` is the caller's: what the rounds are decoded from."""
+
+    __slots__ = ("at", "begun", "header", "payload")
+
+    def __init__(self, header: Rounds, payload: Any, at: int) -> None:
+        self.header, self.payload = header, payload
+        self.at = at
+        """How many of its rounds were taken, or are not this reader's to take."""
+        self.begun = False
+
+    @property
+    def left(self) -> int:
+        """How many rounds can be taken in a row."""
+        header = self.header
+        if not header.holes:
+            return header.count - self.at
+        ahead = (start - header.seq - self.at for start, _ in header.holes)
+        return min((left for left in ahead if left > 0), default=header.count - self.at)
+
+    @property
+    def round_bytes(self) -> float:
+        return self.header.nbytes / self.header.count
+
+    def begin(self) -> None:
+        self.begun = True
+
+    def take_until(self, at: int) -> int:
+        """Count rounds as taken; return how many more they are. Those that are to be skipped then, are."""
+        more, seq = at - self.at, self.header.seq
+        self.at = next((stop - seq for start, stop in self.header.holes if start - seq == at), at)
+        return more
+
+
+class Lane(NamedTuple):
+    """Rounds of one stream's frame, from `start` on."""
+
+    number: int
+    frame: Arrived
+    start: int
+
+
+class Serving(NamedTuple):
+    """`rounds` rounds of each lane: element i is round i // n of lane i mod n."""
+
+    lanes: tuple[Lane, ...]
+    rounds: int
+
+    @property
+    def size(self) -> int:
+        return len(self.lanes) * self.rounds
+
+    def taken_of(self, lane: int, taken: int) -> int:
+        """Return how many of the first `taken` elements are that lane's.
+
+        >>> serving = Serving((Lane(0, None, 0), Lane(1, None, 4)), 3)
+        >>> serving.size, [serving.taken_of(0, k) for k in range(7)], [serving.taken_of(1, k) for k in range(7)]
+        (6, [0, 1, 1, 2, 2, 3, 3], [0, 0, 1, 1, 2, 2, 3])
+        """
+        return -(-(taken - lane) // len(self.lanes)) if taken > lane else 0
+
+
+def done_of(ranges: Iterable[Ranges]) -> Done:
+    return {(each.source, each.pass_): Intervals(each.ranges) for each in ranges}
+
+
+def ranges_of(done: Done) -> tuple[Ranges, ...]:
+    return tuple(Ranges(*key, tuple(found.ranges())) for key, found in sorted(done.items()) if len(found))
+
+
+def with_done(before: Done, done: Iterable[Named]) -> Done:
+    """Return it with more splits. Neither is changed afterwards, so that what was noted down stays true."""
+    after = dict(before)
+    for each in done:
+        key = (each.source, each.pass_)
+        after[key] = Intervals([*after.get(key, Intervals()).ranges(), *((o, o + 1) for o in each.ordinals)])
+    return after
 
 
 def with_gap(gaps: Gaps, start: int, stop: int) -> Gaps:
@@ -149,12 +231,12 @@ def splits_in(named: Iterable[Named]) -> Iterator[SplitKey]:
     return ((each.source, each.pass_, ordinal) for each in named for ordinal in each.ordinals)
 
 
-def _joined(named: tuple[Named, ...], more: tuple[Named, ...]) -> tuple[Named, ...]:
-    """Return the splits of both, each once, in the order of the stream."""
+def named_of(splits: Iterable[SplitKey]) -> tuple[Named, ...]:
+    """Return splits by source and pass, each once, in the order they come."""
     lists: dict[tuple[int, int], dict[int, None]] = {}
-    for source, pass_, ordinal in splits_in((*named, *more)):
+    for source, pass_, ordinal in splits:
         lists.setdefault((source, pass_), {})[ordinal] = None
-    return tuple(Named(source, pass_, tuple(ordinals)) for (source, pass_), ordinals in lists.items())
+    return tuple(Named(*key, tuple(ordinals)) for key, ordinals in lists.items())
 
 
 def strides_of(splits: Iterable[SplitKey]) -> list[Stride]:
@@ -166,15 +248,13 @@ Stride(source=0, pass_=1, first=4, count=1, step=1)]
     """
     runs: list[Stride] = []
     for source, pass_, ordinal in splits:
-        last = runs[-1] if runs else None
-        if last is not None and (last.source, last.pass_) == (source, pass_):
-            if last.count == 1 and ordinal > last.first:
-                runs[-1] = Stride(source, pass_, last.first, 2, ordinal - last.first)
-                continue
-            if ordinal == last.first + last.count * last.step:
-                runs[-1] = Stride(source, pass_, last.first, last.count + 1, last.step)
-                continue
-        runs.append(Stride(source, pass_, ordinal))
+        last = runs[-1] if runs else Stride(source, pass_, ordinal)
+        step = ordinal - last.first if last.count == 1 else last.step
+        follows = step > 0 and ordinal == last.first + last.count * step
+        if follows and (last.source, last.pass_) == (source, pass_):
+            runs[-1] = Stride(source, pass_, last.first, last.count + 1, step)
+        else:
+            runs.append(Stride(source, pass_, ordinal))
     return runs
 
 

@@ -1,4 +1,4 @@
-"""One stream as its reader sees it: what has arrived, what was taken, where it is open.
+"""One stream as its reader sees it: what has arrived, what was taken, where it is open; and which of them is next.
 
 | from | by | to |
 |---|---|---|
@@ -14,62 +14,100 @@ Rules:
    older one is dropped; a gap means that something was lost, and the stream is opened anew.
 2. What arrived stays good whatever becomes of the connection: a new opening begins after it, at the cut it came with.
 3. Where trainers share a stream, rounds may be gone: a frame says how many are, and may begin before what is due.
+4. Credit is an absolute position in bytes within an opening: the window, and what the trainer has taken since. It is
+   given back when the trainer takes a frame, not when the frame arrives.
+5. A trainer that takes its time has the whole window ahead of it, so that it does not notice a worker's pauses. One
+   that takes as much as memory gives (1 GB/s and more) has a few frames ahead: they are still in the processor's cache.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from penstock.core.ids import RunnerId, StreamId
-from penstock.stream.credit import CreditLine
-from penstock.stream.position import Gaps, Standing, with_gap
+from penstock.stream.position import Arrived, Lane, Serving, Standing
 from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
-from penstock.wire.jobs import Cut, StreamView
+from penstock.wire.jobs import StreamView
 
 Verdict: TypeAlias = Literal["taken", "stale", "gap"]
 
 PATIENT_FAILURES = 2  # so many openings in a row may fail before the next is delayed
 LONGEST_DELAY_S = 2.0
 NEVER = -1
+FAST_BYTES_PER_S = 1e9
+PACE_S = 0.02  # a pace is measured over so long at least
+NEAR_FRAMES = 3
+NEAR_BYTES = 16 << 20  # and no less: small frames need more of them
+RESTATE_PART = 8  # credit is said again when so many-th of what is ahead has been taken
+RUN_BYTES = 4 << 20  # of elements handed out together: they are held until the last of them was taken
 
 
-class Arrived:
-    """A frame of rounds that has arrived. `payload` is the caller's: what the rounds are decoded from."""
+class CreditLine:
+    """How much of a stream may be on its way to its reader.
 
-    __slots__ = ("at", "begun", "header", "payload")
+    >>> line = CreditLine()
+    >>> line.open(1000, queued_bytes=300), line.granted
+    (700, 700)
+    >>> line.take(300, now=0.0); line.granted, line.is_due, line.grant(), line.is_due
+    (1000, True, 1000, False)
+    """
 
-    def __init__(self, header: Rounds, payload: Any, at: int) -> None:
-        self.header, self.payload = header, payload
-        self.at = at
-        """How many of its rounds were taken, or are not this reader's to take."""
-        self.begun = False
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+        """Over all openings."""
+        self._window = self._depth = 0
+        self._base = 0
+        self._taken = 0
+        self._sent = 0
+        self._quiet = True
+        self._pace_since = (0.0, 0)
+
+    def open(self, window: int, *, queued_bytes: int) -> int:
+        """Begin an opening, while so much that arrived was not taken; return its first credit."""
+        self._window = self._depth = window
+        self._base = window - queued_bytes
+        self._taken = 0
+        self._sent = max(0, self._base)
+        return self._sent
 
     @property
-    def left(self) -> int:
-        """How many rounds can be taken in a row."""
-        header = self.header
-        if not header.holes:
-            return header.count - self.at
-        ahead = (start - header.seq - self.at for start, _ in header.holes)
-        return min((left for left in ahead if left > 0), default=header.count - self.at)
+    def granted(self) -> int:
+        # It never goes back: what was granted may be on its way.
+        return max(self._sent, self._base + self._taken - (self._window - self._depth))
 
     @property
-    def round_bytes(self) -> float:
-        return self.header.nbytes / self.header.count
+    def is_due(self) -> bool:
+        """Enough was taken to say so."""
+        return (self.granted - self._sent) * RESTATE_PART >= self._depth
 
-    def begin(self) -> None:
-        self.begun = True
+    def grant(self) -> int:
+        """Return the credit that is being sent."""
+        self._sent, self._quiet = self.granted, False
+        return self._sent
 
-    def take_until(self, at: int) -> int:
-        """Count rounds as taken; return how many more they are. Those that are to be skipped then, are."""
-        more, seq = at - self.at, self.header.seq
-        self.at = next((stop - seq for start, stop in self.header.holes if start - seq == at), at)
-        return more
+    def was_quiet(self) -> bool:
+        """Say whether none was sent since this was last asked."""
+        quiet, self._quiet = self._quiet, True
+        return quiet
+
+    def take(self, nbytes: int, *, now: float) -> None:
+        """The trainer begins a frame of that size."""
+        self.taken_bytes += nbytes
+        self._taken += nbytes
+        since, taken_then = self._pace_since
+        if now - since < PACE_S:
+            return
+        fast = self.taken_bytes - taken_then > FAST_BYTES_PER_S * (now - since)
+        self._depth = min(self._window, max(NEAR_BYTES, NEAR_FRAMES * nbytes)) if fast else self._window
+        self._pace_since = (now, self.taken_bytes)
 
 
 class StreamReader:
-    """See the module. `standing` is what the trainer took; `due`, `cut` and `cut_round` are what has arrived."""
+    """See the module. `standing` is where the trainer stands; `head` is where it will when all that came is taken."""
 
     def __init__(self, view: StreamView, standing: Standing, *, shared: bool = False, fresh: bool = False) -> None:
         """`shared`: trainers read it together. `fresh`: nothing of it was ever received by this one of them.
@@ -78,24 +116,18 @@ class StreamReader:
         binding, after its end too: who serves it then has to know.
         """
         self.view = view
-        self.standing = standing
+        self.standing = self.head = standing
         self.credit = CreditLine()
         self.frames: deque[Arrived] = deque()
-        self.queued_bytes = 0
-        self.due = standing.round
-        self.cut: Cut = standing.cut
-        self.cut_round = standing.cut_round
-        self.end: StreamEnded | None = None
-        self.failure: StreamFailed | None = None
+        self.last: StreamEnded | StreamFailed | None = None
+        """After it nothing comes."""
+        self.fresh = fresh
         self.runner: RunnerId | None = None
         """Where it is open."""
         self.opening = 0
         self.told_end = False
-        self.elements = 0
-        self.skipped = 0
-        self.gaps: Gaps = standing.gaps or ()
-        """Rounds that were skipped, up to what has arrived."""
-        self._shared, self._fresh = shared, fresh
+        self.elements = self.skipped = 0
+        self.shared = shared
         self._binding = self._given_up = NEVER
         """Of the last opening; found not to work: a newer one is waited for."""
         self._failures = 0
@@ -118,9 +150,19 @@ class StreamReader:
         return self.runner is not None
 
     @property
+    def due(self) -> int:
+        """The round that arrives next."""
+        return self.head.round
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of frames that the trainer has not begun."""
+        return sum(frame.header.nbytes for frame in self.frames if not frame.begun)
+
+    @property
     def complete(self) -> bool:
         """All there is has arrived."""
-        return self.end is not None or self.failure is not None
+        return self.last is not None
 
     @property
     def exhausted(self) -> bool:
@@ -137,11 +179,6 @@ class StreamReader:
         """Which the trainer takes next; those between may be gone."""
         return self.frames[0].header.seq + self.frames[0].at if self.frames else self.standing.round
 
-    @property
-    def is_fresh(self) -> bool:
-        """Nothing of it was received by this trainer, who shares it with others."""
-        return self._fresh
-
     # Opening
 
     def show(self, view: StreamView) -> None:
@@ -155,12 +192,9 @@ class StreamReader:
         """The view shows a binding that was not tried: it is opened when its time comes."""
         view = self.view
         newer = view.runner is not None and view.binding > max(self._binding, self._given_up)
+        tells_gaps = self.standing.gaps is not None and not isinstance(self.last, StreamFailed)
         over = self.complete or self.standing.ended
-        return newer and (not over or self._tells_gaps) and not view.lost
-
-    @property
-    def _tells_gaps(self) -> bool:
-        return self.standing.gaps is not None and self.failure is None
+        return newer and (not over or tells_gaps) and not view.lost
 
     def open(self, opening: int, window: int, now: float) -> int:
         """Note a new opening where the view says; return its first credit."""
@@ -190,10 +224,8 @@ class StreamReader:
     def take_back(self) -> None:
         """Forget what arrived and was not taken: the stream is to be opened anew, in the same binding too."""
         self.frames.clear()
-        self.queued_bytes = 0
-        self.due, self.cut, self.cut_round = self.standing.round, self.standing.cut_here, self.standing.round
-        self.gaps = self.standing.gaps or ()
-        self.end = self.failure = None
+        self.head = self.standing.reached(self.standing.cut_here, ())
+        self.last = None
         self._binding = NEVER
         self.close()
 
@@ -203,7 +235,7 @@ class StreamReader:
         over = self.complete or self.standing.ended
         if not self.is_open or over or (message.binding, message.opening) != (self._binding, self.opening):
             return "stale"
-        if self._shared and not isinstance(message, StreamFailed):
+        if self.shared and not isinstance(message, StreamFailed):
             count = message.count if isinstance(message, Rounds) else 1
             return "taken" if message.seq - message.skipped <= self.due < message.seq + count else "gap"
         return "taken" if message.seq == self.due else "gap"
@@ -213,34 +245,27 @@ class StreamReader:
         if found != "taken":
             return found
         self._heard_at = now
+        if self.shared and not isinstance(message, StreamFailed):
+            self._count_skipped(message.seq)
         match message:
             case Rounds():
-                self._note_gap(message.seq + message.had)
-                self._skip_to(message.seq)
                 self.frames.append(Arrived(message, payload, max(self.due - message.seq, message.had)))
-                self.queued_bytes += message.nbytes
-                self.due = message.seq + message.count
-                self.cut, self.cut_round = message.cut, self.due
+                due = message.seq + message.count
+                self.head = self.head.moved(message.seq + message.had)
+                self.head = replace(self.head, round=due, cut=message.cut, cut_round=due)
                 self._failures = 0
             case StreamEnded():
-                self._note_gap(message.seq)
-                self._skip_to(message.seq)
-                self.end = message
+                self.head = self.head.moved(message.seq)
+                self.last = message
             case StreamFailed():
-                self.failure = message
+                self.last = message
         return found
 
-    def _note_gap(self, until: int) -> None:
-        if self.standing.gaps is not None and until > self.due:
-            self.gaps = with_gap(self.gaps, self.due, until)
-
-    def _skip_to(self, seq: int) -> None:
-        if not self._shared:
-            return
-        if seq > self.due:
-            self.skipped += 0 if self._fresh else seq - self.due
-            self.due = seq
-        self._fresh = False
+    def _count_skipped(self, seq: int) -> None:
+        """To one that is fresh nothing was skipped: it begins where the window does."""
+        if not self.fresh and seq > self.due:
+            self.skipped += seq - self.due
+        self.fresh = False
 
     # Taking
 
@@ -249,10 +274,8 @@ class StreamReader:
         frame = self.frames[0]
         if not frame.begun:
             frame.begin()
-            nbytes = frame.header.nbytes
             self.standing = self.standing.moved(frame.header.seq + frame.at)
-            self.queued_bytes -= nbytes
-            self.credit.take(nbytes, now=now)
+            self.credit.take(frame.header.nbytes, now=now)
         return frame
 
     def took(self, frame: Arrived, at: int) -> int:
@@ -266,10 +289,11 @@ class StreamReader:
 
     def took_end(self) -> StreamEnded:
         """All rounds were taken; return the end that had arrived."""
-        assert self.end is not None
-        there = self.standing.moved(self.due).reached(self.end.cut, self.end.done)
-        self.standing = there.at_end(leftover=self.end.leftover)
-        return self.end
+        end = self.last
+        assert isinstance(end, StreamEnded)
+        there = self.standing.moved(self.due).reached(end.cut, end.done)
+        self.standing = there.at_end(leftover=end.leftover)
+        return end
 
     def pass_by(self) -> None:
         """Others have read it, and it is gone: to this trainer it has ended."""
@@ -289,3 +313,93 @@ class StreamReader:
         if not self.is_open:
             return f"{name} is being opened on worker {self.view.worker}"
         return f"{name} on worker {self.view.worker} gave nothing for {now - self._heard_at:.0f} s"
+
+
+Choice: TypeAlias = Serving | StreamReader
+"""What a consumer takes next: rounds, or a stream of which nothing is left but its end, or a failure."""
+
+
+class ByArrival:
+    """First come, first served."""
+
+    def __init__(self, next_stream: int | None = None) -> None:
+        self.next_stream = next_stream
+        """Which the next element is to come from, where a state says so."""
+        self._arrived: deque[StreamReader] = deque()
+        """An entry for each thing that arrived."""
+
+    def arrived(self, reader: StreamReader) -> None:
+        self._arrived.append(reader)
+
+    def choose(self, readers: Collection[StreamReader]) -> Choice | None:
+        """Return what is next; None: it has not come yet."""
+        arrived, wanted = self._arrived, self.next_stream
+        if not arrived:
+            return None
+        if wanted is not None and all(reader.exhausted for reader in readers if reader.number == wanted):
+            wanted = None
+        found: StreamReader | None = arrived[0]
+        if wanted is not None:
+            found = next((reader for reader in arrived if reader.number == wanted), None)
+        elif arrived[0].is_tail and not all(reader.exhausted or reader.is_tail for reader in readers):
+            # One that came back with an older state reads streams again that have ended for the others. A state with
+            # rounds of the tail says that all of them have.
+            found = next((reader for reader in arrived if not reader.is_tail), None)
+        if found is None:
+            return None
+        self.next_stream = None
+        arrived.remove(found)
+        return _all_of(found)
+
+    def forget(self) -> None:
+        self._arrived.clear()
+
+
+class InTurns:
+    """The stream with the lowest round, and of several the lowest number; the tail after all others.
+
+    Turns begin when all streams are there: which is first must not depend on which was seen first.
+    """
+
+    next_stream: int | None = None
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+
+    def arrived(self, reader: StreamReader) -> None:
+        """When something came says nothing here."""
+
+    def choose(self, readers: Collection[StreamReader]) -> Choice | None:
+        in_turn = [reader for reader in readers if not reader.is_tail]
+        if len(in_turn) < self._streams:
+            return None
+        active = sorted((r for r in in_turn if not r.exhausted), key=lambda reader: reader.number)
+        if not active:
+            return next((_all_of(reader) for reader in readers if reader.is_tail and reader.ready), None)
+        lowest = min(reader.next_round for reader in active)
+        due = [reader for reader in active if reader.next_round == lowest]
+        if not due[0].ready:
+            return None
+        if len(active) == 1 or not due[0].frames:
+            return _all_of(due[0])
+        chosen, nbytes = [due[0]], due[0].frames[0].round_bytes
+        for reader in due[1:]:
+            if not reader.frames or nbytes + reader.frames[0].round_bytes > RUN_BYTES:
+                break
+            nbytes += reader.frames[0].round_bytes
+            chosen.append(reader)
+        if len(chosen) < len(active):
+            return _serving(chosen, 1)
+        rounds = min(reader.frames[0].left for reader in chosen)
+        return _serving(chosen, max(1, min(rounds, int(RUN_BYTES / max(nbytes, 1.0)))))
+
+    def forget(self) -> None:
+        """Nothing is remembered."""
+
+
+def _all_of(reader: StreamReader) -> Choice:
+    return _serving([reader], reader.frames[0].left) if reader.frames else reader
+
+
+def _serving(readers: Sequence[StreamReader], rounds: int) -> Serving:
+    return Serving(tuple([Lane(each.number, each.frames[0], each.frames[0].at) for each in readers]), rounds)

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from penstock.core.element import Element
 from penstock.wire.jobs import Cut
-from penstock.wire.received import received
 
 
 class Marks(Protocol):
@@ -80,7 +79,8 @@ class RoundMaker:
         self.next_round = next_round
         self._start = cut
         self._given = 0  # whole rounds taken since the start
-        self._to_drop = cut.since * width
+        self.to_drop = cut.since * width
+        """How many outputs are still to be made and dropped, at least, before a round can begin."""
         self._pieces: deque[_Piece] = deque()
         self._waiting = 0
         self._made = 0  # outputs seen since the engine state
@@ -95,11 +95,6 @@ class RoundMaker:
     def ready(self) -> int:
         """How many whole rounds wait."""
         return self._waiting // self.width
-
-    @property
-    def to_drop(self) -> int:
-        """How many outputs are still to be made and dropped, at least, before a round can begin."""
-        return self._to_drop
 
     def add(self, chunk: Outputs) -> None:
         elements, first = chunk.elements, 0
@@ -120,10 +115,10 @@ class RoundMaker:
 
     def _keep(self, piece: _Piece) -> None:
         self.counted += len(piece.elements)
-        if self._to_drop:
-            dropped = min(self._to_drop, len(piece.elements))
-            self._to_drop -= dropped
-            if not self._to_drop and piece.number + dropped >= self._stretch_end:
+        if self.to_drop:
+            dropped = min(self.to_drop, len(piece.elements))
+            self.to_drop -= dropped
+            if not self.to_drop and piece.number + dropped >= self._stretch_end:
                 self.standing = Cut(piece.marks.at(piece.first + dropped))  # here nothing is to be made again
             piece = piece.rest(dropped)
         if len(piece.elements):
@@ -174,15 +169,3 @@ class RoundMaker:
     def incomplete(self) -> int:
         """How many outputs wait for a round to be whole."""
         return self._waiting % self.width
-
-
-def outputs_received(cut: Cut, width: int) -> int:
-    """Return how many outputs after a cut's engine state there are up to the last received one.
-
-    After a change of the number of consumers some before it may be nobody's: see `tails`.
-
-    >>> from penstock.wire.jobs import Regroup
-    >>> outputs_received(Cut(since=2), 3), outputs_received(Cut(since=1, regroup=Regroup(2, (3, 1))), 1)
-    (6, 5)
-    """
-    return len(received(cut, width))

@@ -30,17 +30,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-import msgspec
-
 from penstock.core.errors import InvalidArgumentError
-from penstock.core.ids import AttemptId, StreamId
+from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Mixes
-from penstock.stream.position import SplitKey, splits_in
+from penstock.stream.instructions import End, Fail, Given, Instruction, Send, StartRun, StopRun, Terms, Wanted
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import OpenStream, StreamEnded, StreamRefused
-from penstock.wire.jobs import Cut, Feed, Named
+from penstock.wire.jobs import Cut, Named
 
-FRAME_BYTES = 1 << 20
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
 GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
 PROBE_S = 2.0  # how often a reader that keeps others waiting is looked after
@@ -49,144 +46,16 @@ LONG_LOG = 4_096  # entries that every reader knows, kept for one that may open 
 UNBOUNDED = 1 << 20  # nobody waits for the next rounds: so much is made ahead
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What all openings of one binding have in common."""
-
-    attempt: AttemptId
-    epoch: int
-    feed: Feed
-    share: int
-    binding: int
-
-
-class End(NamedTuple):
-    """How many rounds there were, where the stream stands after them, and whether there is more than they took."""
-
-    seq: int
-    cut: Cut
-    leftover: bool
-
-
-class Send(NamedTuple):
-    """A message to a reader."""
-
-    peer: bytes
-    message: StreamRefused | StreamEnded
-
-
-class Fail(NamedTuple):
-    """A reader is told why the run failed, or, with `error`, why it is not let in."""
-
-    peer: bytes
-    opening: int
-    binding: int
-    seq: int
-    error: Exception | None = None
-
-
-class StartRun(NamedTuple):
-    """Begin to make rounds; who did so until now has been stopped."""
-
-    number: int
-    terms: Terms
-    start: Cut
-    start_round: int
-    mixes: Mixes = ()
-    frame_bytes: int = FRAME_BYTES
-
-
-class StopRun(NamedTuple):
-    number: int
-
-
-Instruction: TypeAlias = Send | Fail | StartRun | StopRun
-
-
-class Wanted(NamedTuple):
-    """A reader needs rounds from `first` on, as its seat's output of each."""
-
-    peer: bytes
-    opening: int
-    seat: int
-    first: int
-    slab: bool
-    alone: bool
-    """No other reader gets the same."""
-
-
-class Given(NamedTuple):
-    """What goes into the header of a reader's frame."""
-
-    binding: int
-    done: tuple[Named, ...]
-    mixes: int
-
-
-class DoneLog:
-    """Splits that cuts do not need any more, in the order that was found out. Readers know it up to an entry each.
-
-    >>> log = DoneLog(); log.add([Named(0, 0, (4, 5)), Named(0, 1, (2,))])
-    >>> log.since(1), log.length
-    ((Named(source=0, pass_=0, ordinals=(5,)), Named(source=0, pass_=1, ordinals=(2,))), 3)
-    >>> log.forget(2); log.since(0)
-    (Named(source=0, pass_=1, ordinals=(2,)),)
-    """
-
-    def __init__(self) -> None:
-        self.forgotten = 0
-        """Entries that are not kept any more."""
-        self._entries: list[SplitKey] = []
-
-    @property
-    def length(self) -> int:
-        return self.forgotten + len(self._entries)
-
-    def add(self, done: Iterable[Named]) -> None:
-        self._entries.extend(splits_in(done))
-
-    def since(self, count: int) -> tuple[Named, ...]:
-        """Return what came after the first `count` entries."""
-        by_pass: dict[tuple[int, int], list[int]] = {}
-        for source, pass_, ordinal in self._entries[max(0, count - self.forgotten) :]:
-            by_pass.setdefault((source, pass_), []).append(ordinal)
-        return tuple(Named(source, pass_, tuple(ordinals)) for (source, pass_), ordinals in by_pass.items())
-
-    def forget(self, count: int) -> None:
-        """Keep the first `count` entries no longer."""
-        if count > self.forgotten:
-            del self._entries[: count - self.forgotten]
-            self.forgotten = count
-
-
-class Run:
+class Run(NamedTuple):
     """The run of a stream as far as its readers depend on it."""
 
-    def __init__(self, number: int, next_round: int) -> None:
-        self.number = number
-        self.next_round = next_round
-        """The first round not given to the readers yet."""
-        self.remembers_from = next_round
-        """Cuts of this round and later: what was done since them is known."""
-        self.end: End | None = None
-        self.failed = False
-        self.log = DoneLog()
-
-    @property
-    def over(self) -> bool:
-        return self.end is not None or self.failed
-
-    def give_until(self, round_: int) -> None:
-        self.next_round = round_
-
-    def finish(self, end: End) -> None:
-        self.end = end
-
-    def fail(self) -> None:
-        self.failed = True
-
-    def forget(self, entries: int) -> None:
-        self.log.forget(entries)
-        self.remembers_from = self.next_round
+    number: int
+    next_round: int
+    """The first round not given to the readers yet."""
+    remembers_from: int
+    """Cuts of this round and later: what was done since them is known."""
+    end: End | None = None
+    failed: bool = False
 
 
 class Reader:
@@ -205,26 +74,32 @@ class Reader:
     def hungry(self) -> bool:
         return self.sent_bytes < self.credit
 
-    def grant(self, credit: int) -> bool:
-        """Take credit over; say whether it is more than there was."""
-        more, self.credit = credit > self.credit, max(credit, self.credit)
-        return more
+    def hear(self, credit: int, taken: int, now: float) -> None:
+        """It has credit for more. `taken`: the first round that its trainer has not taken."""
+        self.credit = max(credit, self.credit)
+
+    def give(self, after: int, nbytes: int) -> None:
+        """Rounds up to that one are sent."""
+        self.due = after
+        self.sent_bytes += nbytes
 
 
-Key = TypeVar("Key")
+Key: TypeAlias = tuple[str, int]
+"""Whose opening it is, a replica's or, where trainers share, a trainer's; and its seat in the round."""
 ReaderKind = TypeVar("ReaderKind", bound=Reader)
 
 
-class Served(ABC, Generic[Key, ReaderKind]):
+class Served(ABC, Generic[ReaderKind]):
     def __init__(self, stream: StreamId, delivery: Delivery, *, now: float) -> None:
         self.id = stream
         self.delivery = delivery
         self.idle_since = now
         """When it last had a reader."""
         self.readers: dict[Key, ReaderKind] = {}
+        self.runs = 0
+        """How often a run began."""
         self._terms: Terms | None = None
         self._run: Run | None = None
-        self._runs = 0
         self._start_at: float | None = None
         """When to start though not all have come."""
         self._probed_at = 0.0
@@ -238,26 +113,20 @@ class Served(ABC, Generic[Key, ReaderKind]):
 
     @property
     def running(self) -> bool:
-        return self._run is not None and not self._run.over
+        return self._run is not None and self._run.end is None and not self._run.failed
+
+    @property
+    def holds_memory(self) -> bool:
+        """It makes rounds, or keeps some."""
+        return self.running
 
     @property
     def binding(self) -> int:
         return -1 if self._terms is None else self._terms.binding
 
-    @property
-    def attempt(self) -> str:
-        return "" if self._terms is None else self._terms.attempt
-
-    @property
-    def runs(self) -> int:
-        """How often a run began."""
-        return self._runs
-
-    def is_current(self, run: int) -> bool:
-        return self._run is not None and self._run.number == run
-
-    def _current(self, run: int) -> Run | None:
-        return self._run if self.is_current(run) else None
+    def current(self, run: int) -> Run | None:
+        """Return the run of that number, unless it was abandoned."""
+        return self._run if self._run is not None and self._run.number == run else None
 
     # What readers say
 
@@ -267,7 +136,7 @@ class Served(ABC, Generic[Key, ReaderKind]):
         if refusal:
             self._refuse(peer, message.opening, refusal)
             return
-        if self._terms is None or message.binding > self._terms.binding:
+        if message.binding > self.binding:
             self._stop()
             self._refuse_all(f"the stream has binding {message.binding} by now")
             self._forget_readers(now)
@@ -288,40 +157,43 @@ class Served(ABC, Generic[Key, ReaderKind]):
         self._let_in(peer, message, now)
 
     def _refusal(self, message: OpenStream) -> str:
-        terms, width = self._terms, self.delivery.width
+        width = self.delivery.width
         if self._closed:
             return "this worker is closing"
         if message.consumer < 0 or (width > 1 and message.consumer >= width):
             return f"there is no consumer {message.consumer}: the job has {width}"
-        if terms is not None and message.binding < terms.binding:
-            return f"binding {message.binding} is over, the stream has binding {terms.binding} by now"
+        if message.binding < self.binding:
+            return f"binding {message.binding} is over, the stream has binding {self.binding} by now"
         if message.cut_round > message.round:
             return f"the cut is that of round {message.cut_round}, after round {message.round}"
         present = self.readers.get(self._key(message))
-        same = terms is not None and message.binding == terms.binding
-        if same and present is not None and message.opening < present.opening:
+        if present is not None and message.binding == self.binding and message.opening < present.opening:
             return f"opening {message.opening} is over, opening {present.opening} has come since"
         return ""
 
     @abstractmethod
-    def _key(self, message: OpenStream) -> Key:
-        """Return whose opening it is."""
+    def _key(self, message: OpenStream) -> Key: ...
 
     @abstractmethod
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None: ...
 
     @abstractmethod
+    def _forget(self, key: Key, reader: ReaderKind, now: float, *, leaving: bool = False, taken: int = -1) -> None:
+        """Let a reader go."""
+
     def _forget_readers(self, now: float) -> None:
         """Let go of all readers: those of a newer binding come."""
+        for key, reader in list(self.readers.items()):
+            self._forget(key, reader, now)
 
     def _forget_all(self, now: float) -> None:
         """Let go of all readers, and of what is kept for them."""
         self._forget_readers(now)
 
-    @abstractmethod
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None: ...
+    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None:
+        for _, reader in self._of(peer, opening):
+            reader.hear(credit, taken, now)
 
-    @abstractmethod
     def close_reader(
         self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1
     ) -> None:
@@ -329,10 +201,27 @@ class Served(ABC, Generic[Key, ReaderKind]):
 
         `leaving`: it does not come back. `taken`: the first round it has not taken, if it says so.
         """
+        for key, reader in self._of(peer, opening):
+            self._forget(key, reader, now, leaving=leaving, taken=taken)
 
-    @abstractmethod
     def tick(self, now: float) -> list[bytes]:
         """Start what has waited long enough. Return peers to be probed: others wait for them."""
+        if self.readers:
+            self.idle_since = now
+            if self._start_at is not None and now >= self._start_at:
+                self._begin()
+        if now - self._probed_at < (PROBE_ALONE_S if len(self.readers) < 2 else PROBE_S):
+            return []
+        self._probed_at = now
+        return [reader.peer for reader in self._blocking()]
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Start for the readers that have come."""
+
+    @abstractmethod
+    def _blocking(self) -> list[ReaderKind]:
+        """Return the readers without whose credit the next round may not be made."""
 
     def close(self, now: float) -> None:
         """Serve nobody any more."""
@@ -350,13 +239,13 @@ class Served(ABC, Generic[Key, ReaderKind]):
 
     # The run
 
-    def _start(self, start: Cut, start_round: int, *, mixes: Mixes = (), frame_bytes: int = FRAME_BYTES) -> None:
+    def _start(self, start: Cut, start_round: int, mixes: Mixes = ()) -> None:
         """Begin to make rounds there; who did so until now is abandoned."""
         self._stop()
         assert self._terms is not None, "nobody has opened the stream yet"
-        self._runs += 1
-        self._run = Run(self._runs, start_round)
-        self._instructions.append(StartRun(self._runs, self._terms, start, start_round, mixes, frame_bytes))
+        self.runs += 1
+        self._run = Run(self.runs, start_round, start_round)
+        self._instructions.append(StartRun(self.runs, self._terms, start, start_round, mixes))
 
     def _stop(self) -> None:
         if self._run is not None:
@@ -365,26 +254,22 @@ class Served(ABC, Generic[Key, ReaderKind]):
 
     def ended(self, run: int, end: End, done: Iterable[Named]) -> None:
         """All rounds were given. `done`: what the last cut does not need any more."""
-        found = self._current(run)
-        if found is not None:
-            found.log.add(done)
-            found.finish(end)
-            self._tell_ends(end)
+        if (found := self.current(run)) is not None:
+            self._run = found._replace(end=end)
+            self._tell_ends(end, done)
 
     @abstractmethod
-    def _tell_ends(self, end: End) -> None: ...
+    def _tell_ends(self, end: End, done: Iterable[Named]) -> None: ...
 
     def failed(self, run: int) -> None:
-        found = self._current(run)
-        if found is not None:
-            found.fail()
-            assert self._terms is not None
+        if (found := self.current(run)) is not None:
+            self._run = found._replace(failed=True)
             for reader in self.readers.values():
-                self._instructions.append(Fail(reader.peer, reader.opening, self._terms.binding, reader.due))
+                self._instructions.append(Fail(reader.peer, reader.opening, self.binding, reader.due))
 
     def stale(self, run: int, reason: str, now: float) -> None:
         """The dispatcher grants nothing to this binding any more."""
-        if self.is_current(run):
+        if self.current(run) is not None:
             self._stop()
             self._refuse_all(reason)
             self._forget_all(now)
@@ -400,10 +285,9 @@ class Served(ABC, Generic[Key, ReaderKind]):
             self._refuse(reader.peer, reader.opening, reason)
 
     def _tell_end(self, reader: Reader, end: End, *, done: tuple[Named, ...] = (), skipped: int = 0) -> None:
-        assert self._terms is not None
         message = StreamEnded(
             stream=self.id,
-            binding=self._terms.binding,
+            binding=self.binding,
             opening=reader.opening,
             seq=end.seq,
             cut=end.cut,
@@ -414,10 +298,6 @@ class Served(ABC, Generic[Key, ReaderKind]):
         self._instructions.append(Send(reader.peer, message))
 
 
-SeatKey: TypeAlias = tuple[int, int]
-"""(seat in the round, replica)"""
-
-
 class DealtReader(Reader):
     """A consumer's reading, or a replica's of it."""
 
@@ -426,35 +306,32 @@ class DealtReader(Reader):
         self.mixes: Mixes = message.mixes
         """Changes of weights that this reader knows of."""
         self.told = 0
-        """Entries of the run's log of done splits that this reader knows."""
+        """Entries of the log of done splits that this reader knows."""
 
-    def tell_anew(self) -> None:
-        self.told = 0
+    def tell(self, entries: int) -> int:
+        """It knows so many entries from now on; return how many it knew."""
+        told, self.told = self.told, entries
+        return told
 
-    def tell(self, log: DoneLog) -> tuple[Named, ...]:
-        """Return what is new to this reader in the log."""
-        told, self.told = self.told, log.length
-        return log.since(told)
-
-    def give(self, after: int, cut: Cut, nbytes: int) -> None:
-        """Rounds up to that one are sent."""
-        self.due = self.cut_round = after
-        self.cut = cut
-        self.sent_bytes += nbytes
+    def give_cut(self, after: int, cut: Cut, nbytes: int) -> None:
+        self.give(after, nbytes)
+        self.cut, self.cut_round = cut, after
 
 
-class Dealt(Served[SeatKey, DealtReader]):
+class Dealt(Served[DealtReader]):
     def __init__(self, stream: StreamId, delivery: Delivery, *, now: float, makes_rounds: bool = False) -> None:
         """`makes_rounds`: the engine itself groups outputs into rounds, of which consumers read the same in a step."""
         super().__init__(stream, delivery, now=now)
         self._gather_s = GATHER_IN_STEP_S if makes_rounds else GATHER_S
         self._mixes: Mixes = ()
         """All changes of weights that any reader of this binding knew of."""
+        self._done: list[Named] = []
+        """Splits that cuts of the run do not need any more, in the order that was found out."""
+        self._forgotten = 0
+        """Entries before them that are not kept any more."""
 
-    def _key(self, message: OpenStream) -> SeatKey:
-        return self.delivery.seat_of(message.consumer), message.replica
-
-    # What readers say
+    def _key(self, message: OpenStream) -> Key:
+        return str(message.replica), self.delivery.seat_of(message.consumer)
 
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None:
         both = min(len(message.mixes), len(self._mixes))
@@ -462,29 +339,21 @@ class Dealt(Served[SeatKey, DealtReader]):
             self._refuse_weights(peer, message)
             return
         key = self._key(message)
-        reader = self.readers[key] = DealtReader(peer, message, key[0])
-        if self._learn_mixes(reader) and self._run is not None:
-            self._start_lowest()
-        else:
-            self._admit(reader, now)
-
-    def _admit(self, reader: DealtReader, now: float) -> None:
-        """The run goes on for it, or starts, or starts again lower."""
+        reader = self.readers[key] = DealtReader(peer, message, key[1])
+        changed = reader.mixes != self._mixes and (self.delivery.width == 1 or len(reader.mixes) > both)
+        self._mixes = reader.mixes if changed else self._mixes
         run = self._run
         if run is None:
-            self._start_or_wait(reader, now)
-        elif run.failed or reader.due < run.next_round or reader.cut_round < run.remembers_from:
-            self._start_lowest()
+            seats = {seat for _, seat in self.readers}
+            from_beginning = reader.cut.engine is None and reader.cut_round == 0 and reader.due == 0
+            if from_beginning or len(seats) >= self.delivery.width:
+                self._begin()
+            elif self._start_at is None:
+                self._start_at = now + self._gather_s
+        elif changed or run.failed or reader.due < run.next_round or reader.cut_round < run.remembers_from:
+            self._begin()
         elif run.end is not None:
-            self._tell_end(reader, run.end, done=self._newly_done(run, reader))
-
-    def _start_or_wait(self, reader: DealtReader, now: float) -> None:
-        seats = {seat for seat, _ in self.readers}
-        from_beginning = reader.cut.engine is None and reader.cut_round == 0 and reader.due == 0
-        if from_beginning or len(seats) >= self.delivery.width:
-            self._start_lowest()
-        elif self._start_at is None:
-            self._start_at = now + self._gather_s
+            self._tell_end(reader, run.end, done=self._newly_done(reader))
 
     def _refuse_weights(self, peer: bytes, message: OpenStream) -> None:
         one, other = next((one, other) for one, other in zip(message.mixes, self._mixes) if one != other)
@@ -494,82 +363,54 @@ class Dealt(Served[SeatKey, DealtReader]):
         )
         self._instructions.append(Fail(peer, message.opening, message.binding, message.round, error))
 
-    def _learn_mixes(self, reader: DealtReader) -> bool:
-        """Take over the changes of weights a reader knows of; say whether there are new ones."""
-        if reader.mixes == self._mixes or (self.delivery.width > 1 and len(reader.mixes) < len(self._mixes)):
-            return False
-        self._mixes = reader.mixes
-        return True
-
     def _knows_mixes(self, reader: DealtReader) -> bool:
         """Whether the reader's cut was made with all changes of weights before it: one may not have been told yet."""
         made_until = reader.cut_round - reader.cut.since
         return self.delivery.width == 1 or all(at >= made_until for at, _ in self._mixes[len(reader.mixes) :])
 
-    def _forget_readers(self, now: float) -> None:
-        self.readers.clear()
-        self._mixes = ()  # should they all come back from an older state, they may change weights otherwise
-
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None:
-        for _, reader in self._of(peer, opening):
-            reader.grant(credit)
-
-    def close_reader(
-        self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1
-    ) -> None:
+    def _forget(self, key: Key, reader: DealtReader, now: float, *, leaving: bool = False, taken: int = -1) -> None:
         """The last reader takes the run along: a reader that comes back is not waited for here."""
-        gone = self._of(peer, opening)
-        for key, _ in gone:
-            del self.readers[key]
-        if gone and not self.readers:
+        del self.readers[key]
+        if not self.readers:
             self._stop()
-            self._forget_readers(now)
-
-    def tick(self, now: float) -> list[bytes]:
-        if self._start_at is not None and now >= self._start_at and self.readers:
-            self._start_lowest()
-        if self.readers:
-            self.idle_since = now
-        if self._run is None or now - self._probed_at < (PROBE_ALONE_S if len(self.readers) < 2 else PROBE_S):
-            return []
-        self._probed_at = now
-        return [reader.peer for reader in self._blocking(self._run)]
+            self._mixes = ()  # should they all come back from an older state, they may change weights otherwise
 
     @property
     def uses_slabs(self) -> bool:
         return any(reader.slab for reader in list(self.readers.values()))
 
-    # The run
-
-    def _start_lowest(self) -> None:
+    def _begin(self) -> None:
         readers = list(self.readers.values())
         knowing = [reader for reader in readers if self._knows_mixes(reader)] or readers
         lowest = min(knowing, key=lambda reader: reader.cut_round)
+        self._done, self._forgotten = [], 0
         for reader in readers:
-            reader.tell_anew()
-        self._start(lowest.cut, lowest.cut_round, mixes=self._mixes)
+            reader.tell(0)
+        self._start(lowest.cut, lowest.cut_round, self._mixes)
 
-    def _blocking(self, run: Run) -> list[DealtReader]:
-        """Return the readers without whose credit the next round may not be made."""
-        return [reader for reader in self.readers.values() if reader.due <= run.next_round and not reader.hungry]
+    def _blocking(self) -> list[DealtReader]:
+        return [reader for reader in self._due() if not reader.hungry]
+
+    def _due(self) -> list[DealtReader]:
+        """Return the readers that need the next round."""
+        next_round = -1 if self._run is None else self._run.next_round
+        return [reader for reader in self.readers.values() if reader.due <= next_round]
 
     def room(self, run: int) -> int | None:
         """Return how many bytes may be made and sent now; None: none yet."""
-        found = self._current(run)
-        if found is None or self._blocking(found):
+        if self.current(run) is None or self._blocking():
             return None
-        waiting = [reader for reader in self.readers.values() if reader.due <= found.next_round]
-        return min((reader.credit - reader.sent_bytes for reader in waiting), default=UNBOUNDED)
+        return min((reader.credit - reader.sent_bytes for reader in self._due()), default=UNBOUNDED)
 
     def wanted(self, run: int, seq: int, count: int) -> list[Wanted] | None:
         """Return who needs which of the rounds that were just made; None: the run was abandoned."""
-        if not self.is_current(run):
+        if self.current(run) is None:
             return None
-        needing = [reader for reader in self.readers.values() if seq <= reader.due < seq + count]
         seats = [reader.seat for reader in self.readers.values()]
         return [
-            Wanted(each.peer, each.opening, each.seat, each.due, each.slab, seats.count(each.seat) == 1)
-            for each in needing
+            Wanted(reader.peer, reader.opening, reader.seat, reader.due, reader.slab, seats.count(reader.seat) == 1)
+            for reader in self.readers.values()
+            if seq <= reader.due < seq + count
         ]
 
     def give(
@@ -579,27 +420,31 @@ class Dealt(Served[SeatKey, DealtReader]):
 
         `done`: splits that `cut` does not need any more. `nbytes`: the size of each reader's frame.
         """
-        found = self._current(run)
-        assert found is not None and self._terms is not None
-        found.log.add(done)
-        found.give_until(after)
+        found = self.current(run)
+        assert found is not None
+        self._done.extend(done)
+        self._run = found._replace(next_round=after)
         given: dict[tuple[bytes, int], Given] = {}
         for reader in self.readers.values():
             key = (reader.peer, reader.opening)
             if key in nbytes:
                 mixes = sum(at <= reader.due for at, _ in self._mixes)
-                given[key] = Given(self._terms.binding, self._newly_done(found, reader), mixes)
-                reader.give(after, cut, nbytes[key])
+                given[key] = Given(self.binding, self._newly_done(reader), mixes)
+                reader.give_cut(after, cut, nbytes[key])
         return given
 
-    def _newly_done(self, run: Run, reader: DealtReader) -> tuple[Named, ...]:
-        done = reader.tell(run.log)
+    def _newly_done(self, reader: DealtReader) -> tuple[Named, ...]:
+        """Return what is new to a reader in the log; what every reader knows is forgotten when it is long."""
+        known = reader.tell(self._forgotten + len(self._done))
+        done = tuple(self._done[max(0, known - self._forgotten) :])
         everybody = min(other.told for other in self.readers.values())
-        if everybody - run.log.forgotten >= LONG_LOG:
-            run.forget(everybody)
+        if everybody - self._forgotten >= LONG_LOG and self._run is not None:
+            del self._done[: everybody - self._forgotten]
+            self._forgotten = everybody
+            self._run = self._run._replace(remembers_from=self._run.next_round)
         return done
 
-    def _tell_ends(self, end: End) -> None:
-        assert self._run is not None
+    def _tell_ends(self, end: End, done: Iterable[Named]) -> None:
+        self._done.extend(done)
         for reader in self.readers.values():
-            self._tell_end(reader, end, done=self._newly_done(self._run, reader))
+            self._tell_end(reader, end, done=self._newly_done(reader))

@@ -23,17 +23,19 @@ is what the trainer itself said with its credit: everything from there on is kep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.core.ids import StreamId
+from penstock.core.ids import AttemptId, StreamId
+from penstock.stream.instructions import FRAME_BYTES, End
 from penstock.stream.position import Gaps
-from penstock.stream.serving import FRAME_BYTES, PROBE_S, End, Served
-from penstock.stream.teams import GATHER_RANKS_S, RankKey, RankReader, Team
+from penstock.stream.serving import Key, Served
+from penstock.stream.teams import GATHER_RANKS_S, RankReader, Team
 from penstock.stream.window import Entry, Window
 from penstock.wire.delivery import Delivery
 from penstock.wire.frames import OpenStream
-from penstock.wire.jobs import Cut
+from penstock.wire.jobs import Cut, Named
 
 GATHER_SHARED_S = 0.3  # after a loss: how long the first reader to return waits for the others
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
@@ -70,23 +72,21 @@ class Offer(NamedTuple):
     """They were made for another trainer."""
 
 
-class Shared(Served[RankKey, RankReader]):
+class Shared(Served[RankReader]):
     def __init__(self, stream: StreamId, delivery: Delivery, terms: SharingTerms, *, now: float) -> None:
         super().__init__(stream, delivery, now=now)
         self._sharing = terms
         self._lowest_first = terms.waits or delivery.width > 1
         """A run starts at the oldest cut."""
-        self._window = Window(Cut(), 0)
+        self.window = Window(Cut(), 0)
         self._end: End | None = None
         self._evicted: list[Entry] = []
-        self._absent: dict[RankKey, Absent] = {}
+        self._absent: dict[Key, Absent] = {}
         self._sent: dict[str, int] = {}
         """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
         self._teams: dict[str, Team] = {}
-        """By trainer."""
-        self._known: set[str] = set()
-        """All trainers that ever came."""
-        self._passed_over: set[RankKey] = set()
+        """By trainer, of all that ever came."""
+        self._passed_over: set[Key] = set()
         """Rounds they need are gone, and nobody makes them again for them."""
         self._first_at: float | None = None
         self._given_up = False
@@ -94,7 +94,7 @@ class Shared(Served[RankKey, RankReader]):
 
     # What readers say
 
-    def _key(self, message: OpenStream) -> RankKey:
+    def _key(self, message: OpenStream) -> Key:
         return message.trainer, self.delivery.seat_of(message.consumer)
 
     def _refusal(self, message: OpenStream) -> str:
@@ -111,7 +111,6 @@ class Shared(Served[RankKey, RankReader]):
         self._absent.pop(key, None)
         team.hear(seat, message)
         reader = self.readers[key] = RankReader(peer, message, key, now)
-        self._known.add(trainer)
         self._first_at = now if self._first_at is None else self._first_at
         for mate in self._mates(trainer):
             mate.move_to(team.past_gaps(mate.next_round))
@@ -144,14 +143,14 @@ class Shared(Served[RankKey, RankReader]):
         if self._start_at is not None:
             return
         again = [mate for mate in self._mates(reader.trainer) if self._needs_again(mate)]
-        if self._run is None and self._end is None and not len(self._window):
+        if self._run is None and self._end is None and not len(self.window):
             if reader.cut.engine is None and reader.cut_round == 0:
                 self._start_again(reader)
             else:
                 self._start_at = now + GATHER_SHARED_S
         elif again:
             self._start_again(min(again, key=lambda mate: mate.cut_round))
-        elif reader.cut_round > self._window.end:
+        elif reader.cut_round > self.window.end:
             if not self._lowest_first:
                 self._start_again(reader)
             elif self._run is None:
@@ -161,7 +160,7 @@ class Shared(Served[RankKey, RankReader]):
 
     def _needs_again(self, reader: RankReader) -> bool:
         """Rounds are to be made once more for it: they were made elsewhere, or before it came."""
-        if not self._lowest_first or reader.next_round >= self._window.first:
+        if not self._lowest_first or reader.next_round >= self.window.first:
             return False
         team = self._teams[reader.trainer]
         if self.delivery.width > 1 and reader.next_round < team.front:
@@ -170,76 +169,60 @@ class Shared(Served[RankKey, RankReader]):
         passed_over = (reader.trainer, reader.seat) in self._passed_over
         return self._sharing.waits and team.begun and not passed_over
 
-    def _forget_readers(self, now: float) -> None:
-        """What was made stays; who has not come again yet is expected."""
-        for key, reader in list(self.readers.items()):
-            self._forget(key, reader, now)
-
     def _forget_all(self, now: float) -> None:
         self.readers.clear()
         self._absent.clear()
         self._clear()
 
-    def _forget(self, key: RankKey, reader: RankReader, now: float, *, leaving: bool = False, taken: int = -1) -> None:
-        """Let a reader go; it is expected back unless it left. `taken`: where its trainer stands, if it says so."""
+    def _forget(self, key: Key, reader: RankReader, now: float, *, leaving: bool = False, taken: int = -1) -> None:
+        """What was made stays; the reader is expected back unless it left."""
         del self.readers[key]
         trainer, seat = key
         team = self._teams[trainer]
-        if self._lowest_first and not leaving and not reader.told_end and not reader.passed_over:
+        if self._lowest_first and not leaving and seat not in team.ended and not reader.passed_over:
             self._absent[key] = Absent(reader.trainer, reader.taken, now)
         if taken >= 0:
             self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
-        if reader.told_end:
-            team.end(seat)
         team.await_ranks(now, complete=self._is_complete(trainer))
 
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None:
-        for _, reader in self._of(peer, opening):
-            reader.hear(credit, taken, now)
-
-    def close_reader(
-        self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1
-    ) -> None:
-        for key, reader in self._of(peer, opening):
-            self._forget(key, reader, now, leaving=leaving, taken=taken)
-
     def tick(self, now: float) -> list[bytes]:
-        if self.readers:
-            self.idle_since = now
-        if self._start_at is not None and now >= self._start_at and self.readers:
-            held = [reader for reader in self.readers.values() if self._teams[reader.trainer].begun]
-            choose = min if self._lowest_first else max
-            self._start_again(choose(held or self.readers.values(), key=lambda reader: reader.cut_round))
+        probed = super().tick(now)
         for trainer, team in self._teams.items():
             if team.await_ranks(now, complete=self._is_complete(trainer)):
                 for reader in self._mates(trainer):
                     self._admit(reader, now)
-        if now - self._probed_at < PROBE_S:
-            return []
-        self._probed_at = now
-        return [reader.peer for reader in self.readers.values() if not reader.hungry]
+        return probed
 
-    def retire(self) -> None:
-        """Another epoch needs the memory: if nobody reads this one, let go of what can be made again."""
-        if not self.readers and not self._absent and not self._lacks_trainers:
+    def _begin(self) -> None:
+        held = [reader for reader in self.readers.values() if self._teams[reader.trainer].begun]
+        choose = min if self._lowest_first else max
+        self._start_again(choose(held or self.readers.values(), key=lambda reader: reader.cut_round))
+
+    def _blocking(self) -> list[RankReader]:
+        return [reader for reader in self.readers.values() if not reader.hungry]
+
+    def retire(self, attempt: AttemptId) -> None:
+        """Another epoch may need the memory: if nobody reads this one, let go of what can be made again."""
+        other = self._terms is None or self._terms.attempt != attempt
+        if other and not self.readers and not self._absent and not self._lacks_trainers:
             self._stop()
             self._clear()
-            self._window, self._end = Window(Cut(), 0), None
+            self.window, self._end = Window(Cut(), 0), None
 
     @property
     def holds_memory(self) -> bool:
-        return self.running or bool(len(self._window))
+        return self.running or bool(len(self.window))
 
     # The run
 
     def _start_again(self, reader: RankReader) -> None:
         """Begin to make rounds where a reader stands, with an empty window."""
         self._clear()
-        self._window, self._end = Window(reader.cut, reader.cut_round), None
+        self.window, self._end = Window(reader.cut, reader.cut_round), None
         self._go_on()
 
     def _go_on(self) -> None:
-        self._start(self._window.end_cut, self._window.end)
+        self._start(self.window.end_cut, self.window.end)
 
     def frame_bytes(self, share: int) -> int:
         """Return how large a frame is to be, where this stream's window may have `share` bytes."""
@@ -247,7 +230,7 @@ class Shared(Served[RankKey, RankReader]):
 
     def room(self, run: int, share: int) -> int | None:
         """Return how many bytes may be made now, where the window may have `share`; None: none yet."""
-        if not self.is_current(run) or self._wanted_by() is None:
+        if self.current(run) is None or self._wanted_by() is None:
             return None
         frame_bytes = self.frame_bytes(share)
         # Where rounds are kept for somebody, there must be room before one is made; else it is taken afterwards.
@@ -255,7 +238,7 @@ class Shared(Served[RankKey, RankReader]):
 
     def _wanted_by(self) -> str | None:
         """Return the first trainer that is through with what was made and has credit for more."""
-        end = self._window.end
+        end = self.window.end
         wanting = (reader for reader in self.readers.values() if reader.hungry and reader.next_round >= end)
         return next((reader.trainer for reader in wanting if self._may_have(reader)), None)
 
@@ -265,8 +248,8 @@ class Shared(Served[RankKey, RankReader]):
         if self.delivery.width == 1:
             return True
         if reader.next_round < team.front:
-            return reader.next_round >= self._window.first  # else they are made again, if the others do not go back too
-        mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and not mate.told_end]
+            return reader.next_round >= self.window.first  # else they are made again, if the others do not go back too
+        mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and mate.seat not in team.ended]
         can = all(mate.hungry and team.past_gaps(mate.next_round) >= team.front for mate in mates)
         return can and (team.impatient or self._is_complete(reader.trainer))
 
@@ -277,30 +260,22 @@ class Shared(Served[RankKey, RankReader]):
         found, self._evicted = self._evicted, []
         return found
 
-    @property
-    def window_bytes(self) -> int:
-        return self._window.nbytes
-
-    def grow(self, entry: Entry, nbytes: int) -> None:
-        """What an entry holds takes so much more, in compressed form as well."""
-        self._window.grow(entry, nbytes)
-
     def _clear(self) -> None:
-        while len(self._window):
-            self._evicted.append(self._window.evict())
+        while len(self.window):
+            self._evicted.append(self.window.evict())
 
     def make_room(self, nbytes: int, share: int) -> bool:
         """Let go of the oldest rounds until so much fits; False if those left are still needed."""
-        while len(self._window) and self._window.nbytes + nbytes > share:
+        while len(self.window) and self.window.nbytes + nbytes > share:
             if not self.evict():
                 return False
         return True
 
     def evict(self) -> bool:
         """Let the oldest rounds go, unless they are kept for somebody; say whether they went."""
-        if not len(self._window) or self._needs(self._window.oldest.after):
+        if not len(self.window) or self._needs(self.window.oldest.after):
             return False
-        self._evicted.append(self._window.evict())
+        self._evicted.append(self.window.evict())
         return True
 
     def _needs(self, after: int) -> bool:
@@ -318,11 +293,11 @@ class Shared(Served[RankKey, RankReader]):
     @property
     def _lacks_trainers(self) -> bool:
         """Somebody is still to come and read from the beginning."""
-        return not self._given_up and len(self._known) < self._sharing.trainers
+        return not self._given_up and len(self._teams) < self._sharing.trainers
 
     def pass_over(self, share: int, now: float) -> list[str]:
         """Wait no longer for trainers that say nothing, where others do wait for them; return who it is, in words."""
-        window = self._window
+        window = self.window
         full = len(window) > 0 and window.nbytes + self.frame_bytes(share) > share
         if not full or self._wanted_by() is None or not self._needs(window.oldest.after):
             return []
@@ -330,7 +305,7 @@ class Shared(Served[RankKey, RankReader]):
         gone_s = timeout_s if self._sharing.waits else min(timeout_s, GATHER_RANKS_S)
         if self._lacks_trainers and self._first_at is not None and now - self._first_at > timeout_s:
             self._given_up = True
-            passed.append(f"{len(self._known)} of {self._sharing.trainers} trainers have come")
+            passed.append(f"{len(self._teams)} of {self._sharing.trainers} trainers have come")
         for key, reader in self.readers.items():
             if reader.taken < after and not reader.passed_over and now - reader.heard_at > timeout_s:
                 reader.pass_over()
@@ -347,11 +322,11 @@ class Shared(Served[RankKey, RankReader]):
 
     def add(self, run: int, entry: Entry) -> bool:
         """Put rounds into the window; False: the run was abandoned."""
-        found = self._current(run)
+        found = self.current(run)
         if found is None:
             return False
-        self._window.add(entry.for_trainer(self._wanted_by()))
-        found.give_until(entry.after)
+        self.window.add(replace(entry, made_for=self._wanted_by()))
+        self._run = found._replace(next_round=entry.after)
         return True
 
     def offer(self, reader: RankReader) -> Offer | None:
@@ -359,7 +334,7 @@ class Shared(Served[RankKey, RankReader]):
         if self._run is None and self._end is None:
             return None
         self._move(reader)
-        entry = self._window.holding(reader.next_round)
+        entry = self.window.holding(reader.next_round)
         if entry is None or not reader.hungry or not self._may_have(reader):
             return None
         return Offer(
@@ -374,7 +349,7 @@ class Shared(Served[RankKey, RankReader]):
         """Let a trainer that holds nothing begin where the window does, and a rank pass what its trainer skips."""
         team = self._teams[reader.trainer]
         if not team.begun and (team.impatient or self._is_complete(reader.trainer)):
-            team.begin_at(self._window.first)
+            team.begin_at(self.window.first)
         reader.move_to(team.past_gaps(reader.next_round))
 
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
@@ -383,7 +358,7 @@ class Shared(Served[RankKey, RankReader]):
         if self.delivery.width > 1:
             team.skip(reader.next_round, entry.seq)
         team.give(reader.seat, entry.after)
-        reader.send(entry.after, nbytes)
+        reader.give(entry.after, nbytes)
         self._note_sent(reader, entry.after)
 
     def _note_sent(self, reader: RankReader, after: int) -> None:
@@ -397,20 +372,20 @@ class Shared(Served[RankKey, RankReader]):
         if end is None:
             return
         for reader in self.readers.values():
-            if reader.told_end:
-                continue
             team = self._teams[reader.trainer]
+            if reader.seat in team.ended:
+                continue
             self._move(reader)
-            if reader.next_round >= end.seq or (not len(self._window) and self._may_have(reader)):
+            if reader.next_round >= end.seq or (not len(self.window) and self._may_have(reader)):
                 if self.delivery.width > 1:
                     team.skip(reader.next_round, end.seq)
                 self._tell_end(reader, end, skipped=max(0, end.seq - reader.due))
                 after = max(end.seq, reader.due)
-                reader.send(after, 0)
-                reader.tell_end()
+                reader.give(after, 0)
+                team.end(reader.seat)
                 team.give(reader.seat, after)
                 self._note_sent(reader, after)
 
-    def _tell_ends(self, end: End) -> None:
+    def _tell_ends(self, end: End, done: Iterable[Named]) -> None:
         self._end = end
         self.tell_ends()

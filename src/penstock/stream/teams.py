@@ -14,29 +14,23 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from penstock.stream.position import Gaps, with_gap
-from penstock.stream.serving import Reader
+from penstock.stream.serving import Key, Reader
 from penstock.wire.frames import OpenStream
 
 GATHER_RANKS_S = 5.0  # how long ranks wait for one of their trainer's that is missing, before they are given more
-
-RankKey: TypeAlias = tuple[str, int]
-"""(trainer, seat in the round)"""
 
 
 class RankReader(Reader):
     """One rank of a trainer."""
 
-    def __init__(self, peer: bytes, message: OpenStream, key: RankKey, now: float) -> None:
+    def __init__(self, peer: bytes, message: OpenStream, key: Key, now: float) -> None:
         super().__init__(peer, message, key[1])
         self.trainer = key[0]
         self.fresh = message.fresh
         self.next_round = self.taken = message.round
         """What it is sent next; the first that its trainer has not taken."""
         self.heard_at = now
-        self.told_end = False
         self.passed_over = False
 
     @property
@@ -44,7 +38,7 @@ class RankReader(Reader):
         return self.sent_bytes < self.credit and not self.passed_over
 
     def hear(self, credit: int, taken: int, now: float) -> None:
-        self.grant(credit)
+        super().hear(credit, taken, now)
         self.taken = max(self.taken, taken)
         self.heard_at = now
         self.passed_over = False
@@ -55,12 +49,9 @@ class RankReader(Reader):
             self.taken = round_ if self.taken == self.next_round else self.taken
             self.next_round = round_
 
-    def send(self, after: int, nbytes: int) -> None:
-        self.next_round = self.due = after
-        self.sent_bytes += nbytes
-
-    def tell_end(self) -> None:
-        self.told_end = True
+    def give(self, after: int, nbytes: int) -> None:
+        super().give(after, nbytes)
+        self.next_round = after
 
     def pass_over(self) -> None:
         self.passed_over = True

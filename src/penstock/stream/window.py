@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from penstock.wire.jobs import Cut
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """`count` rounds from `seq` on; `cut` is the state after them. `payload` is the caller's."""
 
-    __slots__ = ("count", "cut", "made_for", "nbytes", "payload", "seq")
-
-    def __init__(self, seq: int, count: int, cut: Cut, nbytes: int, payload: Any = None) -> None:
-        self.seq, self.count, self.cut = seq, count, cut
-        self.nbytes = nbytes
-        self.payload = payload
-        self.made_for: str | None = None
-        """The trainer that caused it."""
+    seq: int
+    count: int
+    cut: Cut
+    nbytes: int
+    payload: Any = None
+    made_for: str | None = None
+    """The trainer that caused it."""
 
     @property
     def after(self) -> int:
         return self.seq + self.count
-
-    def for_trainer(self, trainer: str | None) -> Entry:
-        self.made_for = trainer
-        return self
 
     def grow(self, nbytes: int) -> None:
         """It takes so much more: what it holds is kept in compressed form as well."""

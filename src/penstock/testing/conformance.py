@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,8 @@ class ConformanceError(AssertionError):
 
 def read_all(dataset: Dataset, *, epoch: int = 0, most: int = 100_000, **options: Any) -> list[Element]:
     """Return up to `most` elements of an epoch."""
-    elements: list[Element] = []
     with dataset.iterator(epoch=epoch, **options) as iterator:
-        for element in iterator:
-            elements.append(element)
-            if len(elements) == most:
-                break
-    return elements
+        return list(islice(iterator, most))
 
 
 def check_resumes_everywhere(
@@ -36,56 +32,33 @@ def check_resumes_everywhere(
     right away, and must give the same rest.
     """
     elements: list[Element] = []
-    states: list[str] = []
     with make().iterator(epoch=epoch, seed=1234, **options) as iterator:
-        states.append(json.dumps(iterator.state_dict()))
-        for element in iterator:
+        states = [json.dumps(iterator.state_dict())]
+        for element in islice(iterator, most):
             elements.append(element)
             states.append(json.dumps(iterator.state_dict()))
-            if len(elements) == most:
-                break
-    positions = [*range(0, len(states), every)]
-    if positions[-1] != len(states) - 1:
-        positions.append(len(states) - 1)
+    ended = len(elements) < most
+    positions = sorted({*range(0, len(states), every), len(states) - 1})
     for position in positions:
         with make().iterator(epoch=epoch, seed=1234, **options) as iterator:
             iterator.load_state_dict(json.loads(states[position]))
             again = iterator.state_dict()
             iterator.load_state_dict(json.loads(json.dumps(again)))
-            rest = _take(iterator, len(elements) - position)
-        same = compare_all(elements[position:], rest)
-        if same is not None:
+            rest = list(islice(iterator, len(elements) - position + ended))  # nothing may follow the end
+        difference = compare_all(elements[position:], rest)
+        if difference is not None:
             raise ConformanceError(
-                f"restored after {position} of {len(elements)} elements: {same}\nstate: {states[position]}"
+                f"restored after {position} of {len(elements)} elements: {difference}\nstate: {states[position]}"
             )
     return len(positions)
 
 
-def _take(iterator: Any, count: int) -> list[Element]:
-    taken: list[Element] = []
-    while len(taken) < count:
-        element = next(iterator, _END)
-        if element is _END:
-            break
-        taken.append(element)
-    else:
-        if count == 0 and next(iterator, _END) is not _END:
-            taken.append("an element after the end")
-    return taken
-
-
-_END = object()
-
-
 def compare_all(expected: Sequence[Element], found: Sequence[Element]) -> str | None:
     """Return how two sequences of elements differ, or None."""
-    for i, (one, other) in enumerate(zip(expected, found)):
-        difference = compare(one, other)
-        if difference is not None:
-            return f"element {i}{difference}"
-    if len(expected) != len(found):
+    difference = _first_difference((f"element {i}", *pair) for i, pair in enumerate(zip(expected, found)))
+    if difference is None and len(expected) != len(found):
         return f"{len(found)} elements instead of {len(expected)}"
-    return None
+    return difference
 
 
 def compare(expected: Element, found: Element) -> str | None:
@@ -95,34 +68,27 @@ def compare(expected: Element, found: Element) -> str | None:
     if isinstance(expected, dict):
         if list(expected) != list(found):
             return f" has the keys {list(found)} instead of {list(expected)}"
-        return (
-            _first(f"[{key!r}]", expected[key], found[key])
-            if (key := _differing(expected, found)) is not None
-            else None
-        )
+        return _first_difference((f"[{key!r}]", expected[key], found[key]) for key in expected)
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(found):
             return f" has {len(found)} parts instead of {len(expected)}"
-        for i, (one, other) in enumerate(zip(expected, found)):
-            if compare(one, other) is not None:
-                return _first(f"[{i}]", one, other)
-        return None
+        return _first_difference((f"[{i}]", *pair) for i, pair in enumerate(zip(expected, found)))
     if isinstance(expected, Ragged):
         return compare([expected.values, expected.offsets], [found.values, found.offsets])
+    if isinstance(expected, np.generic):
+        return compare(np.asarray(expected), np.asarray(found))
     if isinstance(expected, np.ndarray):
         if expected.dtype != found.dtype or expected.shape != found.shape:
             return f" is {found.dtype}{found.shape} instead of {expected.dtype}{expected.shape}"
         if expected.dtype == object:
             return compare(expected.tolist(), found.tolist())
-        return None if expected.tobytes() == found.tobytes() else f" is {found!r} instead of {expected!r}"
-    if isinstance(expected, np.generic):
-        return compare(np.asarray(expected), np.asarray(found))
-    return None if expected == found else f" is {found!r} instead of {expected!r}"
+        same = expected.tobytes() == found.tobytes()
+    else:
+        same = bool(expected == found)
+    return None if same else f" is {found!r} instead of {expected!r}"
 
 
-def _differing(expected: dict[Any, Any], found: dict[Any, Any]) -> Any:
-    return next((key for key in expected if compare(expected[key], found[key]) is not None), None)
-
-
-def _first(where: str, expected: Element, found: Element) -> str:
-    return f"{where}{compare(expected, found)}"
+def _first_difference(parts: Iterable[tuple[str, Element, Element]]) -> str | None:
+    """Return how the first (place, expected, found) that differ do so, or None."""
+    differences = ((place, compare(expected, found)) for place, expected, found in parts)
+    return next((f"{place}{difference}" for place, difference in differences if difference is not None), None)

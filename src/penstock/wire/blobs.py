@@ -7,10 +7,11 @@ lie on a fixed grid: every one starts at a multiple of `PIECE_BYTES` and all but
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from penstock.core.errors import ProtocolError
 from penstock.core.ids import BlobHash
-from penstock.wire.messages import PutBlob
+from penstock.wire.messages import BlobPiece, GetBlob, PutBlob
 
 PIECE_BYTES = 4 << 20
 MAX_BLOB_BYTES = 4 << 30
@@ -35,6 +36,20 @@ def put_blob_pieces(data: bytes) -> Iterator[PutBlob]:
     name = blob_hash(data)
     for offset in range(0, max(len(data), 1), PIECE_BYTES):
         yield PutBlob(hash=name, offset=offset, size=len(data), piece=data[offset : offset + PIECE_BYTES])
+
+
+def fetch_blob(name: BlobHash, ask: Callable[[GetBlob], object]) -> bytes:
+    """Return a blob, asked for piece by piece; `ProtocolError` says that it is not all there."""
+    data = bytearray()
+    while True:
+        answer = ask(GetBlob(hash=name, offset=len(data)))
+        if not isinstance(answer, BlobPiece):
+            raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question for blob {name}")
+        data += answer.piece
+        if len(data) >= answer.size:
+            return bytes(data)
+        if not answer.piece:
+            raise ProtocolError(f"the dispatcher has only {len(data)} of {answer.size} bytes of blob {name}")
 
 
 def expected_piece_bytes(offset: int, size: int) -> int | None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import collections
 import fcntl
+import mmap
 import os
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +24,37 @@ from penstock.core.errors import CodecError
 from penstock.wire.descriptors import receive_descriptor
 from penstock.wire.frames import SlabPlaces, UseSlabs
 from penstock.wire.liveness import process_name
-from penstock.wire.mapping import Array, Mapping, array_interface
+
+Array = np.ndarray[Any, Any]
 
 COPY_BELOW_BYTES = 1 << 20  # what is smaller is copied: the lease goes back at once, and nothing small pins a range
-RETURN_BYTES = 4 << 20  # so much is given back without waiting for another occasion: the runner uses it again
-RETURN_LEASES = 3  # and of large ones so many: a message for each of them costs more than the memory it frees sooner
+RETURN_BYTES = 32 << 20  # so much is given back without waiting for another occasion: the runner uses it again
 CONNECT_S = 2.0
+_FORGOTTEN_AT_ONCE_BYTES = 4 << 20  # about a millisecond of a system call that keeps the GIL
+
+
+class Mapping:
+    """The whole of an arena in this process. Unmapped when nothing over it is left."""
+
+    __slots__ = ("_memory", "address", "bytes", "size", "writable")
+
+    def __init__(self, descriptor: int, size: int, *, writable: bool) -> None:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._memory = mmap.mmap(descriptor, size, access=access)
+        self.bytes = np.frombuffer(self._memory, np.uint8)
+        self.address: int = self.bytes.__array_interface__["data"][0]
+        self.size = size
+        self.writable = writable
+
+    def forget(self, offset: int, size: int) -> None:
+        """Give the pages of a range back to the system: they are zero from now on, in every process."""
+        for begin in range(offset, offset + size, _FORGOTTEN_AT_ONCE_BYTES):
+            length = min(_FORGOTTEN_AT_ONCE_BYTES, offset + size - begin)
+            self._memory.madvise(mmap.MADV_REMOVE, begin, length)
+
+
+def array_interface(address: int, size: int, *, writable: bool) -> dict[str, Any]:
+    return {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, not writable)}
 
 
 class SlabLease:
@@ -137,7 +164,7 @@ class SlabReader:
     def owes_much(self) -> bool:
         """So much is to be given back that it should not wait."""
         self._drain()
-        return self._owed_bytes >= RETURN_BYTES and len(self._owed) >= RETURN_LEASES
+        return self._owed_bytes >= RETURN_BYTES
 
     def returned(self) -> tuple[int, ...]:
         """Return the leases that ended since the last call: they are to be given back."""

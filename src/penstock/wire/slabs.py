@@ -5,7 +5,8 @@ last process that has it, however that ended. Its readers map it once (`slab_rea
 
 - A range belongs to its `_Range` object. It is free again when that is collected: when no array over it and no lease
   that names it is left. So memory is never written to while anybody may read it.
-- A lease holds what was placed for one reader until that reader gives it back, or is known to be gone (`leases`).
+- A lease holds what was placed for one reader until that reader gives it back, or is known to be gone (`LeaseBook`).
+  `Lending` knows the peers that readers speak through.
 - Readers get a descriptor that they cannot write through, unless they ask for another and the runner allows it.
 - Memory that has been free for a while goes back to the system (`ranges`), and with it out of all mappings.
 - `__del__` may run at any point of any thread, so it takes no lock: it appends to a deque, which the next call drains.
@@ -21,21 +22,126 @@ import fcntl
 import math
 import mmap
 import os
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.wire.descriptors import DescriptorServer
 from penstock.wire.elements import bytes_over
-from penstock.wire.frames import SlabPlaces
-from penstock.wire.leases import NOBODY, Holder, LeaseBook
-from penstock.wire.mapping import Array, Mapping, array_interface
+from penstock.wire.frames import SlabPlaces, UseSlabs
+from penstock.wire.liveness import is_gone
 from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
+from penstock.wire.slab_reader import Array, Mapping, array_interface
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Holder(NamedTuple):
+    """A reader of slabs (`SlabReader.name`), and the number of one of its connections."""
+
+    reader: str
+    connection: int
+
+
+NOBODY = Holder(secrets.token_hex(8), 0)
+"""The process that has the arena: what it keeps for itself. No peer knows the name."""
+
+
+class _Lease(NamedTuple):
+    holder: Holder
+    held: list[Any]
+
+
+class LeaseBook:
+    """Who holds what of an arena: leases by number. No memory here, and no lock: the arena has both.
+
+    A lease belongs to a reader of slabs and to the connection it was sent on. Only that reader gives it back, on
+    whichever of its connections: its name contains a secret of its own. What never arrived because the connection was
+    closed is given back too, when the reader says on the next one what it holds (`keep_only`).
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[int, _Lease] = {}
+        self._next_lease = 1
+        self._shares: dict[int, int] = {}
+        """Leases made by `share`, and of which lease."""
+        self._readers: dict[int, tuple[int, int]] = {}
+        """How many of them each lease has, and its bytes."""
+        self._shared_bytes = 0
+        self._outlived: dict[int, int] = {}
+        """Leases that are over while readers still have shares of them, and their bytes."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def held(self, lease: int) -> list[Any]:
+        """Return what a lease keeps alive."""
+        return self._leases[lease].held
+
+    def add(self, holder: Holder, held: list[Any]) -> int:
+        lease, self._next_lease = self._next_lease, self._next_lease + 1
+        self._leases[lease] = _Lease(holder, held)
+        return lease
+
+    def share(self, places: SlabPlaces, holder: Holder, *, most_bytes: int | None) -> int | None:
+        """Add one more lease of what a lease holds; None if that one is over, or readers hold on to too much."""
+        nbytes = sum(size for _, size in places.places)
+        found = self._leases.get(places.lease)
+        readers, _ = self._readers.get(places.lease, (0, 0))
+        if found is None or (not readers and most_bytes is not None and self._crowded(nbytes, most_bytes)):
+            return None
+        lease = self.add(holder, found.held)
+        self._shares[lease] = places.lease
+        self._readers[places.lease] = (readers + 1, nbytes)
+        self._shared_bytes += 0 if readers else nbytes
+        return lease
+
+    def _crowded(self, nbytes: int, most_bytes: int) -> bool:
+        return self._shared_bytes + nbytes > most_bytes and sum(self._outlived.values()) > most_bytes // 2
+
+    def remove(self, leases: Iterable[int]) -> None:
+        """End leases. One that is not known is no error."""
+        for lease in leases:
+            self._leases.pop(lease, None)
+            if lease in self._shares:
+                self._end_share(lease)
+            elif lease in self._readers:
+                self._outlived[lease] = self._readers[lease][1]
+
+    def _end_share(self, lease: int) -> None:
+        placed = self._shares.pop(lease)
+        readers, nbytes = self._readers.pop(placed)
+        if readers > 1:
+            self._readers[placed] = (readers - 1, nbytes)
+        else:
+            self._outlived.pop(placed, None)
+            self._shared_bytes -= nbytes
+
+    def give_back(self, leases: Iterable[int], reader: str) -> None:
+        """End leases that this reader holds, and no others."""
+        self.remove([lease for lease in leases if (found := self._leases.get(lease)) and found.holder.reader == reader])
+
+    def keep_only(self, held: Collection[int], holder: Holder, live: Collection[int]) -> None:
+        """End what was sent to a reader on connections before this one and is not held; `live` ones are left alone."""
+        kept = set(held)
+        self.remove(
+            [
+                lease
+                for lease, (other, _) in self._leases.items()
+                if other.reader == holder.reader
+                and other.connection < holder.connection
+                and other.connection not in live
+                and lease not in kept
+            ]
+        )
+
+    def remove_reader(self, reader: str) -> None:
+        """End all leases of a reader that is known to be gone."""
+        self.remove([lease for lease, (holder, _) in self._leases.items() if holder.reader == reader])
 
 
 class _Range:
@@ -246,6 +352,59 @@ class Arena:
     def _copy(self, content: Array, offset: int) -> None:
         source = content.reshape(-1).view(np.uint8)
         np.copyto(self._mapping.bytes[offset : offset + source.nbytes], source)  # without the GIL
+
+
+class Lending:
+    """Which peers have mapped this process's arena, and what is put there for them."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._holders: dict[bytes, Holder] = {}
+
+    def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
+        """Put buffers where a peer on this host can see them, and it alone; None where there is no room."""
+        holder = self._holders.get(peer)
+        return None if holder is None else self.arena.place(buffers, holder, exclusive=exclusive)
+
+    def share(self, peer: bytes, places: SlabPlaces, *, most_bytes: int) -> SlabPlaces | None:
+        """Let a peer, too, read what lies there; None where peers hold on to more than `most_bytes`."""
+        holder = self._holders.get(peer)
+        return None if holder is None else self.arena.share(places, holder, most_bytes=most_bytes)
+
+    def take_back(self, peer: bytes, leases: tuple[int, ...]) -> None:
+        if (holder := self._holders.get(peer)) is not None:
+            self.arena.give_back(leases, holder.reader)
+
+    def admit(self, peer: bytes, message: UseSlabs) -> list[bytes]:
+        """Let a peer have leases; return those whose connections are over.
+
+        What was sent on these, and never arrived, is free.
+        """
+        reader, first = message.reader, message.connection + message.over
+        over = [
+            other
+            for other, known in self._holders.items()
+            if known.reader == reader and known.connection < first and known.connection not in message.live
+        ]
+        self._forget(over)
+        if not message.over:
+            self._holders[peer] = Holder(reader, message.connection)
+        self.arena.keep_only(message.held, Holder(reader, first), message.live)
+        return over
+
+    def release_ended(self) -> list[bytes]:
+        """Release what ended processes held, and return them. One that is merely lost may have its arrays still."""
+        readers = {holder.reader for holder in self._holders.values()}
+        gone = {reader for reader in readers if is_gone(reader.partition("/")[0])}
+        over = [peer for peer, holder in self._holders.items() if holder.reader in gone]
+        self._forget(over)
+        for reader in gone:
+            self.arena.release_all(reader)
+        return over
+
+    def _forget(self, peers: list[bytes]) -> None:
+        for peer in peers:
+            del self._holders[peer]
 
 
 class _View:

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets as both planes use them, and the guard at the door.
+"""ZeroMQ sockets as both planes use them, the guard at the door, and a bell for who polls them.
 
 Rules, each bought with a lost message somewhere:
 
@@ -12,11 +12,13 @@ Rules, each bought with a lost message somewhere:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import secrets
 import socket as sockets
+import threading
 import time
 from collections.abc import Iterator
 from typing import TypeAlias, cast
@@ -28,7 +30,7 @@ from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
 from penstock.wire.credentials import Credentials
 from penstock.wire.guard import USER, ZAP_DOMAIN, Guard, Monitored, event_of, guard_of
 
-__all__ = ["Guard", "Watch", "bind_router", "dial"]
+__all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -287,3 +289,28 @@ class Watch:
                 return
             if event in _LOST or event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 yield event, value
+
+
+class Bell:
+    """Wakes a poll from any thread. The descriptor is closed once, and never written afterwards."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._open = True
+
+    def ring(self) -> None:
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self.descriptor, 1)
+
+    def quiet(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._open:
+                os.eventfd_read(self.descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self.descriptor)

@@ -1,43 +1,198 @@
-"""Where a stream's splits come from, as the engine asks for them.
+"""Where a stream's splits come from, as the engine asks for them, and which of them its cuts still need.
 
 granted: one after the other from the dispatcher, the next ones asked for when the last known one is taken, so that
 reading does not wait for an answer. While the dispatcher is away the feed waits, for as long as the stream is open.
-dealt, listed: known beforehand. tail: what the ended streams still had, one leftover after the other.
+fed: units that the stream's reader sends. dealt, listed: known beforehand. tail: what the ended streams still had, one
+leftover after the other.
+
+A list of granted splits for (source, pass) only grows, and is in the order in which the dispatcher granted. An engine
+state names places in these lists. By rule 2 of `runtime.streams` what comes before the lowest place of a pass is done,
+a pass before one that has a place is done, and everything else is still needed: a source without any place stands at
+its beginning.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from penstock.core.ids import AttemptId, JobName, StreamId
-from penstock.runtime.streams import SplitFeed, StreamStopped
-from penstock.wire.jobs import Feed, Leftover
+from penstock.runtime.streams import PASS_ENDED, Place, SplitFeed, StreamStopped
+from penstock.wire.frames import Units
+from penstock.wire.jobs import Feed, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
-from penstock.worker.ledger import UNKNOWN, Ledger, PassKey
 
 Post: TypeAlias = Callable[[GrantSplits, Callable[[Answer], None]], None]
 """Sends a request, again and again until it is answered, and calls back from another thread."""
 
+PassKey: TypeAlias = tuple[int, int]
+"""(source, pass)"""
+
 ASK_AGAIN_S = 0.5  # after an answer that says neither yes nor no
-
-
-class ClosableFeed(SplitFeed, Protocol):
-    def stop(self) -> None:
-        """Let whoever waits for a split go, with `StreamStopped`."""
+LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
+UNKNOWN = -2
+"""Answer of `Ledger.following`: the dispatcher must be asked."""
 
 
 class StaleStream(StreamStopped):
-    """The dispatcher refuses to grant: the stream has been bound elsewhere, or its attempt is over."""
+    """The stream has been bound elsewhere, its attempt is over, or its reader is further: nothing is granted here."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()
         self.reason = reason
 
 
-class GrantedFeed:
+class StreamFeed(SplitFeed):
+    """A feed as a pump has it. Most know their splits beforehand: then nobody ever waits."""
+
+    def known_split(self, source: int, pass_: int, after: int) -> int | None:
+        return self.next_split(source, pass_, after)
+
+    def select(self, leftover: int) -> None:
+        raise TypeError("only a tail has leftovers")
+
+    def stop(self) -> None:
+        """Let whoever waits for a split go, with `StreamStopped`."""
+
+
+# Granted
+
+
+class _List:
+    """The splits of one pass that were granted and are not done, in order."""
+
+    def __init__(self) -> None:
+        self.ordinals: list[int] = []
+        self.handed = 0
+        """How many of them, from the front, the engine has been given."""
+        self.ended = False
+        self.last: int | None = None
+        """The last ordinal ever known; it stays when the list is forgotten."""
+
+    def place_after(self, after: int | None) -> int:
+        if after is None or after not in self.ordinals:
+            return 0  # what was done is forgotten, so that what is kept begins right after it
+        return self.ordinals.index(after) + 1
+
+    def hand(self, at: int) -> int:
+        """Give the engine the one at that place."""
+        self.handed = max(self.handed, at + 1)
+        return self.ordinals[at]
+
+    def extend(self, ordinals: Sequence[int], *, handed: bool = False) -> None:
+        """The dispatcher granted these; none: there are no more."""
+        self.ordinals.extend(ordinals)
+        self.handed += len(ordinals) if handed else 0
+        self.last = ordinals[-1] if ordinals else self.last
+        self.ended = not ordinals
+
+    def needed_from(self, ordinal: int) -> int:
+        """Return how many come before a place of the engine's."""
+        if ordinal == PASS_ENDED:
+            return self.handed
+        if ordinal not in self.ordinals:  # the stream was opened at a place that no list named: it is the first known
+            self.ordinals.insert(0, ordinal)
+            self.handed += 1
+            self.last = ordinal if self.last is None else self.last
+        return self.ordinals.index(ordinal)
+
+    def forget(self, count: int) -> tuple[int, ...]:
+        """Return the first `count`, which are done, and keep them no longer."""
+        gone = tuple(self.ordinals[:count])
+        del self.ordinals[:count]
+        self.handed -= count
+        return gone
+
+
+class Settled(NamedTuple):
+    """What a cut still needs of what was handed to the engine, and what no cut from there on does."""
+
+    named: tuple[Named, ...]
+    done: tuple[Named, ...]
+
+
+class Ledger:
+    """One stream's lists, from a cut on. Engine threads ask for splits while the stream's thread accounts for cuts."""
+
+    def __init__(self, named: Iterable[Named] = ()) -> None:
+        self._lock = threading.Lock()
+        self._lists: defaultdict[PassKey, _List] = defaultdict(_List)
+        for entry in named:
+            if entry.ordinals:
+                self._lists[entry.source, entry.pass_].extend(entry.ordinals, handed=True)
+
+    def following(self, key: PassKey, after: int | None) -> int | None:
+        """Return the ordinal after `after`, None at the end of the list, `UNKNOWN` if more may be granted."""
+        with self._lock:
+            found = self._lists[key]
+            at = found.place_after(after)
+            if at < len(found.ordinals):
+                return found.hand(at)
+            return None if found.ended else UNKNOWN
+
+    def known_after(self, key: PassKey, after: int) -> int | None:
+        """Return the ordinal after `after`, if it is known, and do not count the split as opened."""
+        with self._lock:
+            found = self._lists[key]
+            at = found.place_after(after)
+            return found.ordinals[at] if at < len(found.ordinals) else None
+
+    def last(self, key: PassKey, after: int | None) -> int | None:
+        """Return the last ordinal known, else `after`: what the dispatcher is asked to go on from."""
+        with self._lock:
+            last = self._lists[key].last
+            return after if last is None else last
+
+    def all_handed(self, key: PassKey) -> bool:
+        """Say whether the next split of this pass has to be asked for."""
+        with self._lock:
+            found = self._lists[key]
+            return not found.ended and found.handed == len(found.ordinals)
+
+    def granted(self, key: PassKey, after: int | None, ordinals: Sequence[int]) -> None:
+        """Take an answer in; the same answer twice changes nothing."""
+        with self._lock:
+            found = self._lists[key]
+            if found.last is None or found.last == after:
+                found.extend(ordinals)
+
+    def settle(self, places: Iterable[Place]) -> Settled:
+        """Return what a cut with these places still needs, and what it does not need any more."""
+        with self._lock:
+            lowest: dict[PassKey, int] = {}
+            latest: dict[int, int] = {}
+            for source, pass_, ordinal in places:
+                key = (source, pass_)
+                at = self._lists[key].needed_from(ordinal)
+                lowest[key] = min(at, lowest.get(key, at))
+                latest[source] = max(pass_, latest.get(source, pass_))
+            done: list[Named] = []
+            for key in list(self._lists):
+                if key in lowest:
+                    done += self._forget(key, lowest[key])
+                elif key[1] < latest.get(key[0], key[1]):
+                    done += self._forget(key, self._lists[key].handed)
+                    del self._lists[key]
+            named = tuple(
+                Named(*key, tuple(found.ordinals[: found.handed]))
+                for key, found in sorted(self._lists.items())
+                if found.handed
+            )
+            return Settled(named, tuple(done))
+
+    def settle_all(self) -> tuple[Named, ...]:
+        """The stream has ended and left nothing over: return all that is done by that."""
+        with self._lock:
+            return tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
+
+    def _forget(self, key: PassKey, count: int) -> list[Named]:
+        return [Named(*key, gone)] if (gone := self._lists[key].forget(count)) else []
+
+
+class GrantedFeed(StreamFeed):
     def __init__(
         self, ledger: Ledger, post: Post, *, job: JobName, attempt: AttemptId, stream: StreamId, binding: int
     ) -> None:
@@ -48,55 +203,42 @@ class GrantedFeed:
         self._asked: dict[PassKey, float] = {}
         """When a question may be repeated: it was answered with neither yes nor no."""
         self._stopped = False
-        self._refusal: str | None = None
+        self._refusal = ""
         self._taken_at: float | None = None
         self._seconds_per_split = 0.0
         self._plenty = False
-        self.waited_s = 0.0
 
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
         key = (source, pass_)
         began = monotonic()
         with self._changed:
-            while True:
-                if self._refusal is not None:
-                    raise StaleStream(self._refusal)
-                if self._stopped:
-                    raise StreamStopped
-                found = self._ledger.following(key, after)
-                if found != UNKNOWN:
-                    break
+            while not self._stopped and (found := self._ledger.following(key, after)) == UNKNOWN:
                 self._ask(key, after)
                 self._changed.wait(ASK_AGAIN_S)
-            now = monotonic()
-            self.waited_s += now - began
+            if self._stopped:
+                raise StaleStream(self._refusal) if self._refusal else StreamStopped
             if found is not None:
-                self._measure(began, now)
+                self._measure(began)
                 if self._plenty and self._ledger.all_handed(key):
                     self._ask(key, found)
         return found
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        found = self._ledger.known_after((source, pass_), after)
-        return None if found == UNKNOWN else found
-
-    def select(self, leftover: int) -> None:
-        raise TypeError("only a tail has leftovers")
+        return self._ledger.known_after((source, pass_), after)
 
     def stop(self) -> None:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
-    def _measure(self, began: float, now: float) -> None:
+    def _measure(self, began: float) -> None:
         if self._taken_at is not None:
             took = began - self._taken_at  # without the wait for the answer
             self._seconds_per_split = took if not self._seconds_per_split else 0.5 * (self._seconds_per_split + took)
-        self._taken_at = now
+        self._taken_at = monotonic()
 
     def _ask(self, key: PassKey, read: int | None) -> None:
-        now = monotonic()
-        if now < self._asked.get(key, 0.0):
+        if monotonic() < self._asked.get(key, 0.0):
             return
         self._asked[key] = float("inf")
         after = self._ledger.last(key, read)
@@ -114,31 +256,106 @@ class GrantedFeed:
 
     def _answered(self, key: PassKey, after: int | None, answer: Answer) -> None:
         with self._changed:
-            self._asked[key] = 0.0
             if isinstance(answer, Granted):
                 self._ledger.granted(key, after, answer.ordinals)
                 self._plenty = answer.plenty
+                self._asked[key] = 0.0
             elif isinstance(answer, Refused):
-                self._refusal = answer.reason
+                self._refusal, self._stopped = answer.reason, True
             else:
                 self._asked[key] = monotonic() + ASK_AGAIN_S
             self._changed.notify_all()
 
 
-class KnownFeed(ClosableFeed):
-    """All its splits are known beforehand."""
+# Fed by a reader
+
+
+class FedUnits:
+    """What is known of one stream's units. Any thread may call.
+
+    The reader sends units ahead, a bounded number of them, and all it still needs again with each opening. A unit's
+    number in its stream says which it is, so nothing depends on when, how often or by which opening it came.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.start = 0
+        """The number of the first unit, in the whole epoch."""
+        self._units: dict[int, tuple[int, ...]] = {}
+        self._end: int | None = None
+        self._taken = 0
+
+    def take(self, message: Units) -> None:
+        with self.changed:
+            self._units.update(enumerate(message.units, message.first))
+            self.start = message.start
+            if message.ended:
+                self._end = message.first + len(message.units)
+            for ordinal in range(self._taken, message.taken):
+                self._units.pop(ordinal, None)
+            self._taken = max(self._taken, message.taken)
+            self.changed.notify_all()
+
+    def get(self, ordinal: int) -> tuple[int, ...] | None:
+        """Return a unit; None: it is not known yet, or there is none."""
+        return self._units.get(ordinal)
+
+    def ends_before(self, ordinal: int) -> bool:
+        return self._end is not None and ordinal >= self._end
+
+    def is_behind(self, ordinal: int) -> bool:
+        """Say whether the reader has this unit's output and will not send the unit again."""
+        return ordinal < self._taken
+
+
+class FedFeed(StreamFeed):
+    """Units 0, 1, 2, ... of a stream, as its reader sends them. Waits while it is behind."""
+
+    def __init__(self, units: FedUnits, feed: Feed) -> None:
+        self._known = units
+        self._feed = feed
+        self._stopped = False
+
+    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
+        ordinal = 0 if after is None else after + 1
+        known = self._known
+        with known.changed:
+            while known.get(ordinal) is None:
+                if self._stopped:
+                    raise StreamStopped
+                if known.ends_before(ordinal):
+                    return None
+                if known.is_behind(ordinal):
+                    raise _read(ordinal)
+                known.changed.wait(LOOK_AGAIN_S)
+        return ordinal
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        return self.next_split(source, pass_, after)
+        return after + 1 if self._known.get(after + 1) is not None else None
 
-    def select(self, leftover: int) -> None:
-        raise TypeError("only a tail has leftovers")
+    def unit(self, ordinal: int) -> tuple[int, ...]:
+        found = self._known.get(ordinal)
+        if found is None:
+            raise _read(ordinal)
+        return found
+
+    def number(self, ordinal: int) -> int:
+        return self._known.start + ordinal * self._feed.of + self._feed.number
 
     def stop(self) -> None:
-        """Nobody ever waits here."""
+        with self._known.changed:
+            self._stopped = True
+            self._known.changed.notify_all()
 
 
-class DealtFeed(KnownFeed):
+def _read(ordinal: int) -> StaleStream:
+    return StaleStream(f"unit {ordinal} has been read, and its reader does not have it any more")
+
+
+# Known beforehand
+
+
+class DealtFeed(StreamFeed):
     """Ordinals `number`, `number + of`, `number + 2 of`, ... of every pass."""
 
     def __init__(self, number: int, of: int, split_counts: Sequence[int]) -> None:
@@ -150,32 +367,18 @@ class DealtFeed(KnownFeed):
         return ordinal if ordinal < self._counts[source] else None
 
 
-class ListedFeed(KnownFeed):
-    """The same list in every pass."""
+class ListedFeed(StreamFeed):
+    """The splits of these lists, by (source, pass); by (source, None) where every pass has the same."""
 
-    def __init__(self, listed: Sequence[Sequence[int]]) -> None:
-        self._listed = listed
-        self._places = [{ordinal: place for place, ordinal in enumerate(ordinals)} for ordinals in listed]
-
-    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
-        ordinals = self._listed[source]
-        at = 0 if after is None else self._places[source][after] + 1
-        return ordinals[at] if at < len(ordinals) else None
-
-
-class NamedFeed(KnownFeed):
-    """The splits a cut named, and no others."""
-
-    def __init__(self, leftover: Leftover) -> None:
-        self._lists = {(named.source, named.pass_): named.ordinals for named in leftover.cut.named}
+    def __init__(self, lists: Mapping[tuple[int, int | None], Sequence[int]]) -> None:
+        self._following = {key: dict(zip((None, *ordinals), ordinals)) for key, ordinals in lists.items()}
 
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
-        ordinals = self._lists.get((source, pass_), ())
-        at = 0 if after is None else ordinals.index(after) + 1 if after in ordinals else len(ordinals)
-        return ordinals[at] if at < len(ordinals) else None
+        following = self._following.get((source, pass_)) or self._following.get((source, None), {})
+        return following.get(after)
 
 
-class TailFeed(KnownFeed):
+class TailFeed(StreamFeed):
     def __init__(self, leftovers: Sequence[Leftover], split_counts: Sequence[int]) -> None:
         self._feeds = [leftover_feed(leftover, split_counts) for leftover in leftovers]
         self._present = 0
@@ -187,18 +390,17 @@ class TailFeed(KnownFeed):
         self._present = leftover
 
 
-def leftover_feed(leftover: Leftover, split_counts: Sequence[int]) -> SplitFeed:
-    """Return the feed of an ended stream, from its last cut on."""
-    feed = leftover.feed
-    if feed.kind == "granted":
-        return NamedFeed(leftover)
-    return fixed_feed(feed, split_counts)
+def leftover_feed(leftover: Leftover, split_counts: Sequence[int]) -> StreamFeed:
+    """Return the feed of an ended stream, from its last cut on: of granted splits those that the cut names."""
+    if leftover.feed.kind == "granted":
+        return ListedFeed({(named.source, named.pass_): named.ordinals for named in leftover.cut.named})
+    return fixed_feed(leftover.feed, split_counts)
 
 
-def fixed_feed(feed: Feed, split_counts: Sequence[int]) -> ClosableFeed:
+def fixed_feed(feed: Feed, split_counts: Sequence[int]) -> StreamFeed:
     """Return a feed that needs nobody's answer."""
     if feed.kind == "listed":
-        return ListedFeed(feed.listed)
+        return ListedFeed({(source, None): ordinals for source, ordinals in enumerate(feed.listed)})
     if feed.kind == "tail":
         return TailFeed(feed.leftovers, split_counts)
     return DealtFeed(feed.number, feed.of, split_counts)

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import StageStatistics
 from penstock.wire.messages import RunnerFigures, StageFigures
-from penstock.worker.pump import Pump
-from penstock.worker.streams import Counts
 
 LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `processes.forked_child`
 LABEL_CHARACTERS = 80
+
+
+class Counts(NamedTuple):
+    """What a stream has done."""
+
+    rounds: int = 0
+    """Made."""
+    nbytes: int = 0
+    """Sent, to all readers together."""
+    credit_wait_s: float = 0.0
+    runs: int = 0
+    running: bool = False
 
 
 class Counted(Protocol):
@@ -29,36 +39,34 @@ class Counted(Protocol):
     @property
     def counts(self) -> Counts: ...
 
-    @property
-    def running(self) -> bool: ...
+
+class Busy(Protocol):
+    """A pump, and how long it has pulled."""
+
+    busy_s: float
 
 
 class Figures:
     """Any thread may `watch`; one looks."""
 
     def __init__(self) -> None:
-        self._watched: list[tuple[Pump, Run]] = []
+        self._watched: list[tuple[Busy, Run]] = []
         self._seen: weakref.WeakKeyDictionary[object, tuple[float, ...]] = weakref.WeakKeyDictionary()
-        self._rounds = self._nbytes = self._runs = 0
-        self._busy_s = self._credit_wait_s = 0.0
+        self._streams: tuple[float, ...] = (0, 0, 0.0, 0)
+        """As `Counts` has them, of all streams together."""
+        self._busy_s = 0.0
         self._stages: dict[str, tuple[float, ...]] = {}
 
-    def watch(self, pump: Pump, run: Run) -> None:
+    def watch(self, pump: Busy, run: Run) -> None:
         self._watched.append((pump, run))
 
     def look(self, streams: Iterable[Counted], *, refused: int = 0) -> RunnerFigures:
         """Return the figures as they are now."""
         running = 0
         for stream in streams:
-            counts = stream.counts
-            running += stream.running
-            rounds, nbytes, wait_s, runs = self._since(
-                stream, counts.rounds, counts.nbytes, counts.credit_wait_s, counts.runs
-            )
-            self._rounds += int(rounds)
-            self._nbytes += int(nbytes)
-            self._credit_wait_s += wait_s
-            self._runs += int(runs)
+            *counts, runs_now = stream.counts
+            running += runs_now
+            self._streams = _sum(self._streams, self._since(stream, *counts))
         for watched in list(self._watched):
             pump, run = watched
             ended = run.closed  # asked first: what happens between the two looks counts the next time
@@ -66,13 +74,14 @@ class Figures:
             self._add_stages(run)
             if ended:
                 self._watched.remove(watched)
+        rounds, nbytes, credit_wait_s, runs = self._streams
         return RunnerFigures(
             streams=running,
-            rounds=self._rounds,
-            nbytes=self._nbytes,
-            runs=self._runs,
+            rounds=int(rounds),
+            nbytes=int(nbytes),
+            runs=int(runs),
             busy_s=round(self._busy_s, 3),
-            credit_wait_s=round(self._credit_wait_s, 3),
+            credit_wait_s=round(credit_wait_s, 3),
             refused=refused,
             stages={
                 label: StageFigures(int(elements), round(busy_s, 3), int(nbytes), int(values), int(padding))
@@ -87,8 +96,7 @@ class Figures:
         for number, (stage, each) in enumerate(zip(stages, figures)):
             label = stage.name[:LABEL_CHARACTERS]
             more = new[number * len(each) : (number + 1) * len(each)]
-            had = self._stages.get(label, (0.0,) * len(each))
-            self._stages[label] = tuple(old + grown for old, grown in zip(had, more))
+            self._stages[label] = _sum(self._stages.get(label, (0.0,) * len(each)), more)
 
     def _since(self, thing: object, *values: float) -> tuple[float, ...]:
         """Return how much each value of a thing has grown since the last look at it."""
@@ -97,6 +105,10 @@ class Figures:
         if len(before) != len(values):
             return values
         return tuple(max(0, value - old) for value, old in zip(values, before))
+
+
+def _sum(had: tuple[float, ...], more: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(old + grown for old, grown in zip(had, more))
 
 
 def _figures_of(stage: StageStatistics) -> tuple[float, ...]:

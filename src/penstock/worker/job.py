@@ -83,7 +83,9 @@ class Job:
         """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
         with self._lock:
             if None not in self._plans:
-                spec = self._ask_spec(is_stopped)
+                spec = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)
+                if not isinstance(spec, Spec):
+                    raise ProtocolError(f"the dispatcher answered {type(spec).__name__} to the question what job it is")
                 self._plans[None] = Plan(self._made_of(spec, is_stopped), spec)
             return self._plans[None].job
 
@@ -117,15 +119,9 @@ class Job:
             spec=spec.spec,
             graph=graph,
             listings=tuple(listings),
-            caches=_caches(graph),
+            caches=any(isinstance(node, ops.Cache) for node in walk(graph)),
             makes_rounds=spec.spec.ranks.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
         )
-
-    def _ask_spec(self, is_stopped: Callable[[], bool]) -> Spec:
-        answer = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)
-        if not isinstance(answer, Spec):
-            raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question what job it is")
-        return answer
 
     def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:
         data = bytearray()
@@ -150,7 +146,3 @@ class Job:
                 if monotonic() > say_at:
                     say_at = monotonic() + SAY_AFTER_S
                     _log.warning("still waiting for the dispatcher: %s", error)
-
-
-def _caches(graph: Node) -> bool:
-    return any(isinstance(node, ops.Cache) for node in walk(graph))

@@ -2,158 +2,175 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
-from penstock.core.ids import JobName, StreamId, stream_number
+from penstock.core.ids import StreamId, stream_number
 from penstock.processes.flight_record import FlightRecord
 from penstock.runtime.budget import Budget
-from penstock.runtime.contract import State
 from penstock.runtime.iterator import Pipeline, Run
-from penstock.runtime.streams import Allocate, Left, StreamPart, TornRounds
-from penstock.stream.rounds import outputs_received
-from penstock.stream.serving import Terms
+from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, TornRounds
+from penstock.stream.checkpoint import Weights
+from penstock.stream.instructions import StartRun, Terms
 from penstock.wire.control import ControlClient
-from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, StorageOptions
+from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, StorageOptions, Units
 from penstock.wire.jobs import Cut, Leftover
-from penstock.wire.slabs import Arena
-from penstock.worker.fed import FedFeed, FedUnits
-from penstock.worker.feeds import ClosableFeed, GrantedFeed, fixed_feed
-from penstock.worker.figures import Figures
-from penstock.worker.job import Job, LoadedJob
-from penstock.worker.ledger import Ledger
-from penstock.worker.pump import OpenedRun, Pump
-from penstock.worker.shared import SharedStream
-from penstock.worker.streams import DealtStream
-from penstock.worker.tails import StreamRun
+from penstock.wire.received import received
+from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, Ledger, StreamFeed, fixed_feed
+from penstock.worker.figures import Busy, Figures
+from penstock.worker.job import Job, LoadedJob, Plan
+from penstock.worker.tails import TailRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What one run of a stream is opened with, and opened again to mix by other weights."""
+
+    stream: StreamId
+    terms: Terms
+    plan: Plan
+    feed: StreamFeed
+    ledger: Ledger | None
+    """None where splits are not granted: no cut has to name any."""
+    storage: Callable[[], StorageOptions]
+    """The newest that a reader lent, each time: keys may be of a day."""
+    allocate: Allocate
+    recorder: FlightRecorder
+    budget: Callable[[], Budget]
+    figures: Figures
+
+    @property
+    def final(self) -> bool:
+        """Nothing is left over at its end: a tail, or a stream that reads everything by itself."""
+        return self.terms.feed.kind in ("tail", "fed") or self.plan.job.spec.sharding.off
+
+    @property
+    def pad(self) -> bool:
+        return self.plan.job.spec.ranks.uneven == "pad"
+
+    def open(self, pump: Busy, cut: Cut, weights: Weights | None) -> Run:
+        run = self._run(cut, weights)
+        try:
+            run.open(self.terms.epoch, cut.engine)
+        except BaseException:
+            run.close()
+            raise
+        self.figures.watch(pump, run)
+        return run
+
+    def _run(self, cut: Cut, weights: Weights | None) -> Run:
+        job, excluded = self.plan
+        spec, feed = job.spec, self.terms.feed
+        pipeline = Pipeline(
+            graph=job.graph,
+            # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
+            seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
+            epoch=self.terms.epoch,
+            source_of=job.source_opener(self.storage()),
+        )
+        part = StreamPart(
+            feed=self.feed,
+            weights=weights,
+            rest="give" if self.final else "keep",
+            shuffle_parts=self.terms.share,
+            keep=feed.keep,
+            leftovers=tuple(_left(leftover, job) for leftover in feed.leftovers),
+            coordinated=spec.ranks.count if spec.ranks.coordinated else 0,
+            torn=_torn(cut) if job.makes_rounds else None,
+            dropped=frozenset(excluded.dropped),
+            suspects=frozenset(excluded.suspects),
+            allocate=self.allocate,
+            recorder=self.recorder,
+        )
+        # What nobody received of a round, coordinated reads take back by themselves.
+        if job.makes_rounds or not feed.leftovers:
+            return Run(**pipeline, budget=self.budget(), part=part)
+        return TailRun(
+            pipeline,
+            budget=self.budget(),
+            part=part,
+            leftovers=feed.leftovers,
+            width=spec.ranks.count,
+            split_counts=spec.split_counts,
+        )
 
 
 class RunOpener:
     """A runner's. What readers say sets what the next run gets; runs are opened in their pumps' threads."""
 
-    def __init__(
-        self,
-        name: JobName,
-        job: Job,
-        *,
-        control: ControlClient,
-        arena: Arena,
-        flight: FlightRecord,
-        figures: Figures,
-        budget: Callable[[], Budget],
-    ) -> None:
-        self._name = name
+    def __init__(self, job: Job, control: ControlClient, flight: FlightRecord, figures: Figures) -> None:
         self._job = job
         self._control = control
-        self._arena = arena
         self._flight = flight
         self._figures = figures
-        self._budget = budget
-        self._fed: dict[StreamId, FedUnits] = {}
-        self._storage: dict[StreamId, dict[tuple[int, int, str], StorageOptions]] = {}
+        self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
+        """What readers sent for streams that they feed; it may come before the stream is open."""
+        self._storage: defaultdict[StreamId, dict[tuple[int, int, str], StorageOptions]] = defaultdict(dict)
         """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
 
-    def units_for(self, stream: StreamId) -> FedUnits:
-        """Return what readers sent for a stream that they feed; it may come before the stream is open."""
-        return self._fed.setdefault(stream, FedUnits())
+    def take_units(self, message: Units) -> None:
+        self._fed[message.stream].take(message)
 
     def lend(self, message: OpenStream) -> None:
-        """Keep what a reader's sources open their storage with; the newest, for keys may be of a day."""
-        if message.storage.sources:
-            lent = self._storage.setdefault(message.stream, {})
-            lent[message.consumer, message.replica, message.trainer] = message.storage
+        """Keep what a reader's sources open their storage with."""
+        self._storage[message.stream][message.consumer, message.replica, message.trainer] = message.storage
 
     def _lent_for(self, stream: StreamId) -> StorageOptions:
         """Return what the first of a stream's readers lent: they read the same data."""
-        lent = self._storage.get(stream, {})
+        lent = self._storage.get(stream)
         return lent[min(lent)] if lent else NO_STORAGE_OPTIONS
 
     def forget(self, stream: StreamId) -> None:
         self._fed.pop(stream, None)
         self._storage.pop(stream, None)
 
-    def open(self, stream: DealtStream | SharedStream, terms: Terms, start: Cut, pump: Pump) -> OpenedRun:
-        job, excluded = self._job.plan(terms.attempt, lambda: pump.abandoned)
-        spec, feed_spec = job.spec, terms.feed
-        ledger = Ledger(start.named) if feed_spec.kind == "granted" else None
-        final = feed_spec.kind in ("tail", "fed") or spec.sharding.off
-        feed = self._feed(stream, terms, ledger, spec.split_counts)
-        pump.adopt(feed)
-        part = StreamPart(
-            feed=feed,
-            weights=pump.weights,
-            rest="give" if final else "keep",
-            shuffle_parts=terms.share,
-            keep=feed_spec.keep,
-            leftovers=tuple(_left(leftover, job) for leftover in feed_spec.leftovers),
-            coordinated=spec.ranks.count if spec.ranks.coordinated else 0,
-            torn=_torn(start) if job.makes_rounds else None,
-            dropped=frozenset(excluded.dropped),
-            suspects=frozenset(excluded.suspects),
-            allocate=partial(stream.allocate, pump) if isinstance(stream, SharedStream) else self._allocate_for(stream),
-            recorder=self._flight.recorder(stream.id),
-        )
-
-        def opened(part: StreamPart, state: State) -> Run:
-            pipeline = Pipeline(
-                graph=job.graph,
-                # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
-                seed=spec.seed + stream_number(stream.id) if spec.sharding.off else spec.seed,
-                epoch=terms.epoch,
-                source_of=job.source_opener(self._lent_for(stream.id)),
-            )
-            run = StreamRun(
-                pipeline,
-                budget=self._budget(),
-                part=part,
-                # What nobody received of a round, coordinated reads take back by themselves.
-                leftovers=() if job.makes_rounds else feed_spec.leftovers,
-                width=spec.ranks.count,
-                split_counts=spec.split_counts,
-            )
-            try:
-                run.open(terms.epoch, state)
-            except BaseException:
-                run.close()
-                raise
-            self._figures.watch(pump, run)
-            return run
-
-        return OpenedRun(
-            run=opened(part, start.engine),
-            feed=feed,
+    def prepare(
+        self,
+        stream: StreamId,
+        start: StartRun,
+        *,
+        is_stopped: Callable[[], bool],
+        allocate: Allocate,
+        budget: Callable[[], Budget],
+    ) -> Opening:
+        """Ask for what a run needs. This may wait for the dispatcher."""
+        plan = self._job.plan(start.terms.attempt, is_stopped)
+        ledger = Ledger(start.start.named) if start.terms.feed.kind == "granted" else None
+        return Opening(
+            stream=stream,
+            terms=start.terms,
+            plan=plan,
+            feed=self._feed(stream, start.terms, ledger, plan.job.spec.split_counts),
             ledger=ledger,
-            final=final,
-            pad=spec.ranks.uneven == "pad",
-            reopen=lambda state, weights: opened(replace(part, weights=weights, torn=None), state),
+            storage=partial(self._lent_for, stream),
+            allocate=allocate,
+            recorder=self._flight.recorder(stream),
+            budget=budget,
+            figures=self._figures,
         )
 
-    def _feed(
-        self, stream: DealtStream | SharedStream, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]
-    ) -> ClosableFeed:
+    def _feed(self, stream: StreamId, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]) -> StreamFeed:
         if terms.feed.kind == "fed":
-            return FedFeed(self.units_for(stream.id), terms.feed)
+            return FedFeed(self._fed[stream], terms.feed)
         if ledger is None:
             return fixed_feed(terms.feed, split_counts)
         return GrantedFeed(
             ledger,
             self._control.post,
-            job=self._name,
+            job=self._job.name,
             attempt=terms.attempt,
-            stream=stream.id,
+            stream=stream,
             binding=terms.binding,
         )
-
-    def _allocate_for(self, stream: DealtStream) -> Allocate:
-        return lambda shape, dtype: self._arena.array(shape, dtype) if stream.uses_slabs else None
 
 
 def _left(leftover: Leftover, job: LoadedJob) -> Left:
     cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.ranks.count
     if job.makes_rounds:
         return Left(cut.engine, cut.since * consumers, cut.share, keep, _torn(cut))
-    return Left(cut.engine, outputs_received(cut, consumers), cut.share, keep)
+    return Left(cut.engine, len(received(cut, consumers)), cut.share, keep)
 
 
 def _torn(cut: Cut) -> TornRounds | None:

@@ -58,9 +58,8 @@ class OutputCapture:
         self._worker = worker
         self._deliver = deliver
         self._limit = LineLimit()
-        self._own_stderr = os.dup(2)
-        os.set_inheritable(self._own_stderr, False)
-        self._saved = (os.dup(1), os.dup(2))
+        self._own_stdout, self.own_stderr = os.dup(1), os.dup(2)
+        """What they were before."""
         self._reading, writing = os.pipe()
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -74,11 +73,6 @@ class OutputCapture:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="penstock output", daemon=True)
         self._thread.start()
-
-    @property
-    def own_stderr(self) -> int:
-        """The descriptor that stderr was before."""
-        return self._own_stderr
 
     def _run(self) -> None:
         rest = b""
@@ -95,18 +89,17 @@ class OutputCapture:
 
     def _forward(self, lines: list[str]) -> None:
         now = monotonic()
-        admitted = [said for line in lines for said in self._limit.admit(line, now=now)]
-        if admitted and not self._deliver("\n".join(admitted)):
-            text = "".join(f"[{self._worker}] {line}\n" for line in admitted)
-            with contextlib.suppress(OSError):
-                os.write(self._own_stderr, text.encode())
+        self._say([said for line in lines for said in self._limit.admit(line, now=now)])
 
     def settle(self) -> None:
         """Say what was left out, when nothing is printed any more; called about once a second."""
-        said = self._limit.settle(now=monotonic())
-        if said and not self._deliver("\n".join(said)):
+        self._say(self._limit.settle(now=monotonic()))
+
+    def _say(self, lines: list[str]) -> None:
+        if lines and not self._deliver("\n".join(lines)):
+            text = "".join(f"[{self._worker}] {line}\n" for line in lines)
             with contextlib.suppress(OSError):
-                os.write(self._own_stderr, f"[{self._worker}] {said[0]}\n".encode())
+                os.write(self.own_stderr, text.encode())
 
     def close(self) -> None:
         """Give stdout and stderr back. What was printed until now is still forwarded."""
@@ -116,10 +109,10 @@ class OutputCapture:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        for number, saved in zip((1, 2), self._saved):
-            os.dup2(saved, number)  # drops the pipe's last writing ends, which ends the thread
-            os.close(saved)
+        os.dup2(self._own_stdout, 1)
+        os.dup2(self.own_stderr, 2)  # drops the pipe's last writing ends, which ends the thread
+        os.close(self._own_stdout)
         self._thread.join(CLOSE_WAIT_S)
         if not self._thread.is_alive():
             os.close(self._reading)
-            os.close(self._own_stderr)
+            os.close(self.own_stderr)

@@ -12,45 +12,29 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
 from penstock.core.element import element_bytes
 from penstock.core.ids import StreamId
-from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import StreamStopped, places
-from penstock.stream.checkpoint import Weights
+from penstock.stream.instructions import FRAME_BYTES, End, StartRun
 from penstock.stream.rounds import RoundMaker, Taken
-from penstock.stream.serving import FRAME_BYTES, End, StartRun
 from penstock.wire.jobs import Cut, Named
-from penstock.worker.feeds import ClosableFeed, StaleStream
-from penstock.worker.ledger import Ledger
+from penstock.worker.feeds import StaleStream
+from penstock.worker.opening import Opening
 
 PULL_S = 0.004  # how long a pull should take: what it returns is sent no earlier
 MAX_ROUNDS = 4_096  # in one frame
 DISCARD_CHUNK = 1_024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedRun:
-    """What a pump works with, made in its own thread because making it may take a while."""
-
-    run: Run
-    feed: ClosableFeed
-    ledger: Ledger | None
-    """None where splits are not granted: no cut has to name any."""
-    final: bool
-    """Nothing is left over at its end: a tail, or a stream that reads everything by itself."""
-    pad: bool
-    reopen: Callable[[State, Weights], Run] | None = None
-    """Opens the run again, at a state, to mix by other weights."""
-
-
 class Audience(Protocol):
     """Whom a pump works for; see `worker.streams`."""
+
+    def prepare(self, pump: Pump) -> Opening:
+        """Return what the pump's run is opened with. Called by its thread: it may take a while."""
 
     def wait_room(self, pump: Pump) -> int | None:
         """Wait until the next round may be sent; return how many bytes may be, None if the pump was abandoned."""
@@ -99,103 +83,78 @@ class PullSizer:
 
 class Pump:
     def __init__(
-        self,
-        audience: Audience,
-        stream: StreamId,
-        start: StartRun,
-        *,
-        width: int,
-        makes_rounds: bool,
-        open_run: Callable[[Pump], OpenedRun],
+        self, audience: Audience, stream: StreamId, start: StartRun, *, width: int, makes_rounds: bool
     ) -> None:
         """`makes_rounds`: the engine itself groups outputs into rounds. Frames are about `start.frame_bytes`."""
-        self.number = start.number
-        self._frame_bytes = start.frame_bytes
+        self.start, self.number = start, start.number
+        self.abandoned = False
+        self.busy_s = 0.0
         self._audience = audience
-        self._share = start.terms.share
-        self._open_run = open_run
         first = start.start_round - start.start.since
-        self.weights = next((weights for at, weights in reversed(start.mixes) if at <= first), None)
+        self._weights = next((weights for at, weights in reversed(start.mixes) if at <= first), None)
         """What the run mixes by when it opens; None: the pipeline's own."""
         self._changes = deque({(at - first) * width: weights for at, weights in start.mixes if at > first}.items())
         """After how many outputs of rounds others count, and which."""
-        self._ledger: Ledger | None = None
-        self.abandoned = False
-        self.busy_s = 0.0
-        self.outputs = 0
-        self._opened: OpenedRun | None = None
-        self._feed: ClosableFeed | None = None
         self._lock = threading.Lock()
+        self._opening: Opening | None = None
+        self._run: Run | None = None
+        """What is to be closed, should the pump be abandoned."""
         self._maker = RoundMaker(width=width, cut=start.start, next_round=start.start_round, coordinated=makes_rounds)
         self._sizer = PullSizer(width, start.frame_bytes)
-        self._over = False
-        """There is nothing more to pull: the end, or an error."""
         self._thread = threading.Thread(target=self._work, name=f"penstock stream {stream}", daemon=True)
 
-    def start(self) -> None:
+    def begin(self) -> None:
         self._thread.start()
 
     def abandon(self) -> None:
         """Stop as soon as possible, without waiting for it."""
         with self._lock:
             self.abandoned = True
-            opened, feed = self._opened, self._feed
-        if feed is not None:
-            feed.stop()
-        if opened is not None and not self._over:
+            opening, run = self._opening, self._run
+        if opening is not None:
+            opening.feed.stop()
+        if run is not None and not run.closed:
             # Closing waits a moment for threads in user code, and nobody here has that moment.
-            threading.Thread(target=opened.run.close, name="penstock close", daemon=True).start()
+            threading.Thread(target=run.close, name="penstock close", daemon=True).start()
 
-    def adopt(self, feed: ClosableFeed) -> None:
-        """Take the feed of a run that is being opened: opening may wait for a split, and is abandoned too."""
-        with self._lock:
-            self._feed = feed
-            abandoned = self.abandoned
-        if abandoned:
-            feed.stop()
-
-    def join(self, timeout_s: float) -> bool:
+    def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    @property
-    def run(self) -> Run | None:
-        opened = self._opened
-        return None if opened is None else opened.run
 
     # Its thread
 
     def _work(self) -> None:
         try:
-            if self._make():
-                self._finish()
+            opening = self._audience.prepare(self)
+            with self._lock:
+                self._opening = opening
+            if not self.abandoned and self._make(opening):
+                self._finish(opening)
         except StaleStream as stale:
             self._audience.stale(self, stale.reason)
         except StreamStopped:
             pass
         except BaseException as error:
             self._audience.failed(self, error)
+        finally:
+            with self._lock:
+                self._opening = self._run = None  # they may refer back to this
 
-    def _make(self) -> bool:
+    def _make(self, opening: Opening) -> bool:
         """Make and send all there is; False if the pump was abandoned."""
         try:
-            opened = self._open_run(self)
-            with self._lock:
-                self._opened = opened
-                self._ledger = opened.ledger
-            try:
-                return self._pull_all(opened)
-            finally:
-                opened.feed.stop()
-                assert self._opened is not None
-                self._opened.run.close()
-                # It refers back to this: without it all that a run holds is free as soon as the stream lets go.
-                self._opened = replace(self._opened, reopen=None)
+            return self._pull_all(opening, self._open(opening, self.start.start))
         finally:
-            self._over = True
+            opening.feed.stop()
+            if self._run is not None:
+                self._run.close()
 
-    def _pull_all(self, opened: OpenedRun) -> bool:
-        run = opened.run
+    def _open(self, opening: Opening, cut: Cut) -> Run:
+        run = opening.open(self, cut, self._weights)
+        with self._lock:
+            self._run = run
+        return run
+
+    def _pull_all(self, opening: Opening, run: Run) -> bool:
         while not self.abandoned:
             to_drop = min(self._maker.to_drop, DISCARD_CHUNK)
             want = to_drop or self._sizer.want()
@@ -210,66 +169,53 @@ class Pump:
                 return True
             if not to_drop:
                 self._sizer.made(count, took, element_bytes(chunk.elements[0]))
-                self.outputs += count
             self._maker.add(chunk)
             changes = bool(self._changes) and self._maker.counted == self._changes[0][0]
-            state = chunk.marks.at(count) if changes else None
+            cut = Cut(chunk.marks.at(count) if changes else None)
             del chunk  # its memory is to be free for the next as soon as the reader is through with it
             while self._maker.ready:
-                if not self._send():
+                if not self._send(opening):
                     return False
-            if changes:
-                run = self._change_weights(opened, state)
+            if changes:  # go on from here with other weights: what the old run had made beyond is made anew
+                _, self._weights = self._changes.popleft()
+                run.close()
+                run = self._open(opening, cut)
         return False
 
-    def _change_weights(self, opened: OpenedRun, state: State) -> Run:
-        """Go on from here with other weights. What the old run had made beyond is made anew."""
-        assert opened.reopen is not None
-        _, weights = self._changes.popleft()
-        assert self._opened is not None
-        self._opened.run.close()
-        run = opened.reopen(state, weights)
-        with self._lock:
-            self._opened = replace(opened, run=run)
-            abandoned = self.abandoned
-        if abandoned:
-            run.close()
-        return run
-
-    def _send(self) -> bool:
+    def _send(self, opening: Opening) -> bool:
         """Send a frame of the rounds that are ready, when there is room; False if the pump was abandoned."""
         room = self._audience.wait_room(self)
         if room is None:
             return False
-        most = max(1, int(min(room, self._frame_bytes) / max(self._sizer.bytes_each, 1.0)))
+        most = max(1, int(min(room, self.start.frame_bytes) / max(self._sizer.bytes_each, 1.0)))
         taken = self._maker.take(min(most, MAX_ROUNDS))
         assert taken is not None
-        self._audience.deliver(self, taken, *self._cut(taken.after))
+        self._audience.deliver(self, taken, *self._cut(opening, taken.after))
         return True
 
-    def _cut(self, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
+    def _cut(self, opening: Opening, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
         """Return the cut with the splits it needs, and those that are done by it."""
         named: tuple[Named, ...] = ()
         done: tuple[Named, ...] = ()
-        if self._ledger is not None:
-            named, done = self._ledger.settle(places(after.engine))
-        return Cut(after.engine, after.since, named, self._share, after.regroup), done
+        if opening.ledger is not None:
+            named, done = opening.ledger.settle(places(after.engine))
+        return Cut(after.engine, after.since, named, self.start.terms.share, after.regroup), done
 
-    def _finish(self) -> None:
+    def _finish(self, opening: Opening) -> None:
         """Everything made was sent: tell the end."""
-        opened, maker = self._opened, self._maker
-        assert opened is not None
+        maker = self._maker
         leftover = False
-        if opened.final:
-            last = maker.take_rest(pad=opened.pad)
+        if opening.final:
+            last = maker.take_rest(pad=opening.pad)
             if last is not None:
                 if self._audience.wait_room(self) is None:
                     return
-                self._audience.deliver(self, last, *self._cut(last.after))
+                self._audience.deliver(self, last, *self._cut(opening, last.after))
         else:
-            leftover = maker.incomplete > 0 or opened.run.has_rest
-        cut, done = self._cut(maker.standing)
-        if not leftover and self._ledger is not None:
-            done += self._ledger.settle_all()
+            assert self._run is not None
+            leftover = maker.incomplete > 0 or self._run.has_rest
+        cut, done = self._cut(opening, maker.standing)
+        if not leftover and opening.ledger is not None:
+            done += opening.ledger.settle_all()
             cut = Cut(cut.engine, cut.since, (), cut.share, cut.regroup)
         self._audience.ended(self, End(maker.next_round, cut, leftover), done)

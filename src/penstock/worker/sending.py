@@ -5,7 +5,7 @@ socket instead, and nobody waits for it longer than a message takes. What must n
 (being told that a peer is gone, while it holds locks of its own) is left to the listening thread.
 
 How a header and its buffers become messages is the business of `wire.parcels`. The ROUTER raises for a peer that is
-gone, and that is how the runner learns of it: `on_lost` is told, and what was to be sent goes back through `unsent`.
+gone, and that is how the runner learns of it: the listener is told, and what was to be sent goes back through `unsent`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import zmq
 
-from penstock.wire.bell import Bell
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.parcels import pack
+from penstock.wire.sockets import Bell
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -37,26 +37,30 @@ _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToRunner] = msgspec.msgpack.Decoder(ToRunner)
 
 
-class DataSocket:
-    """Serves one ROUTER from one thread. All callbacks run in that thread and must not block."""
+class Listener(Protocol):
+    """Who is told what happens at the socket, in its thread, where nothing may block."""
 
-    def __init__(
-        self,
-        socket: Socket,
-        *,
-        on_message: Callable[[bytes, ToRunner], None],
-        on_lost: Callable[[bytes], None],
-        on_tick: Callable[[float], None],
-    ) -> None:
+    def take(self, peer: bytes, message: ToRunner) -> None: ...
+
+    def lose(self, peer: bytes) -> None:
+        """A peer was not there when something was sent to it."""
+
+    def tick(self, now: float) -> None: ...
+
+
+class DataSocket:
+    """Serves one ROUTER from one thread."""
+
+    def __init__(self, socket: Socket, listener: Listener) -> None:
         self._socket = socket
+        self._listener = listener
         self._using = threading.Lock()
         self._closed = False
-        self._on_message, self._on_lost, self._on_tick = on_message, on_lost, on_tick
         self._lost: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         """Who was not there when something was sent, and what is to be done about it."""
         self._bell = Bell()
         self._stopping = self._tick_asked = False
-        self.peers: set[bytes] = set()
+        self._peers: set[bytes] = set()
         """Those that have said something and are not known to be gone."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
 
@@ -94,8 +98,20 @@ class DataSocket:
             socket.send(peer, _MORE)
             socket.send(buffer, _LAST, copy=False)
 
-    def tick(self) -> None:
-        """Have `on_tick` called now."""
+    def send_all(self, header: FromRunner) -> bool:
+        """Send the same to everybody who reads here; False if nobody does."""
+        peers = list(self._peers)
+        for peer in peers:
+            self.send(peer, header)
+        return bool(peers)
+
+    def forget(self, peer: bytes) -> None:
+        """A peer is known to be gone."""
+        self._peers.discard(peer)
+        self._listener.lose(peer)
+
+    def ask_tick(self) -> None:
+        """Have the listener's `tick` called now."""
         self._tick_asked = True
         self._bell.ring()
 
@@ -103,12 +119,11 @@ class DataSocket:
     def serving(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self) -> bool:
-        """End the thread and close the socket; False if it does not end in time."""
+    def stop(self) -> None:
+        """End the thread and close the socket."""
         self._stopping = True
         self._bell.ring()
         self._thread.join(CLOSE_WAIT_S)
-        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         poller = select.poll()
@@ -138,7 +153,7 @@ class DataSocket:
 
     def _tick(self, now: float) -> None:
         try:
-            self._on_tick(now)
+            self._listener.tick(now)
         except Exception:  # without this thread the process would be deaf, and nobody would see why
             _log.exception("looking after the streams failed")
 
@@ -159,9 +174,9 @@ class DataSocket:
             except msgspec.DecodeError as error:
                 _log.warning("dropped a message that is none", extra={"reason": str(error)})
                 continue
-            self.peers.add(peer)
+            self._peers.add(peer)
             try:
-                self._on_message(peer, message)
+                self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
                 _log.exception("a message could not be dealt with", extra={"message": type(message).__name__})
         return len(messages) == RECEIVE_AT_ONCE
@@ -169,7 +184,6 @@ class DataSocket:
     def _tell_lost(self) -> None:
         while self._lost:
             peer, unsent = self._lost.popleft()
-            self.peers.discard(peer)
             if unsent is not None:
                 unsent()
-            self._on_lost(peer)
+            self.forget(peer)

@@ -7,27 +7,90 @@ sending is putting a frame into the socket's queue. Encoding, and copying into s
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.core.element import Element
 from penstock.core.errors import CodecError
-from penstock.core.ids import StreamId
+from penstock.core.ids import AttemptId, StreamId
+from penstock.processes.runner_config import RunnerConfig
+from penstock.runtime.budget import Budget
+from penstock.stream.instructions import End, Fail, Given, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import Taken
-from penstock.stream.serving import Dealt, End, Fail, Given, Send, Served, StartRun, StopRun, Terms, Wanted
+from penstock.stream.serving import Dealt, Served
+from penstock.wire.compression import compress
+from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Credit, FromRunner, OpenStream, RemoteFailure, Rounds, SlabPlaces, StreamFailed
+from penstock.wire.frames import Credit, OpenStream, Output, RemoteFailure, Rounds, SlabPlaces, StreamFailed
 from penstock.wire.jobs import Cut, Named
 from penstock.wire.runs import encode_run
-from penstock.worker.pump import OpenedRun, Pump
+from penstock.wire.slabs import Lending
+from penstock.worker.figures import Counts
+from penstock.worker.job import LoadedJob
+from penstock.worker.opening import Opening, RunOpener
+from penstock.worker.pump import Pump
+from penstock.worker.sending import DataSocket
 
 SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
 LOOK_AGAIN_S = 1.0  # of a pump that waits for room: not a deadline, it is woken
+FORGET_S = 10.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere. It opens anew where a reader stands
+ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
+ARENA_SHARE = 0.5
+SHARING_SHARE = 1 / 4  # what sharing may take where nobody says
+LEASES_SHARE = 3 / 8  # of that, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
+WINDOWS_SHARE = 5 / 8  # for windows, less what readers hold of rounds that have left them
+MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
+LEAST_ENGINE_BYTES = 16 << 20
+
+AnyStream: TypeAlias = "HostedStream[Served[Any]]"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the streams of a process work with, and share."""
+
+    config: RunnerConfig
+    job: LoadedJob
+    data: DataSocket
+    lending: Lending
+    opener: RunOpener
+    streams: dict[StreamId, AnyStream]
+
+    @property
+    def window_bytes(self) -> int:
+        """What sharing may take."""
+        asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
+        return min(asked or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
+
+    def window_share(self) -> int:
+        """Return how many bytes the window of one stream may have now: those that have one share the budget."""
+        windows = sum(stream.served.holds_memory for stream in list(self.streams.values()))
+        return int(self.window_bytes * WINDOWS_SHARE) // max(1, windows)
+
+    def budget(self) -> Budget:
+        """Share memory and threads among the streams that run now, the one that asks included."""
+        reading = max(1, sum(stream.served.running for stream in list(self.streams.values())))
+        memory = max(LEAST_ENGINE_BYTES, int(self.config.memory_bytes * ENGINE_SHARE) // reading)
+        if self.job.spec.sharing:
+            memory = max(1 << 20, min(memory, int(self.window_bytes * MAKING_SHARE)) // reading)
+        return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
+
+    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        kind = self.job.spec.transport
+        return ("", buffers) if kind in ("auto", "sockets") else (kind, compress(kind, buffers))
+
+    def say(self, text: str) -> None:
+        """Tell whoever reads here."""
+        if not self.data.send_all(Output(worker=self.config.worker, text=text)):
+            _log.warning(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,105 +116,65 @@ def encode_frame(seq: int, elements: Sequence[Element]) -> Frame:
     return Frame(seq, len(elements), layout, buffers, nbytes)
 
 
-@dataclass(slots=True)
-class Counts:
-    rounds: int = 0
-    """Made."""
-    nbytes: int = 0
-    """Sent, to all readers together."""
-    credit_wait_s: float = 0.0
-    runs: int = 0
-
-    def made(self, rounds: int) -> None:
-        self.rounds += rounds
-
-    def sent(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-
-    def waited(self, seconds: float) -> None:
-        self.credit_wait_s += seconds
-
-    def began(self) -> None:
-        self.runs += 1
+ServedKind = TypeVar("ServedKind", bound=Served[Any], covariant=True)
 
 
-class Host(Protocol):
-    """What a stream needs of the process it lives in."""
-
-    def send(
-        self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
-    ) -> None: ...
-
-    def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
-        """Put buffers where a reader on this host can see them, and it alone; None where there is no room."""
-
-    def release(self, lease: int) -> None: ...
-
-    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]: ...
-
-    def open_run(self, stream: Any, terms: Terms, start: Cut, pump: Pump) -> OpenedRun: ...
-
-    def say(self, text: str) -> None: ...
-
-
-HostKind = TypeVar("HostKind", bound=Host)
-ServedKind = TypeVar("ServedKind", bound=Served[Any, Any])
-
-
-class HostedStream(ABC, Generic[ServedKind, HostKind]):
+class HostedStream(ABC, Generic[ServedKind]):
     """One stream of a runner; the audience of its pump."""
 
-    def __init__(self, served: ServedKind, host: HostKind, *, makes_rounds: bool = False) -> None:
-        self._served, self._host = served, host
-        self._makes_rounds = makes_rounds
+    forget_after_s = FORGET_S
+    """How long it is kept where nobody reads it."""
+
+    def __init__(self, served: ServedKind, host: Host) -> None:
+        self.served, self._host = served, host
         self._changed = threading.Condition()
         self._waiting = False
         """The pump waits for room."""
         self._failure: RemoteFailure | None = None
-        self.pump: Pump | None = None
-        self.counts = Counts()
+        self._pump: Pump | None = None
+        self._rounds = self._sent_bytes = 0
+        self._credit_wait_s = 0.0
 
     @property
-    def id(self) -> StreamId:
-        return self._served.id
-
-    @property
-    def idle_since(self) -> float:
-        return self._served.idle_since
-
-    @property
-    def running(self) -> bool:
-        return self._served.running
+    def counts(self) -> Counts:
+        served = self.served
+        return Counts(self._rounds, self._sent_bytes, self._credit_wait_s, served.runs, served.running)
 
     # What readers say
 
     def open(self, peer: bytes, message: OpenStream) -> None:
         with self._changed:
-            self._served.open(peer, message, monotonic())
+            self.served.open(peer, message, monotonic())
             self._carry_out()
 
     def take_credit(self, peer: bytes, message: Credit) -> None:
         with self._changed:
-            self._served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
+            self.served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
             self._carry_out()
 
     def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:
         with self._changed:
-            self._served.close_reader(peer, opening, monotonic(), leaving=leaving, taken=taken)
+            self.served.close_reader(peer, opening, monotonic(), leaving=leaving, taken=taken)
             self._carry_out()
 
     def tick(self, now: float) -> list[bytes]:
         """Start what has waited long enough. Return peers to be probed: others wait for them."""
         with self._changed:
-            probed = self._served.tick(now)
+            probed = self.served.tick(now)
             self._carry_out()
             return probed
+
+    def retire(self, attempt: AttemptId) -> None:
+        """A stream of that attempt begins: let go of memory that only older ones need, if nobody reads them."""
+
+    def trim(self) -> None:
+        """There are more streams now: let go of what is beyond this one's share of memory."""
 
     def close(self) -> Pump | None:
         """End the run; return its pump, whose thread may take a moment."""
         with self._changed:
-            pump = self.pump
-            self._served.close(monotonic())
+            pump = self._pump
+            self.served.close(monotonic())
             self._carry_out()
             return pump
 
@@ -165,14 +188,14 @@ class HostedStream(ABC, Generic[ServedKind, HostKind]):
 
     def _wake(self) -> None:
         """Let the pump go on, if it waits and there is room."""
-        if self._waiting and (self.pump is None or self._room(self.pump) is not None):
+        if self._waiting and (self._pump is None or self._room(self._pump) is not None):
             self._changed.notify_all()
 
     def _obey(self) -> None:
-        for instruction in self._served.instructions():
+        for instruction in self.served.instructions():
             match instruction:
                 case Send(peer, message):
-                    self._host.send(peer, message)
+                    self._host.data.send(peer, message)
                 case Fail():
                     self._tell_failure(instruction)
                 case StopRun():
@@ -187,37 +210,43 @@ class HostedStream(ABC, Generic[ServedKind, HostKind]):
         failure = self._failure if fail.error is None else describe_failure(fail.error)
         assert failure is not None
         message = StreamFailed(
-            stream=self.id, binding=fail.binding, opening=fail.opening, seq=fail.seq, failure=failure
+            stream=self.served.id, binding=fail.binding, opening=fail.opening, seq=fail.seq, failure=failure
         )
-        self._host.send(fail.peer, message)
+        self._host.data.send(fail.peer, message)
 
     def _start_pump(self, start: StartRun) -> None:
-        self.counts.began()
-        self.pump = Pump(
-            self,
-            self.id,
-            start,
-            width=self._served.delivery.width,
-            makes_rounds=self._makes_rounds,
-            open_run=lambda pump: self._host.open_run(self, start.terms, start.start, pump),
-        )
-        self.pump.start()
+        width, makes_rounds = self.served.delivery.width, self._host.job.makes_rounds
+        self._pump = Pump(self, self.served.id, start, width=width, makes_rounds=makes_rounds)
+        self._pump.begin()
 
     def _stop_pump(self) -> None:
-        if self.pump is not None:
-            self.pump.abandon()
-            self.pump = None
+        if self._pump is not None:
+            self._pump.abandon()
+            self._pump = None
             self._changed.notify_all()
 
     # What the pump says. Called by its thread.
 
+    def prepare(self, pump: Pump) -> Opening:
+        return self._host.opener.prepare(
+            self.served.id,
+            pump.start,
+            is_stopped=lambda: pump.abandoned,
+            allocate=partial(self._allocate, pump),
+            budget=self._host.budget,
+        )
+
+    @abstractmethod
+    def _allocate(self, pump: Pump, shape: Sequence[int], dtype: Any) -> Any:
+        """Return memory for a batch in the making that readers on this host can see; None: there is none."""
+
     def wait_room(self, pump: Pump) -> int | None:
         began = monotonic()
         with self._changed:
-            while self.pump is pump:
+            while self._pump is pump:
                 room = self._room(pump)
                 if room is not None:
-                    self.counts.waited(monotonic() - began)
+                    self._credit_wait_s += monotonic() - began
                     return room
                 self._waiting = True
                 self._changed.wait(LOOK_AGAIN_S)
@@ -233,36 +262,31 @@ class HostedStream(ABC, Generic[ServedKind, HostKind]):
 
     def ended(self, pump: Pump, end: End, done: tuple[Named, ...]) -> None:
         with self._changed:
-            self._served.ended(pump.number, end, done)
+            self.served.ended(pump.number, end, done)
             self._carry_out()
 
     def failed(self, pump: Pump, error: BaseException) -> None:
         failure = describe_failure(error)
         with self._changed:
-            if self.pump is pump:
+            if self._pump is pump:
                 self._failure = failure
-                self._served.failed(pump.number)
+                self.served.failed(pump.number)
                 self._carry_out()
 
     def stale(self, pump: Pump, reason: str) -> None:
         with self._changed:
-            self._served.stale(pump.number, reason, monotonic())
+            self.served.stale(pump.number, reason, monotonic())
             self._carry_out()
 
-    def _send_frame(
-        self,
-        peer: bytes,
-        header: Rounds,
-        buffers: Sequence[Any],
-    ) -> None:
+    def _send_frame(self, peer: bytes, header: Rounds, buffers: Sequence[Any]) -> None:
         """Send rounds: where they lie, or, without a place that this reader sees, their bytes."""
         slab = header.slab
-        unsent = None if slab is None else partial(self._host.release, slab.lease)
-        self._host.send(peer, header, buffers if slab is None else (), unsent=unsent)
-        self.counts.sent(header.nbytes)
+        unsent = None if slab is None else partial(self._host.lending.arena.release, (slab.lease,))
+        self._host.data.send(peer, header, buffers if slab is None else (), unsent=unsent)
+        self._sent_bytes += header.nbytes
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Prepared:
     """A reader's frame, ready to be sent."""
 
@@ -272,95 +296,78 @@ class _Prepared:
     buffers: Sequence[Any]
 
 
-@dataclass(slots=True)
-class _Delivery:
-    """Frames made for the readers of some rounds, by (peer, opening)."""
-
-    taken: Taken
-    frames: dict[tuple[int, int], Frame] = field(default_factory=dict)
-    """By (seat, first round): replicas of a consumer get the same."""
-    prepared: dict[tuple[bytes, int], _Prepared] = field(default_factory=dict)
-
-    def frame(self, wanted: Wanted) -> Frame:
-        key = (wanted.seat, wanted.first)
-        if key not in self.frames:
-            elements = self.taken.of(wanted.seat, skip=wanted.first - self.taken.seq)
-            self.frames[key] = encode_frame(wanted.first, elements)
-        return self.frames[key]
-
-
-class DealtStream(HostedStream[Dealt, Host]):
+class DealtStream(HostedStream[Dealt]):
     """Rounds go to those who want them as they are made, and are kept for nobody."""
 
-    @property
-    def uses_slabs(self) -> bool:
-        return self._served.uses_slabs
+    def __init__(self, stream: StreamId, host: Host) -> None:
+        job = host.job
+        super().__init__(Dealt(stream, delivery_of(job.spec), now=monotonic(), makes_rounds=job.makes_rounds), host)
+
+    def _allocate(self, pump: Pump, shape: Sequence[int], dtype: Any) -> Any:
+        return self._host.lending.arena.array(shape, dtype) if self.served.uses_slabs else None
 
     def _room(self, pump: Pump) -> int | None:
-        return self._served.room(pump.number)
+        return self.served.room(pump.number)
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
-        delivery = _Delivery(taken)
-        while not self._delivered(pump, delivery, cut, done):
-            pass
+        """Send frames once all that are wanted are made: they are made without the lock, and meanwhile more may be."""
+        frames: dict[tuple[int, int], Frame] = {}
+        prepared: dict[tuple[bytes, int], _Prepared] = {}
+        while True:
+            with self._changed:
+                wanted = self.served.wanted(pump.number, taken.seq, taken.count)
+                missing = [each for each in wanted or () if (each.peer, each.opening) not in prepared]
+                if not missing:
+                    self._send_all(pump, taken, wanted, prepared, cut, done)
+                    return
+            for each in missing:
+                key = (each.seat, each.first)
+                if key not in frames:  # replicas of a consumer get the same
+                    elements = taken.of(each.seat, skip=each.first - taken.seq)
+                    frames[key] = encode_frame(each.first, elements)
+                prepared[each.peer, each.opening] = self._prepare(each, frames[key], repeated=taken.repeated)
 
-    def _delivered(self, pump: Pump, delivery: _Delivery, cut: Cut, done: tuple[Named, ...]) -> bool:
-        """Send the frames if all that are wanted now are made; else make them."""
-        taken, prepared = delivery.taken, delivery.prepared
-        with self._changed:
-            wanted = self._served.wanted(pump.number, taken.seq, taken.count)
-            missing = [each for each in wanted or () if (each.peer, each.opening) not in prepared]
-            if not missing:
-                self._send_all(pump, delivery, wanted, cut, done)
-                return True
-        for each in missing:
-            prepared[each.peer, each.opening] = self._prepare(each, delivery)
-        return False
-
-    def _prepare(self, wanted: Wanted, delivery: _Delivery) -> _Prepared:
-        frame = delivery.frame(wanted)
-        slab: SlabPlaces | None = None
-        compression, buffers = "", frame.buffers
+    def _prepare(self, wanted: Wanted, frame: Frame, *, repeated: bool) -> _Prepared:
         if not wanted.slab:
-            compression, buffers = self._host.compress(frame.buffers)
-        elif frame.nbytes >= SLAB_FROM_BYTES:
-            exclusive = wanted.alone and not delivery.taken.repeated
-            slab = self._host.place(wanted.peer, frame.buffers, exclusive=exclusive)
-        return _Prepared(frame, slab, compression, buffers)
+            return _Prepared(frame, None, *self._host.compress(frame.buffers))
+        slab: SlabPlaces | None = None
+        if frame.nbytes >= SLAB_FROM_BYTES:
+            # What a cache holds will be sent again: nobody may write to it.
+            exclusive = wanted.alone and not repeated and not self._host.job.caches
+            slab = self._host.lending.place(wanted.peer, frame.buffers, exclusive=exclusive)
+        return _Prepared(frame, slab, "", frame.buffers)
 
     def _send_all(
         self,
         pump: Pump,
-        delivery: _Delivery,
+        taken: Taken,
         wanted: list[Wanted] | None,
+        prepared: dict[tuple[bytes, int], _Prepared],
         cut: Cut,
         done: tuple[Named, ...],
     ) -> None:
-        taken, prepared = delivery.taken, delivery.prepared
         given: dict[tuple[bytes, int], Given] = {}
         if wanted is not None:
             nbytes = {(each.peer, each.opening): prepared[each.peer, each.opening].frame.nbytes for each in wanted}
-            given = self._served.give(pump.number, taken.seq + taken.count, cut, done, nbytes)
-            self.counts.made(taken.count)
-        for key, ready in prepared.items():
-            if key in given:
-                self._send_frame(key[0], self._header(key[1], ready, cut, given[key]), ready.buffers)
+            given = self.served.give(pump.number, taken.seq + taken.count, cut, done, nbytes)
+            self._rounds += taken.count
+        for (peer, opening), ready in prepared.items():
+            said, frame = given.get((peer, opening)), ready.frame
+            if said is not None:
+                header = Rounds(
+                    stream=self.served.id,
+                    binding=said.binding,
+                    opening=opening,
+                    seq=frame.seq,
+                    count=frame.count,
+                    cut=cut,
+                    nbytes=frame.nbytes,
+                    layout=frame.layout,
+                    slab=ready.slab,
+                    compression=ready.compression,
+                    done=said.done,
+                    mixes=said.mixes,
+                )
+                self._send_frame(peer, header, ready.buffers)
             elif ready.slab is not None:
-                self._host.release(ready.slab.lease)  # its reader went away meanwhile
-
-    def _header(self, opening: int, ready: _Prepared, cut: Cut, given: Given) -> Rounds:
-        frame = ready.frame
-        return Rounds(
-            stream=self.id,
-            binding=given.binding,
-            opening=opening,
-            seq=frame.seq,
-            count=frame.count,
-            cut=cut,
-            nbytes=frame.nbytes,
-            layout=frame.layout,
-            slab=ready.slab,
-            compression=ready.compression,
-            done=given.done,
-            mixes=given.mixes,
-        )
+                self._host.lending.arena.release((ready.slab.lease,))  # its reader went away meanwhile

@@ -1,4 +1,4 @@
-"""A stream's run. A tail's begins with what lies in gaps, and only then takes what is left of its leftovers.
+"""A tail's run: it begins with what lies in gaps, and only then takes what is left of its leftovers.
 
 Where the number of consumers changed, the last outputs of a stream may have been received in part: outputs that nobody
 has stand before ones that somebody has. If the stream ends there, its leftover has these gaps. What is in them are
@@ -36,7 +36,7 @@ class _GapMarks:
         return None
 
 
-class StreamRun(Run):
+class TailRun(Run):
     """See the module. `width` is how many consumers the rounds of `leftovers` were for."""
 
     def __init__(

@@ -16,10 +16,11 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import EmptyInputError
-from penstock.graph.ops import MixStop
+from penstock.graph.ops import NEVER_ENDS, MixStop
 from penstock.runtime.blame import blame
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
-from penstock.runtime.ops.repeat import MOST_EMPTY, PASSES_FOR_EVER, EmptyPasses
+from penstock.runtime.ops.repeat import MOST_EMPTY, EmptyPasses
+from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
 
 
@@ -27,6 +28,7 @@ from penstock.runtime.stats import StageMeter
 class _Input:
     stage: Stage
     weight: float
+    passes_over: PassesOver
     empty: EmptyPasses
     pass_: int = 0
     units: float = 0.0
@@ -84,6 +86,7 @@ class Mixing(Stage):
         weights: Sequence[float],
         unit: Callable[[Element], float] | None,
         stop: MixStop,
+        passes_over: Sequence[PassesOver],
         empty: Sequence[EmptyPasses],
         given_weights: Sequence[float] | None = None,
     ) -> None:
@@ -93,13 +96,14 @@ class Mixing(Stage):
         self._given_weights = given_weights
         self._unit = unit
         self._stop = stop
+        self._passes_over = passes_over
         self._empty = empty
         self._stopped = False
 
     def open(self, pass_: int, state: State) -> None:
         self._outer_pass = pass_
         weights = self._given_weights or self._weights
-        self._sources = [_Input(*each) for each in zip(self.inputs, weights, self._empty)]
+        self._sources = [_Input(*each) for each in zip(self.inputs, weights, self._passes_over, self._empty)]
         saved_inputs = state or [[0, None, 0.0, 0]] * len(self._sources)
         saved_weights = saved_inputs[len(self._sources)] if len(saved_inputs) > len(self._sources) else self._weights
         for source, saved in zip(self._sources, saved_inputs):
@@ -112,7 +116,7 @@ class Mixing(Stage):
         self._error: BaseException | None = None
 
     def _inner_pass(self, source: _Input) -> int:
-        return self._outer_pass * PASSES_FOR_EVER + source.pass_ if self._stop == "never" else self._outer_pass
+        return source.passes_over.number(self._outer_pass, source.pass_)
 
     def _pull(self, want: int) -> Chunk:
         if self._error is not None:
@@ -171,6 +175,8 @@ class Mixing(Stage):
                 self._over = True
             elif self._stop == "all":
                 source.ended = True
+            elif source.passes_over.count != NEVER_ENDS:
+                self._give_up(source)  # it never ends by itself, so it has given up
             else:
                 chunk = self._next_pass(source, want)
         source.chunk, source.next = chunk, 0
@@ -187,10 +193,15 @@ class Mixing(Stage):
             if chunk.elements or self._stopped:
                 return chunk
             if source.empty.were_enough():
-                if not source.empty.alone:
-                    raise self._nothing_of(source)
-                source.ended = True
+                self._give_up(source)
                 return chunk
+
+    def _give_up(self, source: _Input) -> None:
+        if self._stopped:
+            return
+        if not source.empty.alone:
+            raise self._nothing_of(source)
+        source.ended = True
 
     def _nothing_of(self, source: _Input) -> EmptyInputError:
         number = next(number for number, one in enumerate(self._sources) if one is source)

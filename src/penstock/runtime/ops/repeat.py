@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 from penstock.graph.ops import NEVER_ENDS, MemorySlot
 from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
-
-PASSES_FOR_EVER = 1 << 32  # so that two epochs of an endless repeat do not share pass numbers
-
 
 MOST_EMPTY = 1000  # passes in a row of which a stream read some splits, and all for nothing
 
@@ -66,11 +64,11 @@ class _PassMarks:
 class Repeating(Stage):
     _passes: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, count: int, *, empty: EmptyPasses | None = None) -> None:
+    def __init__(self, meter: StageMeter, upstream: Stage, passes_over: PassesOver, *, empty: EmptyPasses) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
-        self._count = count
-        self._empty = empty or EmptyPasses()
+        self._passes_over = passes_over
+        self._empty = empty
         self._stopped = False
 
     def open(self, pass_: int, state: State) -> None:
@@ -85,10 +83,11 @@ class Repeating(Stage):
             self.upstream.open(self._inner_pass(), upstream_state)
 
     def _more(self) -> bool:
-        return not self._over and (self._count == NEVER_ENDS or self._passes < self._count)
+        count = self._passes_over.count
+        return not self._over and (count == NEVER_ENDS or self._passes < count)
 
     def _inner_pass(self) -> int:
-        return self._outer_pass * (PASSES_FOR_EVER if self._count == NEVER_ENDS else self._count) + self._passes
+        return self._passes_over.number(self._outer_pass, self._passes)
 
     def _next_pass(self) -> None:
         self._passes += 1
@@ -140,11 +139,9 @@ _epoch_ends: weakref.WeakKeyDictionary[MemorySlot, dict[int, State]] = weakref.W
 class Epochs(Stage):
     """Cuts an endless repetition of the input into epochs of equal length; epoch e begins where e - 1 ended."""
 
-    def __init__(
-        self, meter: StageMeter, upstream: Stage, count: int, slot: MemorySlot, *, empty: EmptyPasses | None = None
-    ) -> None:
-        self._repeated = Repeating(StageMeter("repeat"), upstream, NEVER_ENDS, empty=empty)
-        super().__init__(meter, self._repeated)
+    def __init__(self, meter: StageMeter, repeated: Repeating, count: int, slot: MemorySlot) -> None:
+        super().__init__(meter, repeated)
+        self._repeated = repeated
         self._count = count
         self._slot = slot
 

@@ -1,54 +1,52 @@
-"""Run seeded schedules: `python -m penstock.testing.simulator --seeds 1000`; it ends with 1 if a promise is broken."""
+"""Run seeded cases: `python -m penstock.testing.simulator 0-999`; it ends with 1 if a promise is broken in one."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from typing import get_args
 
-from penstock.testing.simulator.dispatcher import Bug
 from penstock.testing.simulator.schedule import fails, make_schedule, shrink
 
-AT_ONCE = 50  # schedules handed to a process
+AT_ONCE = 50  # cases handed to a process
+SAID_EVERY = 1_000
 
 
-def failing(seeds: range, bug: Bug = "") -> list[int]:
-    """Return which of these seeds' schedules break a promise."""
-    return [seed for seed in seeds if fails(make_schedule(seed), bug) is not None]
+def run_case(seed: int) -> tuple[int, str, bool]:
+    """Return the seed, the kind of its case, and whether all promises were kept."""
+    schedule = make_schedule(seed)
+    return seed, schedule.shape.kind, fails(schedule) is None
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock.testing.simulator", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many schedules")
-    parser.add_argument("--first", type=int, default=0, help="the first one's seed")
-    parser.add_argument("--bug", choices=get_args(Bug), default="", help="what to break")
+    parser.add_argument("seeds", nargs="?", default="0-999", help="of the cases: a number, or first-last")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--log", action="store_true", help="print what happened in a failing schedule")
+    parser.add_argument("--log", action="store_true", help="print what happened in the first case that failed")
     given = parser.parse_args(arguments)
-    stop = given.first + given.seeds
-    parts = [range(at, min(at + AT_ONCE, stop)) for at in range(given.first, stop, AT_ONCE)]
-    found: list[int] = []
-    run = partial(failing, bug=given.bug)
-    if given.jobs == 1:
-        found = [seed for part in parts for seed in run(part)]
-    else:
-        with ProcessPoolExecutor(given.jobs) as pool:
-            found = [seed for part in pool.map(run, parts) for seed in part]
-    if not found:
-        print(f"{given.seeds} schedules from seed {given.first} on: all promises kept")
+    first, _, last = given.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    passed: Counter[str] = Counter()
+    failed: list[int] = []
+    with ProcessPoolExecutor(given.jobs) as pool:
+        cases = map(run_case, seeds) if given.jobs == 1 else pool.map(run_case, seeds, chunksize=AT_ONCE)
+        for count, (seed, kind, kept) in enumerate(cases, 1):
+            if kept:
+                passed[kind] += 1
+            else:
+                failed.append(seed)
+            if count % SAID_EVERY == 0:
+                print(f"{count} of {len(seeds)} cases, {len(failed)} failed", flush=True)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(passed.items()))
+    print(f"seeds {given.seeds}: {passed.total()} of {len(seeds)} cases passed ({kinds})")
+    if not failed:
         return 0
-    failed = fails(make_schedule(found[0]), given.bug)
-    assert failed is not None
-    failed = shrink(failed, given.bug)
-    print(
-        f"{len(found)} of {given.seeds} schedules failed: seeds {found[:20]}. "
-        "The first, with as few faults as still fail:"
-    )
-    print(failed)
-    if given.log:
-        print("\n".join(failed.log))
+    print(f"{len(failed)} failed: seeds {failed[:20]}. The first, with as few faults as still fail:")
+    broken = fails(make_schedule(failed[0]))
+    assert broken is not None, "a seed says everything"
+    broken = shrink(broken)
+    print(broken, *(broken.log if given.log else ()), sep="\n")
     return 1
 
 

@@ -2,11 +2,11 @@
 
 One process, one heap of happenings, no threads and no clock: a seed says everything. A dispatcher (the real core, over
 a disk that can lose what was not synced), agents, runners and trainers (the real stream protocol, with other hands)
-talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections. `bug=`
-breaks one thing in these hands, to show that the checks would see it.
+talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections.
 
-What is checked, while it runs: no grant leaves before it is on disk; the same question has the same answer; what
-arrives keeps within its credit. And in the end: see `checks`.
+What is checked, while it runs: nothing is said before it is on disk; the same question has the same answer; what
+arrives keeps within its credit. And in the end: see `checks`. That these would see a bug is shown by planting some:
+see the simulator's own tests.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from penstock.core.ids import WorkerId
+from penstock.core.ids import JobName, WorkerId
 from penstock.testing.simulator.checks import check
 from penstock.testing.simulator.client import How
-from penstock.testing.simulator.dispatcher import Bug, FakeDispatcher, Tail
+from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, Tail
 from penstock.testing.simulator.engine import Shape
 from penstock.testing.simulator.trainer import Trainer
-from penstock.testing.simulator.workers import FakeAgent, Jobs
-from penstock.testing.simulator.world import DISPATCHER, Failed, World
+from penstock.testing.simulator.workers import FakeAgent
+from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, World
 from penstock.wire.messages import DrainWorker
 from penstock.wire.modes import ShareKind, Uneven
 
@@ -45,7 +45,6 @@ MOVING = frozenset(
     {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "add worker", "cut connection"}
 )
 """Streams may go to other processes by these."""
-HEALS_AT_S = 5.0
 ENDS_AT_S = 90.0
 MOST_HAPPENINGS = 60_000
 
@@ -59,11 +58,6 @@ class Fault:
     tail: Tail = "lost"
     how: How = "rejoin"
     back: int = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.at_s:.2f} s: {self.kind} ({self.which}, {self.seconds:.1f} s, {self.tail}, {self.how}, {self.back})"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,31 +131,31 @@ def make_schedule(seed: int) -> Schedule:
 class Simulation:
     """One run of one schedule."""
 
-    def __init__(self, schedule: Schedule, bug: Bug = "") -> None:
-        self.schedule, self.bug = schedule, bug
-        self.world = World(schedule.seed, heals_at=HEALS_AT_S)
-        self.dispatcher = FakeDispatcher(self.world, bug)
-        self.jobs: Jobs = {}
+    def __init__(self, schedule: Schedule) -> None:
+        shape = schedule.shape
+        self.schedule = schedule
+        self.world = World(schedule.seed, readers=shape.trainers)
         self.agents: list[FakeAgent] = []
+        self._jobs: dict[JobName, Shape] = {}
+        self._start_dispatcher(Disk())
         for _ in range(schedule.workers):
             self._add_agent()
-        numbers = range(1, schedule.shape.trainers + 1) if schedule.shape.sharing else (0,)
-        self.trainers = [Trainer(self.world, self.jobs, schedule.shape, bug, number) for number in numbers]
+        numbers = range(1, shape.trainers + 1) if shape.sharing else (0,)
+        self.trainers = [Trainer(self.world, self._jobs, shape, number) for number in numbers]
         for fault in schedule.faults:
             self.world.at(fault.at_s, None, self._break, fault)
 
     def run(self) -> None:
+        """Run it; raise `SimulationFailed` if a promise is broken."""
         try:
-            finished = self.world.run(until=ENDS_AT_S, most=MOST_HAPPENINGS)
-            if not finished:
+            if not self.world.run(until=ENDS_AT_S, most=MOST_HAPPENINGS):
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
             for trainer in self.trainers:
                 for read in trainer.epochs_read:
                     check(read, streams_moved=self._streams_moved)
-        except Failed as failed:
-            raise SimulationFailed(self.schedule, str(failed), self.world.log) from failed
         except Exception as error:
-            raise SimulationFailed(self.schedule, traceback.format_exc(), self.world.log) from error
+            why = str(error) if isinstance(error, Failed) else traceback.format_exc()
+            raise SimulationFailed(self.schedule, why, self.world.log) from error
 
     @property
     def _streams_moved(self) -> bool:
@@ -169,89 +163,78 @@ class Simulation:
         return replaced or self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
 
     def _stand(self) -> str:
-        said = []
-        for trainer in self.trainers:
-            for client in trainer.clients:
-                consumer = client.consumer
-                what = "not open" if consumer is None else "; ".join(consumer.waiting_for(self.world.now))
-                said.append(f"{client.name} at step {trainer.step(client.rank)} of epoch {trainer.epoch}: {what}")
-        return " | ".join(said)
+        return " | ".join(
+            f"{client.name} at step {trainer.read.steps[client.rank]} of epoch {trainer.epoch}: "
+            + ("; ".join(client.consumer.waiting_for(self.world.now)) if client.is_open else "not open")
+            for trainer in self.trainers
+            for client in trainer.clients
+        )
+
+    def _start_dispatcher(self, disk: Disk) -> None:
+        self.dispatcher = FakeDispatcher(self.world, disk)
 
     def _add_agent(self, workers: tuple[WorkerId, ...] = ()) -> None:
         workers = workers or (WorkerId(self.world.draw("worker")),)
-        self.agents.append(FakeAgent(self.world, self.jobs, self.bug, workers))
-
-    def _break(self, fault: Fault) -> None:
-        world = self.world
-        trainer = self.trainers[fault.which % len(self.trainers)]
-        if trainer.over:
-            return
-        world.note(str(fault))
-        agent = self.agents[fault.which % len(self.agents)]
-        match fault.kind:
-            case "kill runner":
-                if agent.alive and agent.runners:
-                    agent.kill(sorted(agent.runners)[fault.which % len(agent.runners)])
-            case "kill machine":
-                if agent.alive:
-                    agent.die()
-                    world.at(fault.seconds, None, self._replace, agent)
-            case "freeze machine":
-                agent.freeze(fault.seconds)
-            case "cut off machine":
-                pairs = ((agent.name, DISPATCHER), (DISPATCHER, agent.name))
-                world.cuts.extend((world.now + fault.seconds, *pair) for pair in pairs[: 1 + fault.which % 2])
-            case "crash dispatcher":
-                self.dispatcher.crash(fault.tail, fault.seconds)
-            case "lose journal":
-                self.dispatcher.crash("lost", fault.seconds, wiped=True)
-            case "kill consumer":
-                trainer.restart_one(fault.which % trainer.shape.consumers, fault.back)
-            case "restart training":
-                trainer.restart_all(fault.how, fault.back)
-            case "resize training":
-                if not trainer.shape.sharing:
-                    trainer.restart_all("resume", fault.back, consumers=1 + fault.which % 3)
-            case "cut connection":
-                links = [link for client in trainer.clients for link in client.links.values()]
-                if links:
-                    links[fault.which % len(links)].cut(silently=bool(fault.back % 2))
-            case "add worker":
-                self._add_agent()
-            case "drain worker":
-                if len(self.agents) > 1 and agent.alive:
-                    self._add_agent()
-                    agent.ask(DrainWorker(worker=agent.workers[0]))
+        self.agents.append(FakeAgent(self.world, self._jobs, workers))
 
     def _replace(self, agent: FakeAgent) -> None:
         self.agents.remove(agent)
         self._add_agent(agent.workers)
 
+    def _break(self, fault: Fault) -> None:
+        world, which = self.world, fault.which
+        agent, trainer = self.agents[which % len(self.agents)], self.trainers[which % len(self.trainers)]
+        if trainer.over:
+            return
+        world.note(str(fault))
+        match fault.kind:
+            case "kill runner" if agent.alive and agent.runners:
+                agent.kill(sorted(agent.runners)[which % len(agent.runners)])
+            case "kill machine" if agent.alive:
+                for peer in agent.machine:
+                    peer.die(silently=True)
+                world.at(fault.seconds, None, self._replace, agent)
+            case "freeze machine":
+                for peer in agent.machine:
+                    peer.freeze(fault.seconds)
+            case "cut off machine":
+                pairs = ((agent.name, DISPATCHER), (DISPATCHER, agent.name))
+                world.cuts.extend((world.now + fault.seconds, *pair) for pair in pairs[: 1 + which % 2])
+            case "crash dispatcher" | "lose journal" if self.dispatcher.alive:
+                self.dispatcher.die()
+                disk = self.dispatcher.disk.emptied() if fault.kind == "lose journal" else self.dispatcher.disk
+                disk.crash(fault.tail)
+                world.at(fault.seconds, None, self._start_dispatcher, disk)
+            case "cut connection":
+                links = [link for client in trainer.clients for link in client.links.values() if not link.is_cut]
+                if links:
+                    links[which % len(links)].cut(silently=bool(fault.back % 2))
+            case "kill consumer":
+                trainer.restart_one(which % trainer.shape.consumers, fault.back)
+            case "restart training":
+                trainer.restart_all(fault.how, fault.back)
+            case "resize training" if not trainer.shape.sharing:
+                trainer.restart_all("resume", fault.back, consumers=1 + which % 3)
+            case "add worker":
+                self._add_agent()
+            case "drain worker" if len(self.agents) > 1 and agent.alive:
+                self._add_agent()
+                agent.ask(DrainWorker(worker=agent.workers[0]))
 
-def simulate(seed: int, bug: Bug = "") -> Simulation:
-    """Run the schedule of a seed; raise `SimulationFailed` if a promise is broken."""
-    simulation = Simulation(make_schedule(seed), bug)
-    simulation.run()
-    return simulation
 
-
-def fails(schedule: Schedule, bug: Bug = "") -> SimulationFailed | None:
+def fails(schedule: Schedule) -> SimulationFailed | None:
     try:
-        Simulation(schedule, bug).run()
+        Simulation(schedule).run()
     except SimulationFailed as failed:
         return failed
     return None
 
 
-def shrink(failed: SimulationFailed, bug: Bug = "") -> SimulationFailed:
+def shrink(failed: SimulationFailed) -> SimulationFailed:
     """Leave out faults, one at a time, as long as the schedule still fails."""
-    smaller = True
-    while smaller:
-        smaller = False
-        faults = failed.schedule.faults
-        for i in range(len(faults)):
-            again = fails(replace(failed.schedule, faults=faults[:i] + faults[i + 1 :]), bug)
-            if again is not None:
-                failed, smaller = again, True
-                break
+    faults = failed.schedule.faults
+    for i in range(len(faults)):
+        again = fails(replace(failed.schedule, faults=faults[:i] + faults[i + 1 :]))
+        if again is not None:
+            return shrink(again)
     return failed

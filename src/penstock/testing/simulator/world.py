@@ -1,9 +1,9 @@
 """A cluster's time and network, in one process: seeded, so that a run can be had again.
 
 Everything that happens is an entry of one heap, ordered by time and then by when it was put there. While the network is
-bad, requests and answers are lost, doubled, held back and overtaken; after `heals_at` it is good, so that what does not
-finish then never would. The data plane is connections: in order and lossless until they are cut, and each end learns of
-that at its own time.
+bad, requests and answers are lost, doubled, held back and overtaken; after `HEALS_AT_S` it is good, so that what does
+not finish then never would. The data plane is connections: in order and lossless until they are cut, and each end
+learns of that at its own time.
 """
 
 from __future__ import annotations
@@ -11,166 +11,145 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import msgspec
+from itertools import count
+from typing import Any, NamedTuple
 
 from penstock.wire.messages import Answer, Push, Request
 
-Message = Any  # what actors tell each other about the cluster: the classes below
+DISPATCHER = "dispatcher"
+HEALS_AT_S = 5.0
+RESEND_S = 0.6
+NOTICED_S = 3.0
+"""A process that is silent for longer is given up by those connected to it."""
+NOTHING_SEEN = -(1 << 62)
 
 
 class Failed(AssertionError):
     """A promise was broken; the message says which."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """`seen` is the highest journal position the asker has heard of."""
+class Mail(NamedTuple):
+    """A question to the dispatcher, its answer, or (with number 0) a push."""
 
     number: int
-    body: Request
-    seen: int | None = None
-
-
-class Told(msgspec.Struct, frozen=True):
-    number: int
-    body: Answer
-    position: int = 0
-
-
-class Pushed(msgspec.Struct, frozen=True):
-    body: Push
-
-
-class Actor(Protocol):
-    name: str
-    alive: bool
-    frozen_until: float
-
-    def receive(self, sender: str, message: Message) -> None: ...
+    body: Any
+    position: int
+    """The highest position in the journal that the sender knows of."""
 
 
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, heals_at: float) -> None:
+    def __init__(self, seed: int, *, readers: int) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.heals_at = heals_at
         self.actors: dict[str, Actor] = {}
         self.cuts: list[tuple[float, str, str]] = []
         """(until, sender, receiver): nothing gets through in that direction."""
-        self.forgotten: dict[str, float] = {}
-        """To this receiver, nothing that was sent before gets through."""
         self.log: list[str] = []
-        self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
-        self._ids = 0
-        self._reading = 0
+        self._readers = readers
         """Trainers that have not read everything."""
+        self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._entries, self._ids = count(), count(1)
 
     def draw(self, kind: str = "r") -> str:
-        self._ids += 1
-        return f"{kind}{self._ids}"
+        return f"{kind}{next(self._ids)}"
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.now:7.3f} {text}")
 
     def at(self, delay_s: float, actor: Actor | None, act: Callable[..., None], *args: Any) -> None:
         """Have something done later, unless its actor is dead by then."""
-        self._count += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._count, actor, act, args))
-
-    def begin_reading(self) -> None:
-        self._reading += 1
+        heapq.heappush(self._heap, (self.now + delay_s, next(self._entries), actor, act, args))
 
     def end_reading(self) -> None:
-        self._reading -= 1
+        self._readers -= 1
 
     def run(self, *, until: float, most: int) -> bool:
         """Let things happen; return whether all was read before `until` and `most` happenings."""
         for _ in range(most):
-            if not self._reading:
+            if not self._readers:
                 return True
-            if not self._heap:
+            if not self._heap or self._heap[0][0] > until:
                 return False
-            when, _, actor, act, args = heapq.heappop(self._heap)
-            if when > until:
-                return False
-            self.now = max(self.now, when)
-            if actor is not None:
-                if not actor.alive:
-                    continue
-                if actor.frozen_until > self.now:
-                    self.at(actor.frozen_until - self.now, actor, act, *args)
-                    continue
-            act(*args)
+            self.now, _, actor, act, args = heapq.heappop(self._heap)
+            self._let(actor, act, args)
         return False
+
+    def _let(self, actor: Actor | None, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if actor is None or (actor.alive and actor.frozen_until <= self.now):
+            act(*args)
+        elif actor.alive:
+            self.at(actor.frozen_until - self.now, actor, act, *args)
 
     # The network
 
-    def send(self, sender: str, receiver: str, message: Message) -> None:
-        rng = self.rng
-        if self.now >= self.heals_at:
-            self.at(0.002, None, self._deliver, self.now, sender, receiver, message)
-            return
+    def send(self, sender: str, receiver: str, mail: Mail) -> None:
+        for delay_s in self._delays_s(sender, receiver):
+            self.at(delay_s, None, self._deliver, self.now, sender, receiver, mail)
+
+    def _delays_s(self, sender: str, receiver: str) -> list[float]:
+        """Return how long each copy takes to arrive: there may be none, or two."""
+        if self.now >= HEALS_AT_S:
+            return [0.002]
         if any(until > self.now and (a, b) == (sender, receiver) for until, a, b in self.cuts):
-            return
-        luck = rng.random()
-        if luck < 0.04:
-            return
-        for _ in range(2 if luck > 0.96 else 1):
-            late = rng.random()
-            delay_s = 0.001 + 0.01 * late if late < 0.93 else rng.uniform(0.05, 1.5)
-            self.at(delay_s, None, self._deliver, self.now, sender, receiver, message)
+            return []
+        rng, luck = self.rng, self.rng.random()
+        copies = 0 if luck < 0.04 else 2 if luck > 0.96 else 1
+        return [0.001 + 0.01 * late if (late := rng.random()) < 0.93 else rng.uniform(0.05, 1.5) for _ in range(copies)]
 
-    def _deliver(self, sent_at: float, sender: str, receiver: str, message: Message) -> None:
-        actor = self.actors.get(receiver)
-        if actor is None or not actor.alive or sent_at < self.forgotten.get(receiver, 0.0):
-            return
-        if actor.frozen_until > self.now:
-            self.at(actor.frozen_until - self.now, None, self._deliver, sent_at, sender, receiver, message)
-            return
-        actor.receive(sender, message)
+    def _deliver(self, sent_at: float, sender: str, receiver: str, mail: Mail) -> None:
+        actor = self.actors[receiver]
+        if sent_at >= actor.reachable_from:
+            self._let(actor, actor.receive, (sender, mail))
 
 
-DISPATCHER = "dispatcher"
-RESEND_S = 0.6
+class Actor:
+    """A process: it has one life. What was sent to its name before `reachable_from` does not get to it."""
 
-
-class Peer:
-    """Somebody who asks the dispatcher, again and again until there is an answer."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
+    def __init__(self, world: World, name: str, *, reachable_from: float = 0.0) -> None:
+        self.world, self.name, self.reachable_from = world, name, reachable_from
         self.alive = True
         self.frozen_until = 0.0
-        self._asked: dict[int, tuple[Request, Callable[[Answer], None] | None]] = {}
-        self._numbers = 0
-        self._seen: int | None = None
-        self.links: dict[str, Link] = {}
         world.actors[name] = self
 
+    def receive(self, sender: str, mail: Mail) -> None:
+        raise NotImplementedError
+
+    def die(self, *, silently: bool = False) -> None:
+        """End; `silently`: nobody is left to close the connections, so that the other ends find out late."""
+        self.alive = False
+
+
+class Peer(Actor):
+    """Somebody who asks the dispatcher, again and again until there is an answer, and has connections to others."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.links: dict[str, Link] = {}
+        """Connections of which it does not know that they are cut, by name."""
+        self._asked: dict[int, Callable[[Answer], None] | None] = {}
+        self._numbers = count(1)
+        self._seen = NOTHING_SEEN
+
     def ask(self, body: Request, then: Callable[[Answer], None] | None = None) -> None:
-        self._numbers += 1
-        self._asked[self._numbers] = (body, then)
-        self._send(self._numbers)
+        number = next(self._numbers)
+        self._asked[number] = then
+        self._send(number, body)
 
-    def _send(self, number: int) -> None:
-        asked = self._asked.get(number)
-        if asked is not None:
-            self.world.send(self.name, DISPATCHER, Asked(number, asked[0], self._seen))
-            self.world.at(RESEND_S, self, self._send, number)
+    def _send(self, number: int, body: Request) -> None:
+        if number in self._asked:
+            self.world.send(self.name, DISPATCHER, Mail(number, body, self._seen))
+            self.world.at(RESEND_S, self, self._send, number, body)
 
-    def receive(self, sender: str, message: Message) -> None:
-        match message:
-            case Told():
-                self._seen = message.position if self._seen is None else max(self._seen, message.position)
-                _, then = self._asked.pop(message.number, (None, None))
-                if then is not None:
-                    then(message.body)
-            case Pushed():
-                self.pushed(message.body)
+    def receive(self, sender: str, mail: Mail) -> None:
+        if not mail.number:
+            self.pushed(mail.body)
+            return
+        self._seen = max(self._seen, mail.position)
+        then = self._asked.pop(mail.number, None)
+        if then is not None:
+            then(mail.body)
 
     def pushed(self, push: Push) -> None: ...
 
@@ -179,53 +158,53 @@ class Peer:
 
     def lost(self, link: Link) -> None:
         """A connection is gone."""
+        del self.links[link.name]
 
     def die(self, *, silently: bool = False) -> None:
-        """End; `silently`: nobody is left to close the connections, so that the other ends find out late."""
-        self.alive = False
-        self.world.actors.pop(self.name, None)
-        for link in list(self.links.values()):
+        super().die()
+        for link in self.links.values():
             link.cut(silently=silently)
 
-    def freeze_until(self, when: float) -> None:
-        self.frozen_until = max(self.frozen_until, when)
+    def freeze(self, seconds: float) -> None:
+        """Do nothing for a while; those connected to it find it silent, and give it up."""
+        self.frozen_until = max(self.frozen_until, self.world.now + seconds)
+        if seconds > NOTICED_S:
+            for link in self.links.values():
+                link.cut(silently=True)
 
-    def connect(self, to: str) -> Link | None:
-        """Return a new connection; None: there is nobody."""
-        other = self.world.actors.get(to)
-        if not isinstance(other, Peer):
-            return None
+    def connect(self, to: str) -> Link:
+        """Return a new connection. If nobody is there any more, it is lost in a moment."""
+        other = self.world.actors[to]
+        assert isinstance(other, Peer)
         link = Link(self.world, self, other)
         self.links[link.name] = other.links[link.name] = link
+        if not other.alive:
+            link.cut()
         return link
 
 
 class Link:
-    """A connection between two peers."""
+    """A connection between two peers; `to` is the name of the one it was made to."""
 
     def __init__(self, world: World, one: Peer, other: Peer) -> None:
-        self.world = world
+        self.world, self.to = world, other.name
         self.name = world.draw("link")
+        self.is_cut = False
         self._ends = {one.name: other, other.name: one}
         """The other end, by the name of each."""
         self._sent_until = {one.name: 0.0, other.name: 0.0}
-        self.is_cut = False
 
     def send(self, sender: Peer, header: Any, payload: Any = None) -> None:
         world = self.world
-        late = 0.5 if world.now < world.heals_at and world.rng.random() < 0.03 else 0.0
+        late = 0.5 if world.now < HEALS_AT_S and world.rng.random() < 0.03 else 0.0
         at = max(self._sent_until[sender.name], world.now + world.rng.uniform(0.001, 0.01) + late)
         self._sent_until[sender.name] = at
-        world.at(at - world.now, None, self._deliver, self._ends[sender.name], header, payload)
+        receiver = self._ends[sender.name]
+        world.at(at - world.now, receiver, self._deliver, receiver, header, payload)
 
     def _deliver(self, receiver: Peer, header: Any, payload: Any) -> None:
-        if self.is_cut or not receiver.alive:
-            return
-        if receiver.frozen_until > self.world.now:
-            wait_s = receiver.frozen_until - self.world.now
-            self.world.at(wait_s, None, self._deliver, receiver, header, payload)
-            return
-        receiver.heard(self, header, payload)
+        if not self.is_cut:
+            receiver.heard(self, header, payload)
 
     def cut(self, *, silently: bool = False) -> None:
         """End it; what is on its way is lost."""
@@ -233,6 +212,5 @@ class Link:
             return
         self.is_cut = True
         for end in self._ends.values():
-            end.links.pop(self.name, None)
             after_s = self.world.rng.uniform(1.0, 3.0) if silently else self.world.rng.uniform(0.001, 0.2)
             self.world.at(after_s, end, end.lost, self)

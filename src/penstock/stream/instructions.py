@@ -1,0 +1,90 @@
+"""What a served stream says to its hands: whom to tell what, when to run, and who is to be given which rounds.
+
+It is decided in `stream.serving` and `stream.sharing`, and done in `worker.streams` and `worker.shared`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from penstock.core.ids import AttemptId
+from penstock.stream.checkpoint import Mixes
+from penstock.wire.frames import StreamEnded, StreamRefused
+from penstock.wire.jobs import Cut, Feed, Named
+
+FRAME_BYTES = 1 << 20
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What all openings of one binding have in common."""
+
+    attempt: AttemptId
+    epoch: int
+    feed: Feed
+    share: int
+    binding: int
+
+
+class End(NamedTuple):
+    """How many rounds there were, where the stream stands after them, and whether there is more than they took."""
+
+    seq: int
+    cut: Cut
+    leftover: bool
+
+
+class Send(NamedTuple):
+    """A message to a reader."""
+
+    peer: bytes
+    message: StreamRefused | StreamEnded
+
+
+class Fail(NamedTuple):
+    """A reader is told why the run failed, or, with `error`, why it is not let in."""
+
+    peer: bytes
+    opening: int
+    binding: int
+    seq: int
+    error: Exception | None = None
+
+
+class StartRun(NamedTuple):
+    """Begin to make rounds; who did so until now has been stopped."""
+
+    number: int
+    terms: Terms
+    start: Cut
+    start_round: int
+    mixes: Mixes = ()
+    frame_bytes: int = FRAME_BYTES
+
+
+class StopRun(NamedTuple):
+    number: int
+
+
+Instruction: TypeAlias = Send | Fail | StartRun | StopRun
+
+
+class Wanted(NamedTuple):
+    """A reader needs rounds from `first` on, as its seat's output of each."""
+
+    peer: bytes
+    opening: int
+    seat: int
+    first: int
+    slab: bool
+    alone: bool
+    """No other reader gets the same."""
+
+
+class Given(NamedTuple):
+    """What goes into the header of a reader's frame."""
+
+    binding: int
+    done: tuple[Named, ...]
+    mixes: int
