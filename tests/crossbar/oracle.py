@@ -36,11 +36,20 @@ def unclear(case: Case) -> bool:
     static = modes.sharding in ("file", "data", "file_or_data", "hint", "custom")
     several = len(pipeline.sources) > 1 or len(case.legs) > 1
     few_files = modes.sharding == "file"
+    if mixes_nothing(case):
+        return True
     ranks = max(leg.ranks for leg in case.legs)
     if modes.uneven == "allow" and ranks > 1 and pipeline.join is not None and pipeline.join.name == "mix":
         return True  # each rank needs a stream of its own, and a mix cannot be cut into more than it has splits
     no_mark = modes.sharding == "hint" and not pipeline.has("shard")
     return static and (several or few_files or no_mark or pipeline.endless or modes.feed is not None)
+
+
+def mixes_nothing(case: Case) -> bool:
+    """Whether an endless mix has an input without elements, which a stream cannot tell from one it gets nothing of."""
+    join = case.pipeline.join
+    endless = join is not None and join.arguments.get("stop") == "never"
+    return endless and any(not source.rows for source in case.pipeline.sources)
 
 
 def apart(case: Case) -> bool:
@@ -90,8 +99,9 @@ def check(
     refused = [
         error for error in errors if isinstance(error, PenstockError) and not isinstance(error, WaitTimeoutError)
     ]
-    goes_on = case.modes.sharding == "file" and len(case.legs) > 1  # what a state lists is read; then files are dealt
-    if unclear(case) and refused and (goes_on or not _delivered(outcomes[-1])):
+    # What a state lists is read, and then files are dealt; a mix goes on until it is the turn of what gives nothing.
+    late = (case.modes.sharding == "file" and len(case.legs) > 1) or mixes_nothing(case)
+    if unclear(case) and refused and (late or not _delivered(outcomes[-1])):
         check_sentence(str(refused[0]))
         return True
     for error in errors:

@@ -13,16 +13,7 @@ from penstock.graph.expressions import Expression, col
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
 
-ABSTRACT = {
-    ops.Unary,
-    readers.SourceNode,
-    readers.FileSource,
-    readers.RecordFile,
-    readers.ColumnarSource,
-}
-OPERATORS = sorted(
-    (cls for cls in RECORDS.values() if issubclass(cls, Node) and cls not in ABSTRACT), key=lambda cls: cls.__name__
-)
+OPERATORS = sorted((cls for cls in RECORDS.values() if issubclass(cls, Node)), key=lambda cls: cls.__name__)
 # Only what the annotations alone cannot tell.
 SPECIAL: dict[type, dict[str, Any]] = {
     ops.Map: {"on_error": None},

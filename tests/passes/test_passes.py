@@ -12,10 +12,10 @@ from penstock.graph import ops, readers
 from penstock.graph.codec import decode_graph, encode_graph
 from penstock.graph.explain import explain_text
 from penstock.graph.functions import UserFunction
+from penstock.graph.ops import is_one_to_one
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
 from penstock.passes.no_ops import is_identity, remove_no_ops
-from penstock.passes.one_to_one import is_movable
 from penstock.runtime.shuffling import shuffles_reached
 from tests.passes.golden import Identity, children, col, csv, f, g, keep, noisy, parquet, skip
 
@@ -126,7 +126,7 @@ def test_shuffles_merge_below_an_operator_that_is_read_elsewhere():
 def test_passes_and_lowering_agree_what_a_shuffle_may_cross(dataset):
     below = ops.Shuffle(upstream=dataset.node.upstream, size=2)
     above = ops.Shuffle(upstream=dataset.node.with_inputs(below), size=3)
-    assert shuffles_reached(above) == ([below] if is_movable(dataset.node) else [])
+    assert shuffles_reached(above) == ([below] if is_one_to_one(dataset.node) else [])
 
 
 @pytest.mark.parametrize(

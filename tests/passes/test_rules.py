@@ -9,15 +9,11 @@ import pytest
 import penstock as ps
 from penstock.graph.explain import explain_text
 from penstock.passes import canonicalize, optimize
-from penstock.passes.batch_fusion import fuse_batches
-from penstock.passes.columns import merge_columns
+from penstock.passes.columns import merge_columns, push_projections
 from penstock.passes.filters import push_filters
-from penstock.passes.neighbour_fusion import fuse_neighbours
+from penstock.passes.fusion import fuse_batches, fuse_neighbours, insert_prefetch
 from penstock.passes.no_ops import remove_no_ops
-from penstock.passes.prefetch import insert_prefetch
-from penstock.passes.projections import push_projections
-from penstock.passes.shuffle_merging import merge_shuffles
-from penstock.passes.shuffle_moving import move_shuffles
+from penstock.passes.shuffles import merge_shuffles, move_shuffles
 from tests.passes.golden import col, csv, f, g, keep, noisy, parquet, skip
 
 

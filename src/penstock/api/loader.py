@@ -27,9 +27,6 @@ from penstock.stream.checkpoint import ConsumerState, Weights
 
 __all__ = ["FromService", "Loader"]
 
-ORDER_BOUND = (ops.Shuffle, ops.BucketByLength, ops.GroupByWindow, ops.Pack, ops.Interleave, ops.Mix)
-"""What they hold pending depends on the order of arrival: after a relaxed `distribute` they could not be restored."""
-
 
 class Loader(Operators):
     """Reads a dataset through a service, or here: each iteration is the next epoch. A context manager.
@@ -220,9 +217,8 @@ class Loader(Operators):
 
 
 def _check_order(node: Node) -> None:
-    grouped = isinstance(node, ops.Map) and node.batch_size is not None
-    if isinstance(node, ORDER_BOUND) or grouped:
-        what = "map(batch_size=...)" if grouped else f"{node.name}()"
+    if node.traits.order_bound:
+        what = "map(batch_size=...)" if isinstance(node, ops.Map) else f"{node.name}()"
         raise InvalidPipelineError(
             f"{what} after distribute(): what it holds depends on which stream came first, so its state could not be "
             "restored. Put it before distribute(), or use order='deterministic'"

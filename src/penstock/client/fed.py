@@ -23,6 +23,7 @@ from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
+from penstock.graph.traits import OnWorkers
 from penstock.graph.traverse import rewrite, walk
 from penstock.passes import canonicalize
 from penstock.stream.reading import StreamReader
@@ -35,16 +36,13 @@ REFILL_AT = 0.75  # units are sent several at a time, when so many of those allo
 NOMINAL_BATCH = 256  # rows; of the operator put where each list is a batch: how long lists are is not known beforehand
 INDEXABLE = "range, from_items, from_torch, from_huggingface, read_images, read_files or read_numpy"
 
-BATCHES = (ops.Batch, ops.PaddedBatch, ops.RaggedBatch)
-ONE_TO_ONE = (ops.Map, ops.Select, ops.Drop, ops.Rename, ops.Prefetch, ops.WithLength, ops.Cache)
-
 
 def check_fed(root: Node) -> SourceNode:
     """Return the one source of a pipeline that gives one output a unit; refuse every other pipeline."""
     node = canonicalize(root)
     batch: Node | None = None
     while not isinstance(node, SourceNode):
-        if isinstance(node, BATCHES):
+        if isinstance(node, ops.Batches):
             if batch is not None:
                 raise InvalidPipelineError(
                     f"{short_label(node)} and {short_label(batch)} with feed=: a unit of the sampler becomes one "
@@ -53,7 +51,7 @@ def check_fed(root: Node) -> SourceNode:
             batch = node
         elif isinstance(node, ops.Shuffle):
             raise InvalidPipelineError(f"{short_label(node)} with feed=: the sampler says the order; leave it out")
-        elif not isinstance(node, ONE_TO_ONE) or getattr(node, "batch_size", None) is not None:
+        elif not _gives_one_output(node):
             raise InvalidPipelineError(
                 f"{short_label(node)} with feed=: every unit of the sampler must give one output, so that outputs come "
                 "in the sampler's order; put it after distribute(), or leave feed= out"
@@ -64,8 +62,15 @@ def check_fed(root: Node) -> SourceNode:
     return node
 
 
+def _gives_one_output(node: Node) -> bool:
+    """Return whether each element gives one output, unless `on_error` leaves it out; or workers do not run it."""
+    if node.traits.on_workers in (OnWorkers.LEFT_TO_READER, OnWorkers.LEFT_OUT):
+        return True
+    return ops.passes_states(node) and (node.policy is not None or not node.traits.may_skip)
+
+
 def _check_errors(node: Node) -> None:
-    if getattr(node, "on_error", None) is not None:
+    if isinstance(node, (ops.Unary, SourceNode)) and node.policy is not None:
         raise InvalidPipelineError(
             f"{short_label(node)} with feed= and on_error='skip': every unit of the sampler must give its output "
             "whole; leave on_error out, and bad elements out of the sampler"
@@ -82,7 +87,7 @@ def not_indexable(source: SourceNode) -> InvalidPipelineError:
 def grouping_of(root: Node) -> Grouping | None:
     """Return what the batch operator says, if there is one."""
     for node in walk(root):
-        if isinstance(node, BATCHES):
+        if isinstance(node, ops.Batches):
             return Grouping(size=node.size, drop_last=node.drop_last)
     return None
 
@@ -91,7 +96,7 @@ def with_batches(root: Node) -> Node:
     """Return the graph in which a list becomes one batch, however short; at the end, unless it says where."""
     if grouping_of(root) is None:
         return ops.Batch(upstream=root, size=NOMINAL_BATCH)
-    return rewrite(root, lambda node: replace(node, drop_last=False) if isinstance(node, BATCHES) else node)
+    return rewrite(root, lambda node: replace(node, drop_last=False) if isinstance(node, ops.Batches) else node)
 
 
 def fed_streams(count: int) -> tuple[Feed, ...]:

@@ -39,13 +39,15 @@ class _Document(msgspec.Struct, array_like=True):
 
 
 def _records() -> dict[str, type[Any]]:
-    """Return every operator and parameter record by name."""
-    return {
-        name: value
+    """Return every operator and parameter record by name. A class that others are made of is no operator."""
+    found = {
+        value
         for module in (ops, readers)
-        for name, value in vars(module).items()
-        if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, (Node, ops.SkipErrors))
     }
+    bases = {base for cls in found for base in cls.__mro__[1:]}
+    return {cls.__name__: cls for cls in found - bases}
 
 
 RECORDS: Final = _records()

@@ -2,15 +2,18 @@
 
 Rules: a node is checked in its constructor and never changed; a field that holds a `Node` or a tuple of them is an
 input, every other field is a parameter; fields listed in `PRIVATE` (credentials) never reach fingerprint, codec or
-explain.
+explain. What others must know of an operator it says itself: its traits, and the methods below that its class overrides
+where their answers are not right for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
+
+from penstock.graph.traits import Columns, Length, Traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -19,14 +22,13 @@ class Node:
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset()
     """Parameters that stay in this process."""
-    ONE_TO_ONE: ClassVar[bool] = False
-    """Each output depends on exactly one input and stands at its place: a shuffle may move above it."""
-    HOLDS_BACK: ClassVar[bool] = False
-    """After an output it may hold elements, or a part of one: its state says from where to read the same again."""
+    TRAITS: ClassVar[Traits]
+    """What passes, the runtime and the service must know of it."""
 
     @property
-    def holds_back(self) -> bool:
-        return self.HOLDS_BACK
+    def traits(self) -> Traits:
+        """Return the traits with these parameters."""
+        return self.TRAITS
 
     @property
     def name(self) -> str:
@@ -61,6 +63,41 @@ class Node:
             value = getattr(self, field.name)
             if not isinstance(value, Node) and field.name != "upstreams" and field.name not in self.PRIVATE:
                 yield field.name, value
+
+    # What it says of itself beyond its traits
+
+    def canonical(self) -> Node:
+        """Return what it is by definition: its input where it says nothing, one operator where two say the same."""
+        return self
+
+    @property
+    def passes(self) -> int:
+        """Return how often it goes over its inputs in one pass of its own; -1: for ever."""
+        return 1
+
+    def elements_given(self, inputs: Sequence[Length]) -> Length:
+        """Return how many elements a pass has, given how many its inputs have."""
+        return inputs[0] if inputs and self.traits.keeps_order and not self.traits.may_skip else None
+
+    def endless(self, inputs: Sequence[Node | None]) -> Node | None:
+        """Return what makes it go on for ever, given what makes its inputs; None: nothing."""
+        return next((found for found in inputs if found is not None), None)
+
+    def columns_given(self, inputs: Sequence[Columns]) -> Columns:
+        """Return the keys of its elements, given those of its inputs."""
+        same = inputs[0] if inputs and all(columns == inputs[0] for columns in inputs) else None
+        return same if self.traits.same_columns else None
+
+    def columns_needed(self, asked: Columns, below: Columns) -> Columns:
+        """Return which keys it needs of an input that has those `below`, where `asked` are needed of it."""
+        return asked if self.traits.same_columns else None
+
+    def names_below(self, columns: Iterable[str], below: Columns) -> dict[str, str] | None:
+        """Return what columns with the same values are called in its input, which has those `below`.
+
+        None if one of them is not there, or that cannot be told.
+        """
+        return {column: column for column in columns} if self.traits.same_columns else None
 
 
 def _is_nodes(value: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.graph.expressions import Expression
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
-from penstock.graph.ops import Fused, FusedBatch, SkipErrors
+from penstock.graph.ops import FusedBatch, OfSteps, SkipErrors
 
 INTERNAL = frozenset({"salt"})  # given by position, not by the user
 _LONG_TEXT = 60
@@ -34,7 +34,7 @@ def given_parameters(record: Any) -> Iterator[tuple[str, Any, bool]]:
 
 def label(node: Node) -> str:
     """Return the operator as a call: `map(augment, rng)`, `batch(256, drop_last=True)`."""
-    if isinstance(node, (Fused, FusedBatch)):
+    if isinstance(node, OfSteps):
         batch = [f"batch({_arguments(node)})"] if isinstance(node, FusedBatch) else []
         return "fused: " + " + ".join([*map(label, node.steps), *batch])
     return f"{node.name}({_arguments(node)})"
@@ -42,7 +42,7 @@ def label(node: Node) -> str:
 
 def short_label(node: Node) -> str:
     """Return the operator with its functions only: `map(augment)`, `batch`."""
-    if isinstance(node, (Fused, FusedBatch)):
+    if isinstance(node, OfSteps):
         return label(node)
     names = [value.name for _, value in node.parameters() if isinstance(value, UserFunction)]
     return f"{node.name}({', '.join(names)})" if names else node.name

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.expressions import Expression
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
-from penstock.graph.ops import SkipErrors, _at_least
+from penstock.graph.ops import SkipErrors, check_at_least
+from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, varied
 
 Compression: TypeAlias = Literal["auto", "none", "gzip", "zstd", "bz2"]
 COMPRESSIONS = ("auto", "none", "gzip", "zstd", "bz2")
@@ -19,9 +21,42 @@ COMPRESSIONS = ("auto", "none", "gzip", "zstd", "bz2")
 class SourceNode(Node):
     """Base of everything without an input."""
 
+    TRAITS: ClassVar[Traits] = Traits(
+        flow=Flow.OWN,
+        may_skip=False,
+        regroups=None,
+        only_counts=False,
+        holds_back=False,
+        order_bound=False,
+        on_workers=OnWorkers.RUNS,
+        inputs=Inputs.ALL,
+        same_columns=False,
+        threads=0,
+    )
+    IN_MEMORY: ClassVar[bool] = False
+    """Its elements are there already: nothing is gained by asking for them early."""
+    NARROWED: ClassVar[frozenset[str]] = frozenset()
+    """Parameters by which passes ask for less than the user did."""
+
+    @property
+    def traits(self) -> Traits:
+        return varied(self.TRAITS, may_skip=self.policy is not None)
+
+    @property
+    def policy(self) -> SkipErrors | None:
+        """Return what becomes of records that cannot be read; None: they are errors."""
+        return None
+
+    def projected(self, columns: tuple[str, ...]) -> Self | None:
+        """Return a source of these columns only; None if it is one, or cannot leave out the others."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Range(SourceNode):
+    """The numbers from `start` up to `stop`."""
+
+    IN_MEMORY: ClassVar[bool] = True
     start: int
     stop: int
     step: int = 1
@@ -33,6 +68,9 @@ class Range(SourceNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FromItems(SourceNode):
+    """The items of a list, which is shipped with the graph."""
+
+    IN_MEMORY: ClassVar[bool] = True
     items: Payload
 
 
@@ -85,6 +123,10 @@ class RecordFile(FileSource):
         if self.compression not in COMPRESSIONS:
             raise choice("compression", self.compression, COMPRESSIONS)
 
+    @property
+    def policy(self) -> SkipErrors | None:
+        return self.on_error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadTFRecord(RecordFile):
@@ -107,8 +149,15 @@ class ReadJsonl(RecordFile):
 class ReadCsv(RecordFile):
     """Yields each row as a dict, columns typed by pyarrow."""
 
+    NARROWED: ClassVar[frozenset[str]] = frozenset({"columns"})
     columns: tuple[str, ...] | None = None
     delimiter: str = ","
+
+    def columns_given(self, inputs: Sequence[Columns]) -> Columns:
+        return self.columns
+
+    def projected(self, columns: tuple[str, ...]) -> Self | None:
+        return replace(self, columns=columns) if _may_read(columns, self.columns, self.on_error) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +171,10 @@ class ReadFiles(FileSource):
 
     on_error: SkipErrors | None = None
 
+    @property
+    def policy(self) -> SkipErrors | None:
+        return self.on_error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadImages(FileSource):
@@ -129,6 +182,10 @@ class ReadImages(FileSource):
 
     classes: tuple[str, ...] | None = None
     on_error: SkipErrors | None = None
+
+    @property
+    def policy(self) -> SkipErrors | None:
+        return self.on_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -141,17 +198,19 @@ class ReadNumpy(FileSource):
 
     def __post_init__(self) -> None:
         FileSource.__post_init__(self)
-        _at_least("window", self.window, 1)
-        _at_least("stride", self.stride, 1)
+        check_at_least("window", self.window, 1)
+        check_at_least("stride", self.stride, 1)
 
 
 Nulls: TypeAlias = Any  # "error", "mask" or the value to put in
+MASK_SUFFIX = "__mask"  # of the columns that nulls="mask" adds; they are not in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnarSource(FileSource):
     """Columnar files: rows as dicts, or with `batch` dicts of columns. `predicate` keeps the rows it is true for."""
 
+    NARROWED: ClassVar[frozenset[str]] = frozenset({"columns", "predicate"})
     columns: tuple[str, ...] | None = None
     predicate: Expression | None = None
     batch: int | None = None
@@ -160,9 +219,35 @@ class ColumnarSource(FileSource):
 
     def __post_init__(self) -> None:
         FileSource.__post_init__(self)
-        _at_least("batch", self.batch, 1)
+        check_at_least("batch", self.batch, 1)
         if self.columns is not None and not self.columns:
             raise InvalidArgumentError("columns=() reads nothing; leave it out to read all columns")
+
+    @property
+    def policy(self) -> SkipErrors | None:
+        return self.on_error
+
+    @property
+    def masks_nulls(self) -> bool:
+        """Return whether columns `<name>__mask` stand beside the others."""
+        return isinstance(self.nulls, str) and self.nulls == "mask"
+
+    def columns_given(self, inputs: Sequence[Columns]) -> Columns:
+        return None if self.masks_nulls else self.columns
+
+    def projected(self, columns: tuple[str, ...]) -> Self | None:
+        if self.masks_nulls and any(column.endswith(MASK_SUFFIX) for column in columns):
+            return None
+        return replace(self, columns=columns) if _may_read(columns, self.columns, self.on_error) else None
+
+
+def _may_read(needed: tuple[str, ...], given: Columns, policy: SkipErrors | None) -> bool:
+    """Return whether reading the needed columns, instead of those that the user gave, leaves all errors in place."""
+    if needed == given:
+        return False
+    if given is not None and not set(needed) <= set(given):
+        return False  # an operator above asks for a column that the user did not: that is its error to raise
+    return policy is None  # a record that is bad in another column would no longer be left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

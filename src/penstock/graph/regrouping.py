@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from penstock.graph import ops
 from penstock.graph.node import Node
-
-Regrouping: TypeAlias = (
-    ops.Batch
-    | ops.PaddedBatch
-    | ops.RaggedBatch
-    | ops.FusedBatch
-    | ops.Rebatch
-    | ops.BucketByLength
-    | ops.GroupByWindow
-)
-REGROUPING = (
-    ops.Batch,
-    ops.PaddedBatch,
-    ops.RaggedBatch,
-    ops.FusedBatch,
-    ops.Rebatch,
-    ops.BucketByLength,
-    ops.GroupByWindow,
-)
-STATELESS = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch)
-"""Outputs stand in the place of their inputs, or are left out, and states pass through."""
+from penstock.graph.traits import Rounds
 
 
-def last_regrouping(root: Node) -> Regrouping | None:
+def last_regrouping(root: Node) -> Node | None:
     """Return the operator whose groups arrive at the reader one for one, changed or left out, but never regrouped."""
     node = root
-    while isinstance(node, STATELESS) and getattr(node, "batch_size", None) is None:
+    while ops.passes_states(node):
         node = node.upstream
-    return node if isinstance(node, REGROUPING) else None
+    return node if node.traits.regroups is not None else None
+
+
+def makes_rounds(node: Node | None) -> bool:
+    """Return whether it has to know of rounds. Outputs of others are alike, whichever of them make a round."""
+    regroups = None if node is None else node.traits.regroups
+    return regroups is not None and regroups.rounds is not Rounds.ANY

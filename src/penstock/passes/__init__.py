@@ -5,7 +5,7 @@ Rules every pass keeps (`verify` checks what can be seen in the graph, `tests/pa
 1. The elements and their order stay the same, bit for bit. So no salt, seed or source changes its place, and nothing
    moves that would change what a function is called with.
 2. A state stays valid: saved with passes it loads without them, and the other way round. So the operators that have a
-   state stay, in their order. What would remove one belongs into `canonical`, which always runs.
+   state stay, in their order. What would remove one belongs into `canonicalize`, which always runs.
 3. An error may be spared, never caused: a column or row that nobody asked for is not looked at.
 4. Functions are never called, and never loaded where they were shipped.
 5. A pass that changes nothing returns the graph it was given, the same object.
@@ -17,16 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.graph.node import Node
-from penstock.passes.batch_fusion import fuse_batches
-from penstock.passes.canonical import canonicalize
-from penstock.passes.columns import merge_columns
+from penstock.passes.columns import merge_columns, push_projections
 from penstock.passes.filters import push_filters
-from penstock.passes.neighbour_fusion import fuse_neighbours
-from penstock.passes.no_ops import remove_no_ops
-from penstock.passes.prefetch import insert_prefetch
-from penstock.passes.projections import push_projections
-from penstock.passes.shuffle_merging import merge_shuffles
-from penstock.passes.shuffle_moving import move_shuffles
+from penstock.passes.fusion import fuse_batches, fuse_neighbours, insert_prefetch
+from penstock.passes.no_ops import canonicalize, remove_no_ops
+from penstock.passes.shuffles import merge_shuffles, move_shuffles
 from penstock.passes.verify import InvalidPlanError, verify
 
 __all__ = ["PASSES", "InvalidPlanError", "Pass", "canonicalize", "optimize"]

@@ -18,48 +18,36 @@ from penstock.graph import ops
 from penstock.graph.expressions import And, Column, Compare, Expression, IsIn, IsNull, Not, Or
 from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource
-from penstock.passes.column_flow import known_columns, names_below
+from penstock.graph.traits import Columns
+from penstock.passes.columns import columns_at
 from penstock.passes.sharing import IsShared, rewrite_unshared, stacked
 
 MAX_CONDITIONS = 100  # joined by `&`; expressions are evaluated recursively, filters in a row are not
 
 
 def push_filters(root: Node) -> Node:
-    return rewrite_unshared(root, _pushed)
+    known: dict[Node, Columns] = {}
+    return rewrite_unshared(root, lambda node, shared: _pushed(node, shared, known))
 
 
-def _pushed(node: Node, shared: IsShared) -> Node:
+def _pushed(node: Node, shared: IsShared, known: dict[Node, Columns]) -> Node:
     if not isinstance(node, ops.Filter) or not isinstance(node.predicate, Expression) or node.on_error is not None:
         return node
     condition = node.predicate
     passed: list[ops.Unary] = []
     below = node.upstream
     # A filter on columns that is still below could not be moved; this one would find the same in its way.
-    while not shared(below) and isinstance(below, (ops.Select, ops.Drop, ops.Rename, ops.Prefetch)):
-        reads_below = _below(below, condition)
-        if reads_below is None:
+    while not shared(below) and ops.passes_states(below) and not below.traits.may_skip:
+        names = below.names_below(condition.columns(), columns_at(below.upstream, known))
+        if names is None:
             return node
-        condition = reads_below
+        condition = renamed(condition, names)
         passed.append(below)
         below = below.upstream
     if shared(below) or not isinstance(below, ColumnarSource) or not _can_filter(below, condition):
         return node
     joined = condition if below.predicate is None else And(below.predicate, condition)
     return stacked(passed, replace(below, predicate=joined))
-
-
-def _below(node: Node, condition: Expression) -> Expression | None:
-    """Return the condition as it reads below an operator; None if it would mean something else, or nothing."""
-    looked_at = condition.columns()
-    match node:
-        case ops.Select():
-            return condition if looked_at <= set(node.columns) else None
-        case ops.Drop():
-            return condition if looked_at.isdisjoint(node.columns) else None
-        case ops.Rename():
-            names = names_below(node, looked_at, known_columns(node.upstream)[node.upstream])
-            return None if names is None else renamed(condition, names)
-    return condition
 
 
 def _can_filter(source: ColumnarSource, condition: Expression) -> bool:

@@ -1,4 +1,4 @@
-"""Removes maps of the identity and prefetches of prefetches. Neither has a state, and no shuffle minds them."""
+"""What says nothing goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from penstock.graph.node import Node
 from penstock.graph.traverse import rewrite
 
 
+def canonicalize(root: Node) -> Node:
+    """Return the graph that both the runtime and the passes start from; the same object if it is one already.
+
+    `take(-1)`, `skip(0)` and `repeat(1)` pass everything on. They cannot be left to an optional pass: `take` and
+    `repeat` have a state of their own, and a shuffle does not reach through any of the three, so that removing them
+    changes which order it asks of the source. So they mean nothing by definition, and that holds before a graph runs,
+    with passes or without. The same goes for a `take` of a `take`, whose states would nest.
+    """
+    return rewrite(root, lambda node: node.canonical())
+
+
 def remove_no_ops(root: Node) -> Node:
+    """Remove maps of the identity and prefetches of prefetches. Neither has a state, and no shuffle minds them."""
     return rewrite(root, _without)
 
 

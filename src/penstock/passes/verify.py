@@ -8,7 +8,7 @@ their shape and counters count the same elements. Between two anchors,
 - shuffles stay on their side of everything that leaves elements out, with their seeds and salts; those that only
   one-to-one operators lie between count as one, of the largest size.
 
-Filters on columns may end up in the predicate of a source. Column operators may go, but none may come.
+Filters on columns may end up in the predicate of a source. Selects, drops and renames may go, but none may come.
 """
 
 from __future__ import annotations
@@ -23,17 +23,13 @@ from penstock.graph import ops
 from penstock.graph.expressions import And, Column, Compare, Expression, IsIn, IsNull, Not, Or
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
-from penstock.graph.readers import ColumnarSource, ReadCsv, SourceNode
+from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes.no_ops import is_identity
-from penstock.passes.one_to_one import is_movable
-from penstock.passes.steps import is_fusable
 
 Token: TypeAlias = tuple[Any, ...]
 """What an operator does, for comparison; objects of the user's are compared by identity."""
 PLAIN = (type(None), bool, int, float, str, bytes)
-MOVED = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Prefetch, ops.Shuffle, ops.Fused)
-"""What may stand elsewhere after a pass. A map with `batch_size` is an anchor all the same: it has a state."""
 
 
 class InvalidPlanError(PenstockError):
@@ -92,11 +88,9 @@ def _check_operator(node: Node) -> None:
         raise _Wrong(node, "its input is missing")
     if isinstance(node, SourceNode) and node.inputs:
         raise _Wrong(node, "a source has an input")
-    if isinstance(node, (ops.Fused, ops.FusedBatch)):
-        if not node.steps:
-            raise _Wrong(node, "it has no steps")
+    if isinstance(node, ops.OfSteps):
         for step in node.steps:
-            if not (is_movable(step) if isinstance(node, ops.FusedBatch) else is_fusable(step)):
+            if not (ops.is_one_to_one(step) if isinstance(node, ops.FusedBatch) else ops.is_step(step)):
                 raise _Wrong(step, f"it cannot be a step of a {node.name}")
             if not isinstance(step.inputs[0], ops.Hole):
                 raise _Wrong(step, "a step does not stand on a hole")
@@ -119,10 +113,10 @@ class _Stretch:
 
     anchor: Node
     calls: list[Token] = field(default_factory=list)
-    """Functions and conditions, in order."""
+    """Functions, conditions and whatever else computes, in order."""
     order: list[Token] = field(default_factory=list)
     """Shuffles and whatever leaves elements out, in order."""
-    column_operators: int = 0
+    column_choices: int = 0
     prefetches: Counter[int] = field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
@@ -131,18 +125,18 @@ class _Stretch:
                 self._add_shuffle(node)
             case ops.Filter(predicate=Expression() as condition):
                 self.add_condition(condition)
-            case ops.Map() if is_identity(node.function) and is_movable(node):
+            case ops.Map() if is_identity(node.function) and ops.is_one_to_one(node):
                 pass
-            case ops.Map() | ops.Filter():
-                token = _token(node)
-                self.calls.append(token)
-                if not is_movable(node):
-                    self.order.append(token)
             case ops.Prefetch():
                 if node.size is not None:
                     self.prefetches[node.size] += 1
+            case ops.ColumnChoice():
+                self.column_choices += 1
             case _:
-                self.column_operators += 1
+                token = _token(node)
+                self.calls.append(token)
+                if not ops.is_one_to_one(node):
+                    self.order.append(token)
 
     def add_condition(self, condition: Expression) -> None:
         """Add a condition and, from the last to the first, those joined in it."""
@@ -186,7 +180,7 @@ def _check_same_pipeline(before: Node, after: Node) -> None:
 def _stretch(place: _Place) -> _Stretch:
     nodes: list[Node] = list(place.taken_in)
     node = place.node
-    while isinstance(node, MOVED) and not (isinstance(node, ops.Map) and node.batch_size is not None):
+    while ops.passes_states(node) or isinstance(node, ops.Shuffle):
         nodes.extend(reversed(node.steps) if isinstance(node, ops.Fused) else (node,))
         node = node.upstream
     stretch = _Stretch(node)
@@ -205,14 +199,13 @@ def _below(anchor: Node) -> list[_Place]:
 def _check_stretch(old: _Stretch, new: _Stretch, at: Node) -> None:
     if _token(old.anchor) != _token(new.anchor):
         raise _Wrong(new.anchor, f"where it stands, {short_label(old.anchor)} stood with its own parameters")
-    if isinstance(old.anchor, (ColumnarSource, ReadCsv)):
-        assert isinstance(new.anchor, (ColumnarSource, ReadCsv))
-        _check_columns(new.anchor, old.anchor.columns, new.anchor.columns)
+    if isinstance(old.anchor, SourceNode) and "columns" in old.anchor.NARROWED:
+        _check_columns(new.anchor, *(dict(anchor.parameters())["columns"] for anchor in (old.anchor, new.anchor)))
     if old.calls != new.calls:
         raise _Wrong(at, "functions or conditions were lost, added, changed or reordered")
     if old.order != new.order:
         raise _Wrong(at, "a shuffle changed, or moved across what leaves elements out")
-    if new.column_operators > old.column_operators:
+    if new.column_choices > old.column_choices:
         raise _Wrong(at, "a column operator was added")
     if new.prefetches != old.prefetches:
         raise _Wrong(at, "a prefetch of a given size was lost or added")
@@ -227,11 +220,11 @@ def _token(node: Node) -> Token:
     """Return type and parameters of an operator, without its inputs."""
     if isinstance(node, (ops.Batch, ops.FusedBatch)):
         return ("batch", node.size, node.drop_last)
-    pushed = {"columns", "predicate"} if isinstance(node, (ColumnarSource, ReadCsv)) else set()
+    narrowed = node.NARROWED if isinstance(node, SourceNode) else ()
     values: list[Any] = [type(node).__name__]
     for parameter in dataclasses.fields(node):
         value = getattr(node, parameter.name)
-        if isinstance(value, Node) or parameter.name in ("upstreams", *pushed):
+        if isinstance(value, Node) or parameter.name in ("upstreams", *narrowed):
             continue
         values.append((parameter.name, type(value).__name__, value if _is_plain(value) else id(value)))
     return tuple(values)

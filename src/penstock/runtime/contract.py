@@ -212,4 +212,13 @@ class Stage:
             stage.close()
 
 
+class RegroupingStage(Stage):
+    """A stage that makes groups. Where it is asked to keep its rest, it ends where its last whole group ended."""
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether, at the end, there are elements that fill no group."""
+        raise TypeError(f"{type(self).__name__} does not tell of its rest")
+
+
 SKIP_CHUNK = 1024

@@ -14,11 +14,10 @@ from penstock.core.errors import CacheIgnoredWarning, InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
-from penstock.graph.regrouping import REGROUPING, last_regrouping
+from penstock.graph.regrouping import last_regrouping, makes_rounds
+from penstock.graph.traits import OnWorkers, Rounds
 from penstock.graph.traverse import readers_of, rewrite, walk
-from penstock.passes.canonical import canonicalize
-
-COUNTED_FROM_THE_FIRST = (ops.Take, ops.Skip, ops.Enumerate, ops.Zip, ops.WithEpoch)
+from penstock.passes import canonicalize
 
 
 def for_workers(node: Node, sharding: str) -> Node:
@@ -27,16 +26,16 @@ def for_workers(node: Node, sharding: str) -> Node:
     A declared length is not in it: only the reader sees all elements. Nor is a cache, because every epoch deals other
     splits to a worker. A source that two operators read has become two, so that each has its own splits.
     """
-    root = rewrite(canonicalize(node), _without_length)
+    root = rewrite(canonicalize(node), _without_readers_part)
     if sharding == "off":
         return root
     for operator in walk(root):
-        if isinstance(operator, COUNTED_FROM_THE_FIRST):
+        if operator.traits.on_workers is OnWorkers.REFUSED:
             raise InvalidPipelineError(
                 f"{short_label(operator)} means something only over all workers together: put it after distribute(), "
                 "or use sharding='off'"
             )
-    root = rewrite(root, _without_cache)
+    root = rewrite(root, _without_what_epochs_share)
     _check_rests(root)
     return _unshared(root)
 
@@ -46,17 +45,18 @@ def check_coordinated(root: Node) -> None:
     last = last_regrouping(root)
     readers = readers_of(root)
     for operator in walk(root):
-        if isinstance(operator, ops.BucketByLength) and operator is not last:
+        regroups = operator.traits.regroups
+        if regroups is not None and regroups.rounds is Rounds.BUCKETS and operator is not last:
             between = _first_that_regroups(operator, readers)
             raise InvalidPipelineError(
                 f"{short_label(operator)} is followed by {short_label(between)}, which would mix its buckets in a "
                 f"round of coordinated reads: put {between.name}() before it"
             )
-    if isinstance(last, (ops.BucketByLength, ops.GroupByWindow, ops.PaddedBatch)):
+    if last is not None and makes_rounds(last):
         after = root
         while after is not last:
-            for step in getattr(after, "steps", (after,)):
-                if isinstance(step, ops.Filter) or getattr(step, "on_error", None) is not None:
+            for step in ops.steps_of(after):
+                if step.traits.may_skip:
                     raise InvalidPipelineError(
                         f"{short_label(step)} may leave out a batch of a round of coordinated reads: "
                         f"put it before {short_label(last)}"
@@ -64,12 +64,12 @@ def check_coordinated(root: Node) -> None:
             (after,) = after.inputs
 
 
-def _without_length(node: Node) -> Node:
-    return node.upstream if isinstance(node, ops.WithLength) else node
+def _without_readers_part(node: Node) -> Node:
+    return node.inputs[0] if node.traits.on_workers is OnWorkers.LEFT_TO_READER else node
 
 
-def _without_cache(node: Node) -> Node:
-    if not isinstance(node, ops.Cache):
+def _without_what_epochs_share(node: Node) -> Node:
+    if node.traits.on_workers is not OnWorkers.LEFT_OUT:
         return node
     warnings.warn(
         f"{short_label(node)} is left out: every epoch gives a worker other data, so that it would find nothing of its "
@@ -77,14 +77,14 @@ def _without_cache(node: Node) -> Node:
         CacheIgnoredWarning,
         stacklevel=4,
     )
-    return node.upstream
+    return node.inputs[0]
 
 
 def _check_rests(root: Node) -> None:
     last = last_regrouping(root)
     readers = readers_of(root)
     for operator in walk(root):
-        if isinstance(operator, REGROUPING) and operator.drop_last and operator is not last:
+        if operator is not last and isinstance(operator, ops.Unary) and operator.drops_rest:
             between = _first_that_regroups(operator, readers)
             raise InvalidPipelineError(
                 f"{short_label(operator)} is followed by {short_label(between)}, so that each worker would drop a rest "

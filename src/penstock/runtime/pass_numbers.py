@@ -64,25 +64,16 @@ class PassNumbering:
         return PassesOver(label=short_label(node), count=count, most=self._most if _many(count) else max(1, count))
 
     def _never_ends(self, node: Node) -> bool:
-        """Say whether it never ends, or is empty: an empty input is not repeated for ever."""
-        match node:
-            case ops.Repeat(count=ops.NEVER_ENDS) | ops.Mix(stop="never"):
-                return True
-            case ops.Repeat(count=0) | ops.WithEpoch():
-                return False
-            case ops.Take(count=count) if count != ops.NEVER_ENDS:
-                return False
-        return bool(node.inputs) and self._endless.issuperset(node.inputs)
+        """Say whether it never ends, or is empty: an empty input is not repeated for ever.
+
+        What of several inputs goes on for ever may be empty, so that only all of them say so.
+        """
+        inputs = [below if below in self._endless else None for below in node.inputs]
+        cause = node.endless(inputs)
+        return cause is node or (cause is not None and None not in inputs)
 
     def _count(self, node: Node, upstream: Node) -> int:
-        match node:
-            case ops.Repeat(count=count):
-                pass
-            case ops.WithEpoch() | ops.Mix(stop="never"):
-                count = ops.NEVER_ENDS
-            case _:
-                return 1
-        return 1 if count and upstream in self._endless else count
+        return 1 if node.passes and upstream in self._endless else node.passes
 
 
 def _many(count: int) -> bool:

@@ -14,15 +14,16 @@ from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
-from penstock.graph.regrouping import last_regrouping
+from penstock.graph.regrouping import last_regrouping, makes_rounds
+from penstock.graph.traits import GroupedBy
 from penstock.graph.traverse import walk
 from penstock.runtime.buffers import is_large
 from penstock.runtime.collate import Array, Empty
 from penstock.runtime.contract import Stage
 from penstock.runtime.distributable import check_coordinated
 from penstock.runtime.flight import Flight
-from penstock.runtime.groups import IN_ROUNDS
-from penstock.runtime.ops.leftovers import (
+from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.leftovers import (
     Advance,
     Leftovers,
     PlainRemainder,
@@ -31,10 +32,9 @@ from penstock.runtime.ops.leftovers import (
     RowsRemainder,
     WaitingRemainder,
 )
-from penstock.runtime.ops.ordinals import AllSplits, FedSplits, Ordinals
-from penstock.runtime.ops.shard import Sharding
-from penstock.runtime.ops.share import Share
-from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.ordinals import AllSplits, FedSplits, Ordinals
+from penstock.runtime.streaming.sharding import Sharding, Share
+from penstock.runtime.streaming.units import Sizes, unit_sizes
 from penstock.runtime.streams import Allocate, Left, StreamPart, UnitFeed
 
 
@@ -83,6 +83,11 @@ class Placement:
         feed = None if self.part is None else self.part.feed
         return feed if isinstance(feed, UnitFeed) else None
 
+    @property
+    def sizes(self) -> Sizes | None:
+        """What says how many rows each batch has, where units do."""
+        return None if self.units is None else unit_sizes(self.units)
+
     def dropped(self, number: int) -> frozenset[tuple[int, int]]:
         found = () if self.part is None else self.part.dropped
         return frozenset((split, index) for source, split, index in found if source == number)
@@ -104,7 +109,7 @@ class Placement:
 
     def members(self, node: Node) -> int:
         """Return how many outputs of this operator make a round; 0: it does not have to know."""
-        if self.part is None or node is not self.last_regrouping or not isinstance(node, IN_ROUNDS):
+        if self.part is None or node is not self.last_regrouping or not makes_rounds(node):
             return 0
         return self.part.coordinated
 
@@ -128,9 +133,10 @@ class Placement:
     def _remainder(self, reader: Node | None, upstream: Stage) -> Remainder:
         if reader is not None and self.members(reader):
             return RoundsRemainder(upstream)
-        if isinstance(reader, (ops.BucketByLength, ops.GroupByWindow)):
-            return WaitingRemainder(upstream)
-        return RowsRemainder(upstream) if isinstance(reader, ops.Rebatch) else PlainRemainder(upstream)
+        regroups = None if reader is None else reader.traits.regroups
+        if regroups is None or regroups.by is GroupedBy.ORDER:
+            return PlainRemainder(upstream)
+        return WaitingRemainder(upstream) if regroups.by is GroupedBy.KEY else RowsRemainder(upstream)
 
     # Work and memory
 
@@ -171,7 +177,7 @@ def check_weights_midway(root: Node) -> None:
     """
     mix = _one_mix(root)
     for node in walk(root):
-        if node.holds_back and any(above is mix for above in walk(node)):
+        if node.traits.holds_back and any(above is mix for above in walk(node)):
             raise InvalidArgumentError(
                 f"set_weights() in the middle of an epoch with {short_label(node)} after the mix: it holds elements of "
                 "the old weights. Set weights between epochs, or put the operator before the mix"

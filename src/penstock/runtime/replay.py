@@ -17,10 +17,12 @@ from penstock.graph.functions import UserFunction
 from penstock.graph.readers import SourceNode
 from penstock.runtime.blame import blame
 from penstock.runtime.budget import default_budget
+from penstock.runtime.building import Step
+from penstock.runtime.calling import Calls
 from penstock.runtime.contract import Chunk, Origin, Stage, State
 from penstock.runtime.lower import Lowering
 from penstock.runtime.ops.source import IndexedSource, SplitSource
-from penstock.runtime.ops.steps import Calls, FilterStep, MapStep, Step, run_steps
+from penstock.runtime.ops.steps import CallingStep, run_steps
 from penstock.runtime.ops.transform import Transform
 from penstock.runtime.quarantine import Quarantine, Quarantined
 from penstock.sources.base import Source
@@ -57,7 +59,7 @@ def replay(
                 return _read_again(stage, entry)
             if isinstance(stage, Transform):
                 for i, step in enumerate(stage.steps):
-                    if isinstance(step, (MapStep, FilterStep)) and step.calls.quarantine is wanted:
+                    if isinstance(step, CallingStep) and step.calls.quarantine is wanted:
                         given = _input_of(stage, stage.steps[:i], entry)
                         if called_with is not None:
                             called_with(given.elements[0])

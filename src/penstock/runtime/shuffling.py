@@ -10,13 +10,7 @@ from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
-from penstock.passes.one_to_one import is_movable
 from penstock.runtime.ops.source import RandomOrder
-
-ORDER_KEEPING = (ops.Map, ops.Filter, ops.Select, ops.Drop, ops.Rename, ops.Fused, ops.Prefetch, ops.Shard)
-"""Each output comes from one input and stands in its place: shuffling below is as good as shuffling above."""
-ORDER_PASSING = (*ORDER_KEEPING, ops.FlatMap, ops.Interleave, ops.Unbatch)
-"""A shuffle above these permutes the splits below them; children of one parent still need a shuffle of their own."""
 
 
 def order_of(node: ops.Shuffle, seed: int) -> RandomOrder:
@@ -28,7 +22,7 @@ def shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
     """Return the shuffles below this one that it makes redundant: only one-to-one operators lie between."""
     found: list[ops.Shuffle] = []
     below: Node = node.upstream
-    while isinstance(below, ops.Shuffle) or is_movable(below):
+    while isinstance(below, ops.Shuffle) or ops.is_one_to_one(below):
         if isinstance(below, ops.Shuffle):
             found.append(below)
         below = below.upstream
@@ -38,7 +32,7 @@ def shuffles_reached(node: ops.Shuffle) -> list[ops.Shuffle]:
 def source_reached(node: ops.Shuffle) -> SourceNode | None:
     """Return the source that can read in a shuffle's order, so that nothing has to be put in order after it."""
     below: Node = node.upstream
-    while isinstance(below, (ops.Shuffle, *ORDER_KEEPING)):
+    while isinstance(below, ops.Unary) and (isinstance(below, ops.Shuffle) or below.traits.keeps_order):
         below = below.upstream
     return below if isinstance(below, SourceNode) else None
 

@@ -17,6 +17,7 @@ from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.readers import SourceNode
+from penstock.graph.traits import Inputs
 from penstock.graph.traverse import walk
 
 
@@ -51,10 +52,10 @@ def stream_limit(root: Node, counts: Sequence[int | None]) -> StreamLimit | None
             count = next(numbers)
             reached[node] = None if count is None else _Reach(count, short_label(node))
             continue
-        choose = max if isinstance(node, ops.Concatenate) else min
+        choose = max if node.traits.inputs is Inputs.ANY else min
         found = choose(inputs, key=lambda reach: reach.streams, default=None)
         reached[node] = found
-        if found is not None and _needs_all_inputs(node):
+        if found is not None and node.traits.inputs is Inputs.ALL_OR_WRONG:
             limits.append(StreamLimit(found.streams, found.source, short_label(node)))
     return min(limits, key=lambda limit: limit.most, default=None)
 
@@ -62,7 +63,3 @@ def stream_limit(root: Node, counts: Sequence[int | None]) -> StreamLimit | None
 def ends_with_an_input(root: Node) -> bool:
     """Say whether a mix ends by what it gets of its inputs: then what each stream gets must not be left to chance."""
     return any(isinstance(node, ops.Mix) and node.stop != "never" for node in walk(root))
-
-
-def _needs_all_inputs(node: Node) -> bool:
-    return isinstance(node, ops.Mix) or (isinstance(node, ops.Repeat) and node.count == ops.NEVER_ENDS)

@@ -15,10 +15,9 @@ from penstock.graph import ops
 from penstock.graph.codec import decode_graph
 from penstock.graph.node import Node
 from penstock.graph.readers import FileSource, SourceNode
-from penstock.graph.regrouping import last_regrouping
+from penstock.graph.regrouping import last_regrouping, makes_rounds
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
-from penstock.runtime.groups import IN_ROUNDS
 from penstock.runtime.streams import StreamStopped
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
@@ -120,7 +119,7 @@ class Job:
             graph=graph,
             listings=tuple(listings),
             caches=any(isinstance(node, ops.Cache) for node in walk(graph)),
-            makes_rounds=spec.spec.ranks.coordinated and isinstance(last_regrouping(graph), IN_ROUNDS),
+            makes_rounds=spec.spec.ranks.coordinated and makes_rounds(last_regrouping(graph)),
         )
 
     def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:

@@ -6,20 +6,23 @@ With `keep_rest` the last rows that do not fill a batch are not given: the end i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from penstock.core.element import Element
-from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
+from penstock.graph import ops
+from penstock.runtime.building import Site, builds
+from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
+from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.units import Sizes
 
 Collate = Callable[[Sequence[Element]], Element]
-Sizes = Callable[[State], Iterator[int]]
-"""From where a stage is opened to the sizes of the batches that follow, each asked for when its first row is there."""
 
 
-class Batching(Stage):
+class Batching(RegroupingStage):
     def __init__(
         self,
         meter: StageMeter,
@@ -99,3 +102,32 @@ class Batching(Stage):
         if not rows or self._drop_last:
             return Chunk((), Points(end, ()))
         return Chunk([self._collate(rows)], Points(start, [end]), self._ident)
+
+
+def stacking(empty: Empty) -> Collate:
+    """Return what makes arrays of rows, in memory that `empty` gives."""
+    leaf = partial(stack_leaves, empty=empty)
+    return lambda rows: collate(rows, "", leaf)
+
+
+@builds(ops.Batch)
+def _stacked(node: ops.Batch, at: Site, upstream: Stage) -> Stage:
+    return batching(node.size, node.drop_last, stacking(at.placement.empty), at, upstream)
+
+
+@builds(ops.RaggedBatch)
+def _ragged(node: ops.RaggedBatch, at: Site, upstream: Stage) -> Stage:
+    return batching(node.size, node.drop_last, lambda rows: collate(rows, "", ragged_leaves), at, upstream)
+
+
+def batching(size: int, drop_last: bool, join: Collate, at: Site, upstream: Stage) -> Stage:
+    """Return the stage that makes outputs of `size` elements each, by `join`."""
+    return Batching(
+        at.meter,
+        upstream,
+        size=size,
+        drop_last=drop_last,
+        collate=join,
+        keep_rest=at.keep_rest,
+        sizes=at.placement.sizes,
+    )

@@ -18,11 +18,18 @@ import numpy as np
 
 from penstock.core.element import Element, Ragged, element_bytes, map_leaves
 from penstock.core.errors import StateMismatchError
+from penstock.graph import ops
+from penstock.graph.fingerprint import fingerprint
 from penstock.graph.ops import MemorySlot
+from penstock.graph.randomized import draws
+from penstock.graph.traverse import walk
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Marks, Origin, Stage, State
+from penstock.runtime.ops.cache_files import FileStore
 from penstock.runtime.ops.source import make_idents
 from penstock.runtime.randomness import derive_word
 from penstock.runtime.stats import StageMeter
+from penstock.sources.registry import source_digest
 
 
 class Store(Protocol):
@@ -194,3 +201,17 @@ class Caching(Stage):
     def close(self) -> None:
         self._give_up()
         super().close()
+
+
+@builds(ops.Cache)
+def _caching(node: ops.Cache, at: Site, upstream: Stage) -> Stage:
+    return Caching(at.meter, upstream, _store(node, at), with_idents=at.with_idents)
+
+
+def _store(node: ops.Cache, at: Site) -> Store:
+    if node.path is None:
+        return memory_store(node.slot, node.max_bytes)
+    # A cached pass is drawn with the seed: another seed is other content. The files above are part of the key too.
+    content = fingerprint(node.upstream, source_digest=lambda source: source_digest(at.source_of(source)))
+    drawn = any(map(draws, walk(node)))
+    return FileStore(node.path, f"{content[:24]}-{at.seed:x}" if drawn else content[:24])

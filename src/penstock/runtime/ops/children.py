@@ -7,20 +7,23 @@ never all at once: a parent may have more of them than fit in memory.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from penstock.core.element import Element, batch_rows
+from penstock.graph import ops
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Site, builds
+from penstock.runtime.calling import MakeChildren
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
 from penstock.runtime.flight import Flight
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
-MakeChildren = Callable[[Any, Idents | None], Iterable[Any]]
 PARENTS_AT_ONCE = 64
 
 
@@ -154,3 +157,26 @@ class FlatMapping(Stage):
         idents = np.repeat(self._parents.idents[self._next_parent][None], count, axis=0)
         idents[:, 2] = child_paths(idents[:, 2], np.arange(first, first + count))
         return idents
+
+
+@builds(ops.FlatMap)
+def _flat_mapping(node: ops.FlatMap, at: Site, upstream: Stage) -> Stage:
+    return FlatMapping(
+        at.meter,
+        upstream,
+        label=at.meter.label,
+        children=at.calling.children(node.function, node.salt),
+        with_idents=at.with_idents,
+        flight=at.placement.flight(),
+    )
+
+
+@builds(ops.Unbatch)
+def _unbatching(node: ops.Unbatch, at: Site, upstream: Stage) -> Stage:
+    return FlatMapping(
+        at.meter, upstream, label=at.meter.label, children=_rows_of, with_idents=at.with_idents, flight=None
+    )
+
+
+def _rows_of(batch: Element, ident: Idents | None) -> Iterable[Element]:
+    return batch_rows(batch)

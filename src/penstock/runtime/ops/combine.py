@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.element import Element
+from penstock.graph import ops
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
 
@@ -112,3 +114,13 @@ class Concatenating(Stage):
             if passed < count:
                 self._turn()
         return passed
+
+
+@builds(ops.Zip)
+def _zipping(node: ops.Zip, at: Site, *upstreams: Stage) -> Stage:
+    return Zipping(at.meter, upstreams)
+
+
+@builds(ops.Concatenate)
+def _concatenating(node: ops.Concatenate, at: Site, *upstreams: Stage) -> Stage:
+    return Concatenating(at.meter, upstreams, keep_ends=not at.placement.alone)

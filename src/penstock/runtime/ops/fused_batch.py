@@ -13,16 +13,20 @@ from typing import Any
 import numpy as np
 
 from penstock.core.element import Element, element_bytes, map_leaves, rebuild_like
+from penstock.graph import ops
+from penstock.graph.parameters import short_label
 from penstock.runtime.blame import blame
 from penstock.runtime.buffers import BufferPool
+from penstock.runtime.building import Site, Step, builds, make_step
 from penstock.runtime.collate import Array, collate, different_arrays, different_structure, stack_leaves
-from penstock.runtime.contract import Chunk, Idents, Marks, Points, Stage, State
+from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
 from penstock.runtime.flight import Flight
-from penstock.runtime.ops.batch import Collate, Sizes
-from penstock.runtime.ops.steps import Step, run_steps
+from penstock.runtime.ops.batch import Collate, stacking
+from penstock.runtime.ops.steps import run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.units import Sizes
 from penstock.runtime.tuning import Tuner
 
 IN_PLACE_BYTES = 4096  # smaller arrays are cheaper to collate together
@@ -239,7 +243,7 @@ class _Rows(Ordered):
         return max(super()._slot_limit(), 2 * self._size // max(self._tuner.chunk_size, 1))
 
 
-class FusedBatching(Stage):
+class FusedBatching(RegroupingStage):
     """Puts finished rows together into batches, in order."""
 
     def __init__(
@@ -332,3 +336,26 @@ class FusedBatching(Stage):
             return Chunk((), Points(end, ()))
         assert start is not None
         return Chunk([batch.finish(count)], Points(start, [end]), self._ident)
+
+
+@builds(ops.FusedBatch)
+def _fused_batching(node: ops.FusedBatch, at: Site, upstream: Stage) -> Stage:
+    at.meter.label = f"batch({node.size})"
+    rows_meter = at.meter_before(" + ".join(map(short_label, node.steps)))
+    buffers = BufferPool(at.placement.allocate)
+    return FusedBatching(
+        at.meter,
+        upstream,
+        at.pool,
+        at.resources.tuner(node.traits.threads, rows_meter),
+        at.resources.room(),
+        steps=[make_step(step, at.calling, rows_meter) for step in node.steps],
+        size=node.size,
+        drop_last=node.drop_last,
+        rows_meter=rows_meter,
+        collate=stacking(buffers.empty),
+        buffers=buffers,
+        keep_rest=at.keep_rest,
+        flight=at.placement.flight(),
+        sizes=at.placement.sizes,
+    )

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.graph import ops
 from penstock.runtime.blame import raise_blamed
+from penstock.runtime.building import Site, builds
+from penstock.runtime.calling import MakeChildren
 from penstock.runtime.contract import Chunk, Fixed, Idents, Stage, State
-from penstock.runtime.ops.children import MakeChildren
 from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
@@ -144,3 +146,16 @@ class Interleaving(Stage):
         ident = slot.parent.ident.copy()
         ident[:, 2] = child_paths(ident[:, 2], np.array([slot.given]))
         return ident
+
+
+@builds(ops.Interleave)
+def _interleaving(node: ops.Interleave, at: Site, upstream: Stage) -> Stage:
+    return Interleaving(
+        at.meter,
+        upstream,
+        label=at.meter.label,
+        children=at.calling.children(node.function, node.salt),
+        cycle=node.cycle,
+        block=node.block,
+        with_idents=at.with_idents,
+    )

@@ -16,10 +16,11 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import EmptyInputError
-from penstock.graph.ops import NEVER_ENDS, MixStop
+from penstock.graph import ops
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
-from penstock.runtime.ops.repeat import MOST_EMPTY, EmptyPasses
+from penstock.runtime.empty_passes import MOST_EMPTY, EmptyPasses
 from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
 
@@ -85,7 +86,7 @@ class Mixing(Stage):
         label: str,
         weights: Sequence[float],
         unit: Callable[[Element], float] | None,
-        stop: MixStop,
+        stop: ops.MixStop,
         passes_over: Sequence[PassesOver],
         empty: Sequence[EmptyPasses],
         given_weights: Sequence[float] | None = None,
@@ -175,7 +176,7 @@ class Mixing(Stage):
                 self._over = True
             elif self._stop == "all":
                 source.ended = True
-            elif source.passes_over.count != NEVER_ENDS:
+            elif source.passes_over.count != ops.NEVER_ENDS:
                 self._give_up(source)  # it never ends by itself, so it has given up
             else:
                 chunk = self._next_pass(source, want)
@@ -214,3 +215,18 @@ class Mixing(Stage):
     def stop(self) -> None:
         self._stopped = True
         super().stop()
+
+
+@builds(ops.Mix)
+def _mixing(node: ops.Mix, at: Site, *upstreams: Stage) -> Stage:
+    return Mixing(
+        at.meter,
+        upstreams,
+        label=at.meter.label,
+        weights=node.weights,
+        given_weights=at.placement.mix_weights,
+        unit=None if node.unit is None else node.unit.resolve(),
+        stop=node.stop,
+        passes_over=[at.passes_over(node, upstream) for upstream in node.inputs],
+        empty=[at.empty_passes(upstream) for upstream in node.inputs],
+    )

@@ -15,8 +15,10 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
 from penstock.graph.ops import PackLong
 from penstock.runtime.blame import raise_blamed
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
@@ -164,3 +166,17 @@ def fit(pieces: Sequence[Array], length: int) -> list[list[Array]]:
         if left > len(piece):
             insort(room, (left - len(piece), row))
     return rows
+
+
+@builds(ops.Pack)
+def _packing(node: ops.Pack, at: Site, upstream: Stage) -> Stage:
+    return Packing(
+        at.meter,
+        upstream,
+        label=at.meter.label,
+        length=node.length,
+        key=node.key,
+        long=node.long,
+        lookahead=node.lookahead,
+        value=node.value,
+    )

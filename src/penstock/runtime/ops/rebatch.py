@@ -11,29 +11,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.core.element import Element, batch_length, slice_batch
+from penstock.graph import ops
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Site, builds
 from penstock.runtime.collate import Empty, join_batches
-from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, RegroupingStage, Stage, State
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 
 @dataclass(frozen=True, slots=True)
 class _RowMarks:
-    """`points[k]` is (rows taken of a batch, the place before that batch) after k outputs."""
+    """`points[k]` is (rows taken of a batch, the place before that batch) after k outputs.
+
+    `begins[k]` is the batch that has the first row of output k, which may be of a later chunk than the place before.
+    """
 
     points: Sequence[tuple[int, tuple[Marks, int]]]
+    begins: Sequence[tuple[Marks, int]] = ()
 
     def at(self, k: int) -> State:
         rows, (marks, at) = self.points[k]
         return [rows, marks.at(at)]
 
     def origin(self, k: int) -> Origin | None:
-        _, (marks, at) = self.points[k]
+        marks, at = self.begins[k]
         return marks.origin(at)
 
 
-class Rebatching(Stage):
+class Rebatching(RegroupingStage):
     _drop: int
 
     def __init__(
@@ -60,6 +66,7 @@ class Rebatching(Stage):
         self._rest: Chunk | None = None
         self._have = 0
         self._ident: Idents | None = None
+        self._begin: tuple[Marks, int] = (Fixed(None), 0)
         self._point: tuple[int, tuple[Marks, int]] = (self._drop, (Fixed(upstream_state), 0))
         self._untouched = True
         self._error: BaseException | None = None
@@ -73,6 +80,7 @@ class Rebatching(Stage):
         if self._error is not None:
             raise self._error
         points = [self._point]
+        begins: list[tuple[Marks, int]] = []
         out: list[Element] = []
         idents: list[Idents] = []
         while not out:
@@ -86,14 +94,14 @@ class Rebatching(Stage):
             for k, batch in enumerate(chunk.elements):
                 ident = None if chunk.idents is None else chunk.idents[k : k + 1]
                 try:
-                    self._add(batch, chunk.marks, k, ident, out, points, idents)
+                    self._add(batch, chunk.marks, k, ident, out, points, begins, idents)
                 except Exception as error:
                     self._error = blame(error, self.meter.label, chunk.marks.origin(k))
                     break
             if self._error is not None and not out:
                 raise self._error
         self._point = points[-1]
-        return Chunk(out, _RowMarks(points), np.concatenate(idents) if idents else None)
+        return Chunk(out, _RowMarks(points, begins), np.concatenate(idents) if idents else None)
 
     def _add(
         self,
@@ -103,20 +111,24 @@ class Rebatching(Stage):
         ident: Idents | None,
         out: list[Element],
         points: list[tuple[int, tuple[Marks, int]]],
+        begins: list[tuple[Marks, int]],
         idents: list[Idents],
     ) -> None:
         rows, start = batch_length(batch), self._drop
         self._drop = 0
         while start < rows:
             stop = min(rows, start + self._size - self._have)
-            if not self._parts and ident is not None:
-                self._ident = ident.copy()  # a batch is known by its first row
-                self._ident[:, 2] = child_paths(ident[:, 2], np.array([start]))
+            if not self._parts:
+                self._begin = marks, k  # a batch is known by its first row
+                if ident is not None:
+                    self._ident = ident.copy()
+                    self._ident[:, 2] = child_paths(ident[:, 2], np.array([start]))
             self._parts.append(slice_batch(batch, start, stop))
             self._have += stop - start
             start = stop
             if self._have == self._size:
                 out.append(join_batches(self._parts, self._empty))
+                begins.append(self._begin)
                 points.append((0, (marks, k + 1)) if stop == rows else (stop, (marks, k)))
                 if self._ident is not None:
                     idents.append(self._ident)
@@ -133,4 +145,16 @@ class Rebatching(Stage):
         self._point = end
         if not parts or self._drop_last:
             return Chunk((), _RowMarks([end]))
-        return Chunk([join_batches(parts)], _RowMarks([*points, end]), self._ident)
+        return Chunk([join_batches(parts)], _RowMarks([*points, end], [self._begin]), self._ident)
+
+
+@builds(ops.Rebatch)
+def _rebatching(node: ops.Rebatch, at: Site, upstream: Stage) -> Stage:
+    return Rebatching(
+        at.meter,
+        upstream,
+        size=node.size,
+        drop_last=node.drop_last,
+        keep_rest=at.keep_rest,
+        empty=at.placement.empty,
+    )

@@ -7,46 +7,15 @@ stream, which gets a part of every pass.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.graph import ops
 from penstock.graph.ops import NEVER_ENDS, MemorySlot
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.empty_passes import EmptyPasses
 from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
-
-MOST_EMPTY = 1000  # passes in a row of which a stream read some splits, and all for nothing
-
-
-class EmptyPasses:
-    """Tells when passes without elements mean that no pass will have any.
-
-    Alone, one of them says so. A stream reads a part of each pass: a filter may leave nothing of it, and something of
-    the next one's, which comes in another order. There it takes many; those of which others got all the splits say
-    nothing, and do not count.
-    """
-
-    def __init__(self, splits_read: Callable[[], int] | None = None) -> None:
-        """`splits_read`, in a stream, is how many splits the input has begun so far."""
-        self.alone = splits_read is None
-        self._splits_read = splits_read
-        self.gave()
-
-    def gave(self) -> None:
-        """The present pass has an element."""
-        self._count = 0
-
-    def begin_pass(self) -> None:
-        if self._splits_read is not None:
-            self._before = self._splits_read()
-
-    def were_enough(self) -> bool:
-        """Count a pass without elements that has ended; say whether to give up."""
-        if self._splits_read is None:
-            return True
-        if self._splits_read() != self._before:
-            self._count += 1
-        return self._count >= MOST_EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +141,14 @@ class Epochs(Stage):
     def _end_at(self, state: State) -> None:
         self._end = state
         _epoch_ends.setdefault(self._slot, {})[self._epoch + 1] = state
+
+
+@builds(ops.Repeat)
+def _repeating(node: ops.Repeat, at: Site, upstream: Stage) -> Stage:
+    return Repeating(at.meter, upstream, at.passes_over(node, node.upstream), empty=at.empty_passes(node))
+
+
+@builds(ops.WithEpoch)
+def _epochs(node: ops.WithEpoch, at: Site, upstream: Stage) -> Stage:
+    passes_over, empty = at.passes_over(node, node.upstream), at.empty_passes(node)
+    return Epochs(at.meter, Repeating(StageMeter("repeat"), upstream, passes_over, empty=empty), node.count, node.slot)

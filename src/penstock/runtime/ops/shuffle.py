@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from penstock.graph import ops
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
-from penstock.runtime.ops.share import Share
 from penstock.runtime.ops.source import RandomOrder
 from penstock.runtime.randomness import block_permutation, derive_key
+from penstock.runtime.shuffling import block_size, order_of, source_reached
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.sharding import Share
 
 
 class _Block:
@@ -140,3 +143,13 @@ class BlockShuffle(Stage):
             self._filling.add(chunk)
         else:
             self._ended = chunk
+
+
+@builds(ops.Shuffle)
+def _shuffling(node: ops.Shuffle, at: Site, upstream: Stage) -> Stage:
+    source = source_reached(node)
+    if source is not None and at.reads_by_index(source):
+        return upstream  # it reads in this order itself
+    return BlockShuffle(
+        at.meter, upstream, size=block_size(node), order=order_of(node, at.seed), share=at.placement.share
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
 from penstock.graph.ops import NEVER_ENDS
+from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Shifted, Stage, State
 from penstock.runtime.stats import StageMeter
 
@@ -105,3 +107,23 @@ class LengthDeclared(_Counting):
                 f"with_length({self._count}) was declared, but there are {at_least}{self._given} elements"
             )
         return chunk
+
+
+@builds(ops.Take)
+def _taking(node: ops.Take, at: Site, upstream: Stage) -> Stage:
+    return Taking(at.meter, upstream, node.count)
+
+
+@builds(ops.Skip)
+def _skipping(node: ops.Skip, at: Site, upstream: Stage) -> Stage:
+    return Skipping(at.meter, upstream, node.count)
+
+
+@builds(ops.Enumerate)
+def _enumerating(node: ops.Enumerate, at: Site, upstream: Stage) -> Stage:
+    return Enumerating(at.meter, upstream, node.start)
+
+
+@builds(ops.WithLength)
+def _length_declared(node: ops.WithLength, at: Site, upstream: Stage) -> Stage:
+    return LengthDeclared(at.meter, upstream, node.count)

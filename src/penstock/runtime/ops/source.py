@@ -16,10 +16,10 @@ import numpy as np
 from penstock.core.errors import DataError
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, Stage, State
 from penstock.runtime.flight import Flight
-from penstock.runtime.ops.ordinals import Ordinals, read_place
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import Permutation, block_permutation, derive_key, derive_word
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.ordinals import Ordinals, read_place
 from penstock.sources.base import (
     IndexableSource,
     LocatesElements,

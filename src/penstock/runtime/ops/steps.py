@@ -1,108 +1,32 @@
-"""Steps: what a transform does to a chunk. A step never keeps anything from one chunk to the next.
-
-What was made before a call failed is kept, so the hot path needs no try per element and still knows which element it
-was. The loops are plain ones: `list.extend(map(...))` takes a `StopIteration` of the function for the end of the chunk.
-"""
+"""map and filter as steps: what a transform does to a chunk. A step never keeps anything from one chunk to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from types import FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any
 
-from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
 from penstock.graph.expressions import Expression
+from penstock.graph.parameters import short_label
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Step, step_of
+from penstock.runtime.calling import Calling, Calls, call_each
 from penstock.runtime.contract import Chunk, Selected
 from penstock.runtime.ordered import Outcome
 from penstock.runtime.quarantine import Quarantine
-from penstock.runtime.randomness import ElementGenerators
-
-
-class Step(Protocol):
-    def run(self, chunk: Chunk) -> Outcome: ...
-
-
-def call_each(function: Callable[[Any], Any], elements: Sequence[Any], out: list[Any]) -> None:
-    """Append a result for each element; where a call raises, `out` has the results before it."""
-    for element in elements:
-        out.append(function(element))  # noqa: PERF401 - extend() would end at a StopIteration
-
-
-class Calls:
-    """Calls a user function on each element of a chunk."""
-
-    def __init__(
-        self,
-        label: str,
-        resolve: Callable[[], Callable[..., Any]],
-        generators: ElementGenerators | None,
-        quarantine: Quarantine | None,
-    ) -> None:
-        self.label = label
-        self.resolve = resolve
-        self.generators = generators
-        self.quarantine = quarantine
-
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        """What to call; a user's class is constructed at its first use, not when the pipeline is built.
-
-        Of an object it is its `__call__` itself: a plain loop calls that in half the time.
-        """
-        resolved = self.resolve()
-        call = type(resolved).__call__
-        return MethodType(call, resolved) if isinstance(call, FunctionType) else resolved
-
-    def results(self, chunk: Chunk) -> tuple[list[Any], Sequence[int] | None, BaseException | None]:
-        """Return the results, which elements they belong to (None: all from the first on), and what stopped it."""
-        if self.quarantine is not None:
-            return self._results_or_skip(chunk, self.quarantine)
-        function = self.function
-        out: list[Any] = []
-        try:
-            if self.generators is None:
-                call_each(function, chunk.elements, out)
-            else:
-                assert chunk.idents is not None
-                at = self.generators.at
-                for element, ident in zip(chunk.elements, chunk.idents):
-                    out.append(function(element, rng=at(ident)))
-        except Exception as error:
-            return out, None, blame(error, self.label, chunk.marks.origin(len(out)))
-        return out, None, None
-
-    def _results_or_skip(
-        self, chunk: Chunk, quarantine: Quarantine
-    ) -> tuple[list[Any], Sequence[int], BaseException | None]:
-        function = self.function
-        out: list[Any] = []
-        kept: list[int] = []
-        quarantine.entered(len(chunk.elements))
-        for k, element in enumerate(chunk.elements):
-            try:
-                if self.generators is None:
-                    result = function(element)
-                else:
-                    assert chunk.idents is not None
-                    result = function(element, rng=self.generators.at(chunk.idents[k]))
-            except Exception as error:
-                blamed = blame(error, self.label, chunk.marks.origin(k))
-                over_budget = quarantine.admit(blamed, chunk.marks, k)
-                if over_budget is not None:
-                    return out, kept, over_budget
-            else:
-                out.append(result)
-                kept.append(k)
-        return out, kept, None
+from penstock.runtime.stats import StageMeter
 
 
 @dataclass(slots=True)
-class MapStep:
+class CallingStep:
+    """Base of steps that call a user's function."""
+
     calls: Calls
 
+
+@dataclass(slots=True)
+class MapStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         out, kept, error = self.calls.results(chunk)
         if kept is None and error is None:
@@ -116,15 +40,18 @@ class MapStep:
 
 
 @dataclass(slots=True)
-class FilterStep:
-    calls: Calls
-
+class FilterStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         flags, judged, error = self.calls.results(chunk)
         judged = range(len(flags)) if judged is None else judged
         kept = [k for k, flag in zip(judged, flags) if flag]
         total = len(flags) if error is not None else len(chunk.elements)
         return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, total), error)
+
+
+@step_of(ops.Map)
+def _map_step(node: ops.Map, calling: Calling, meter: StageMeter) -> Step:
+    return MapStep(calling.calls(node, node.function, node.salt, meter))
 
 
 @dataclass(slots=True)
@@ -143,54 +70,11 @@ class ExpressionFilterStep:
         return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, len(flags)), error)
 
 
-@dataclass(slots=True)
-class ColumnsStep:
-    """select, drop and rename: a function of ours on dicts."""
-
-    label: str
-    change: Callable[[dict[str, Any]], dict[str, Any]]
-
-    def run(self, chunk: Chunk) -> Outcome:
-        out: list[Any] = []
-        try:
-            out.extend(map(self.change, chunk.elements))
-        except (KeyError, TypeError, AttributeError):
-            element = chunk.elements[len(out)]
-            have = (
-                f"has the columns {sorted(map(str, element))}"
-                if isinstance(element, dict)
-                else (f"is a {type(element).__name__}, not a dict")
-            )
-            error = InvalidPipelineError(f"{self.label}: an element {have}")
-            idents = None if chunk.idents is None else chunk.idents[: len(out)]
-            return Outcome(Chunk(out, chunk.marks, idents), blame(error, self.label, chunk.marks.origin(len(out))))
-        return Outcome(Chunk(out, chunk.marks, chunk.idents))
-
-
-def select_columns(columns: tuple[str, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda row: {column: row[column] for column in columns}
-
-
-def drop_columns(columns: tuple[str, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    dropped = frozenset(columns)
-
-    def drop(row: dict[str, Any]) -> dict[str, Any]:
-        if not dropped <= row.keys():
-            raise KeyError(columns)
-        return {column: value for column, value in row.items() if column not in dropped}
-
-    return drop
-
-
-def rename_columns(names: tuple[tuple[str, str], ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    new_names = dict(names)
-
-    def rename(row: dict[str, Any]) -> dict[str, Any]:
-        if not new_names.keys() <= row.keys():
-            raise KeyError(names)
-        return {new_names.get(column, column): value for column, value in row.items()}
-
-    return rename
+@step_of(ops.Filter)
+def _filter_step(node: ops.Filter, calling: Calling, meter: StageMeter) -> Step:
+    if isinstance(node.predicate, Expression):
+        return ExpressionFilterStep(short_label(node), node.predicate)
+    return FilterStep(calling.calls(node, node.predicate, node.salt, meter))
 
 
 def _select(chunk: Chunk, out: list[Any], kept: Sequence[int], total: int) -> Chunk:
@@ -211,5 +95,5 @@ def run_steps(steps: Sequence[Step], chunk: Chunk) -> Outcome:
 
 
 def quarantines_of(steps: Sequence[Step]) -> list[Quarantine]:
-    found = [step.calls.quarantine for step in steps if isinstance(step, (MapStep, FilterStep))]
+    found = [step.calls.quarantine for step in steps if isinstance(step, CallingStep)]
     return [quarantine for quarantine in found if quarantine is not None]

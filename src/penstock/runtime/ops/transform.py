@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import InvalidPipelineError
+from penstock.graph import ops
+from penstock.graph.node import Node
 from penstock.runtime.blame import blame
+from penstock.runtime.building import Site, Step, builds, make_step
+from penstock.runtime.calling import Calls
 from penstock.runtime.contract import Chunk, Idents, Marks, Origin, Stage, State
 from penstock.runtime.flight import Flight
-from penstock.runtime.ops.steps import Calls, Step, quarantines_of, run_steps
+from penstock.runtime.ops.steps import quarantines_of, run_steps
 from penstock.runtime.ordered import Buffering, Ordered, Outcome
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
@@ -158,3 +162,38 @@ class GroupedMap(Ordered):
         marks = _GroupMarks(group.start, group.end, count, group.dropped)
         idents = np.concatenate(group.idents)[group.dropped :] if group.idents else None
         return Outcome(Chunk(out[group.dropped :], marks, idents))
+
+
+def transform(nodes: Sequence[Node], at: Site, upstream: Stage) -> Stage:
+    """Return the stage that runs some operators as steps."""
+    threads = ops.threads_of(nodes)
+    return Transform(
+        at.meter,
+        upstream,
+        at.pool,
+        at.resources.tuner(threads, at.meter),
+        at.resources.room(),
+        steps=[make_step(node, at.calling, at.meter) for node in nodes],
+        one_to_one=all(node.traits.one_to_one for node in nodes),
+        flight=None if threads == 0 else at.placement.flight(),
+    )
+
+
+@builds(ops.Fused)
+def _fused(node: ops.Fused, at: Site, upstream: Stage) -> Stage:
+    return transform(node.steps, at, upstream)
+
+
+@builds(ops.Map)
+def _grouped_map(node: ops.Map, at: Site, upstream: Stage) -> Stage:
+    assert node.batch_size is not None, "any other map is a step"
+    return GroupedMap(
+        at.meter,
+        upstream,
+        at.pool,
+        at.resources.tuner(node.threads, at.meter),
+        at.resources.room(),
+        size=node.batch_size,
+        calls=at.calling.calls(node, node.function, node.salt, at.meter),
+        flight=at.placement.flight(),
+    )

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
 from penstock.runtime.blame import raise_blamed
-from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, RegroupingStage, Stage, State
 from penstock.runtime.ops.pending import Moment, MomentMarks, OpenedAt, PendingInput, Waiting
 from penstock.runtime.stats import StageMeter
 
@@ -87,7 +87,7 @@ class _Given:
         return Chunk(self.elements, MomentMarks(self.moments, self.origins), idents)
 
 
-class Windows(Stage):
+class Windows(RegroupingStage):
     def __init__(
         self,
         meter: StageMeter,

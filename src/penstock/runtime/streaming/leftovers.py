@@ -16,8 +16,8 @@ import numpy as np
 from penstock.core.element import batch_length, slice_batch
 from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
 from penstock.runtime.ops.pending import PendingInput, Waiting
-from penstock.runtime.ops.share import Share
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.sharding import Share
 from penstock.runtime.streams import Left, SplitFeed
 
 Advance = Callable[[int, Left], State]

@@ -11,21 +11,24 @@ one, whether there is one or not.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from penstock.core.errors import DeadlyElementError
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Stage, State
-from penstock.runtime.ops.batch import Sizes
-from penstock.runtime.ops.ordinals import read_place
 from penstock.runtime.ops.source import Reading
 from penstock.runtime.randomness import derive_word
 from penstock.runtime.stats import StageMeter
+from penstock.runtime.streaming.ordinals import read_place
 from penstock.runtime.streams import PASS_ENDED, PLACE, UnitFeed
 from penstock.sources.base import IndexableSource, LocatesElements
+
+Sizes: TypeAlias = Callable[[State], Iterator[int]]
+"""From where a stage is opened to the sizes of the batches that follow, each asked for when its first row is there."""
 
 POSITION_BITS = 24  # of an identity, for the place in a unit; the rest is the unit's number
 

@@ -1,0 +1,93 @@
+"""Operators that make batches of elements that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from penstock.graph.ops.base import Unary, check_at_least
+from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, Rounds, Traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batches(Unary):
+    """Base of operators that make one output of each `size` elements that follow each other."""
+
+    TRAITS: ClassVar[Traits] = Traits(
+        flow=Flow.OWN,
+        may_skip=False,
+        regroups=Regroups(by=GroupedBy.ORDER, rounds=Rounds.ANY),
+        only_counts=False,
+        holds_back=False,
+        order_bound=False,
+        on_workers=OnWorkers.RUNS,
+        inputs=Inputs.ALL,
+        same_columns=True,
+        threads=0,
+    )
+    size: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("size", self.size, 1)
+
+    @property
+    def drops_rest(self) -> bool:
+        return self.drop_last
+
+    def elements_given(self, inputs: Sequence[Length]) -> Length:
+        return batches_of(inputs[0], self.size, drop_last=self.drop_last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch(Batches):
+    """The leaves of the elements stacked into arrays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PaddedBatch(Batches):
+    """Arrays padded to the longest of the batch, to `length`, or to a multiple of `multiple_of`, along every axis."""
+
+    TRAITS: ClassVar[Traits] = replace(Batches.TRAITS, regroups=Regroups(by=GroupedBy.ORDER, rounds=Rounds.TOGETHER))
+    value: Any = 0
+    length: int | None = None
+    multiple_of: int | None = None
+
+    def __post_init__(self) -> None:
+        Batches.__post_init__(self)
+        check_at_least("length", self.length, 1)
+        check_at_least("multiple_of", self.multiple_of, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RaggedBatch(Batches):
+    """One-dimensional leaves become `Ragged`; others are batched as usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rebatch(Unary):
+    """Batches of another size, cut and joined by columns without touching rows."""
+
+    TRAITS: ClassVar[Traits] = replace(
+        Batches.TRAITS, regroups=Regroups(by=GroupedBy.ROWS, rounds=Rounds.ANY), holds_back=True
+    )
+    size: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("size", self.size, 1)
+
+    @property
+    def drops_rest(self) -> bool:
+        return self.drop_last
+
+
+def batches_of(count: Length, size: int, *, drop_last: bool) -> Length:
+    """
+    >>> batches_of(7, 3, drop_last=False), batches_of(7, 3, drop_last=True)
+    (3, 2)
+    """
+    if count is None:
+        return None
+    return count // size if drop_last else -(-count // size)

@@ -1,0 +1,82 @@
+"""Operators that hand on the elements they get: in another order, ahead of time, kept for later, or shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from penstock.graph.ops.base import MemorySlot, Unary, check_at_least
+from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits, varied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prefetch(Unary):
+    """Made ahead on a thread, up to `size` elements (None: as many as the memory budget allows)."""
+
+    TRAITS: ClassVar[Traits] = Traits(
+        flow=Flow.THROUGH,
+        may_skip=False,
+        regroups=None,
+        only_counts=False,
+        holds_back=False,
+        order_bound=False,
+        on_workers=OnWorkers.RUNS,
+        inputs=Inputs.ALL,
+        same_columns=True,
+        threads=None,
+    )
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least("size", self.size, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shuffle(Unary):
+    """A random order: of blocks of `size` elements, or of everything where the source below is indexable."""
+
+    TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, flow=Flow.OWN, order_bound=True, threads=0)
+    size: int | None = None
+    seed: int | None = None
+    reshuffle: bool = True
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least("size", self.size, 1)
+
+    @property
+    def traits(self) -> Traits:
+        return varied(self.TRAITS, holds_back=self.size is not None)
+
+    def elements_given(self, inputs: Sequence[Length]) -> Length:
+        return inputs[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cache(Unary):
+    """Computed in the first whole pass, read back afterwards: from memory, or from files below `path`.
+
+    Other pipelines read the same cache and may need other columns, so that what is needed above says nothing below.
+    """
+
+    PRIVATE: ClassVar[frozenset[str]] = frozenset({"slot"})
+    TRAITS: ClassVar[Traits] = replace(
+        Prefetch.TRAITS, flow=Flow.OWN, on_workers=OnWorkers.LEFT_OUT, same_columns=False, threads=0
+    )
+    path: str | None = None
+    max_bytes: int | None = None
+    slot: MemorySlot = field(default_factory=lambda: MemorySlot(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_at_least("max_bytes", self.max_bytes, 1)
+
+    def elements_given(self, inputs: Sequence[Length]) -> Length:
+        return inputs[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard(Unary):
+    """Marks where a job with `sharding="hint"` gives each worker its part of the elements. Alone, it does nothing."""
+
+    TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, flow=Flow.IN_PLACE, same_columns=False, threads=0)
