@@ -38,6 +38,7 @@ from penstock.wire.messages import (
     ViewMoved,
     WorkerPlace,
 )
+from penstock.wire.modes import Ranks
 
 ASKERS = 8
 EVENTS = 1_000_000
@@ -299,7 +300,7 @@ class Arrivals:
         with load.control(process.address) as control:
             load.put(control, graph)
             load.put(control, listing)
-        described = msgspec.structs.replace(load.spec(graph, listing, 1_000_000), consumers=len(self._clients))
+        described = msgspec.structs.replace(load.spec(graph, listing, 1_000_000), ranks=Ranks(len(self._clients)))
         for number, asker in enumerate(self._clients):
             asker.ask(
                 msgspec.structs.replace(

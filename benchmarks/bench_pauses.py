@@ -135,7 +135,7 @@ def read_through(
     service: ps.LocalService | str, kills: Sequence[Kill], victims: Victims | Hosts, order: str, *, workers: int
 ) -> float:
     numbers = ps.range(EPOCH).map(work).batch(BATCH)
-    with numbers.distribute(service, order=order, timeout=120) as loader:
+    with numbers.distribute(service, order=order, limits=ps.Limits(timeout_s=120)) as loader:
         batches = iter(loader)
         deadline = time.monotonic() + 60.0
         while (count := len({stream.worker for stream in loader.statistics().streams})) < workers:

@@ -15,12 +15,13 @@ SHARING_TRAINERS = 8
 
 
 def ranks(order: str) -> list[dict[str, Any]]:
-    return [{"consumers": RANKS, "consumer": rank, "order": order} for rank in range(RANKS)]
+    return [{"ranks": {"count": RANKS, "rank": rank}, "order": order} for rank in range(RANKS)]
 
 
 def sharing(kind: str) -> list[dict[str, Any]]:
     together = {"trainers": SHARING_TRAINERS} if kind == "wait" else {}  # else who comes late misses the beginning
-    return [{"sharing": kind, "trainer": f"trainer {number}"} | together for number in range(SHARING_TRAINERS)]
+    shares = [{"kind": kind, "trainer": f"trainer {number}"} | together for number in range(SHARING_TRAINERS)]
+    return [{"sharing": share} for share in shares]
 
 
 def run(bench: Bench) -> None:

@@ -69,7 +69,7 @@ def read(
         part = parts[consumer]
         try:
             with source.distribute(
-                service, job=job, consumers=consumers, consumer=consumer, timeout=60, **options
+                service, job=job, ranks=ps.Ranks(consumers, consumer), limits=ps.Limits(timeout_s=60), **options
             ) as loader:
                 begin = time.perf_counter()
                 if states:
@@ -205,7 +205,7 @@ class Cases:
     def many_streams(self) -> None:
         source = dataset(self.elements)
         steps = int(SAVED_AT * self.elements) // BATCH
-        options: dict[str, Any] = {"order": "deterministic", "streams": 256}
+        options: dict[str, Any] = {"order": "deterministic", "sharding": ps.Sharding(streams=256)}
         with ps.LocalService(workers=4) as service:
             expected = ids(read(service, source, job="whole", **options))
             before = read(service, source, job="many", steps=steps, **options)
@@ -219,7 +219,7 @@ class Cases:
         elements, batch, consumers = 100_003, 64, 2
         source = dataset(elements, batch, drop_last=True)
         with ps.LocalService(workers=2) as service:
-            options: dict[str, Any] = {"order": "deterministic", "streams": 64}
+            options: dict[str, Any] = {"order": "deterministic", "sharding": ps.Sharding(streams=64)}
             parts = read(service, source, job="dropping", consumers=consumers, **options)
             received = ids(parts)
             if len(np.unique(received)) != len(received):
@@ -231,7 +231,7 @@ class Cases:
                 lines = 10_001
                 (Path(folder) / "one.txt").write_text("".join(f"{i}\n" for i in range(lines)))
                 one_file = ps.read_text(f"{folder}/*.txt").map(int)
-                parts = read(service, one_file, job="one file", consumers=2, uneven="drop")
+                parts = read(service, one_file, job="one file", consumers=2)
             steps = [len(part.batches) for part in parts]
             is_even = steps == [lines // 2] * 2
             result = paired(

@@ -71,7 +71,9 @@ def train(rank, service, folder, barrier):
     with_torch = importlib.util.find_spec("torch") is not None
     trainer = TorchTrainer(rank, folder / "rendezvous") if with_torch else NumpyTrainer(barrier)
     shapes, ids = [], []
-    loader = dataset().distribute(service, job="buckets", consumers=RANKS, consumer=rank, coordinated=True, timeout=60)
+    loader = dataset().distribute(
+        service, job="buckets", ranks=ps.Ranks(RANKS, rank, coordinated=True), limits=ps.Limits(timeout_s=60)
+    )
     with loader:
         for batch in loader:
             trainer.step(batch["words"])

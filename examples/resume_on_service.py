@@ -19,7 +19,7 @@ ELEMENTS, BATCH, DIES_AT = 2400, 10, 30
 def train(before: Path, folder: Path, rank: int, ranks: int, dies_at: int) -> None:
     """One rank. It finds the service by $PENSTOCK_SERVICE, and goes on from what all ranks left in `before`, if any."""
     dataset = ps.range(ELEMENTS).shuffle(seed=3).batch(BATCH)
-    with dataset.distribute(job=f"run-of-{ranks}", consumers=ranks, consumer=rank, order="deterministic") as loader:
+    with dataset.distribute(job=f"run-of-{ranks}", ranks=ps.Ranks(ranks, rank), order="deterministic") as loader:
         states = [json.loads(path.read_text()) for path in sorted(before.glob("state-*.json"))]
         if states:
             loader.load_state_dict(states)

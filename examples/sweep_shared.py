@@ -25,7 +25,7 @@ def train(service: str, rate: float, results: Any) -> None:
     # Every trainer has a name of its own. "wait" gives each of them every batch; with "skip" the fastest never waits,
     # and a slow one misses what has left the window.
     loader = samples.distribute(
-        service, job="sweep", sharing="wait", trainers=len(RATES), trainer=f"rate {rate}", window_bytes=1 << 20
+        service, job="sweep", sharing=ps.Share("wait", f"rate {rate}", window_bytes=1 << 20, trainers=len(RATES))
     )
     weights = np.zeros(FEATURES)
     read = made = 0

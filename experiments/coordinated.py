@@ -52,10 +52,8 @@ def rank(consumer: int, consumers: int, *, service: str, way: str, width: int, r
         batches.distribute(
             service,
             job=f"{way}-{width}",
-            consumers=consumers,
-            consumer=consumer,
-            coordinated=way == COORDINATED,
-            timeout=120,
+            ranks=ps.Ranks(consumers, consumer, coordinated=way == COORDINATED),
+            limits=ps.Limits(timeout_s=120),
         )
     )
 

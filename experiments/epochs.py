@@ -44,7 +44,7 @@ def run(epochs: int) -> dict[str, list[int]]:
     dataset = ps.range(BATCHES * 16).map(lambda x: x * 2).batch(16)
     held: dict[str, list[int]] = {}
     began = time.perf_counter()
-    with ps.LocalService(workers=2) as service, dataset.distribute(service, timeout=60) as loader:
+    with ps.LocalService(workers=2) as service, dataset.distribute(service, limits=ps.Limits(timeout_s=60)) as loader:
         for epoch in range(epochs):
             loader.set_epoch(epoch)
             read = sum(1 for _ in loader)

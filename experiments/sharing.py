@@ -76,8 +76,13 @@ def image_batches(normalized: bool) -> Any:
 
 def trainer(given: dict[str, Any]) -> None:
     """Read as one job, until killed; a line for each step says when it was, and what was skipped so far."""
+    import penstock as ps
+
     with image_batches(given["normalized"]).distribute(
-        given["service"], timeout=PATIENCE_S, **given["options"]
+        given["service"],
+        job=given["job"],
+        sharing=given["sharing"] and ps.Share(**given["sharing"]),
+        limits=ps.Limits(timeout_s=PATIENCE_S, memory_bytes=given["memory_bytes"]),
     ) as loader:
         train(
             iter(loader),
@@ -139,14 +144,14 @@ def ours(mode: str, jobs: int, steps: int, *, normalized: bool = True) -> Outcom
         ]
         given = []
         for number in range(jobs):
-            options = {"job": f"job {number}", "memory_bytes": BATCH_BYTES}
-            if mode == SHARING:
-                options = {"job": "sweep", "sharing": "skip", "trainer": f"t{number}"}
+            shared = mode == SHARING
             service = str(services[number % len(services)].service_file)
             given.append(
                 {
                     "service": service,
-                    "options": options,
+                    "job": "sweep" if shared else f"job {number}",
+                    "sharing": {"kind": "skip", "trainer": f"t{number}"} if shared else None,
+                    "memory_bytes": None if shared else BATCH_BYTES,
                     "step_s": STEP_S,
                     "filling": FILLING,
                     "normalized": normalized,
@@ -182,11 +187,12 @@ def different_speeds(steps: int) -> list[tuple[float, int, int, int]]:
 
     slower = (1, 2, 4)
     with ps.LocalService(workers=1, threads=1) as service:
-        options = {"job": "speeds", "sharing": "skip", "window_bytes": WINDOW_BYTES}
         given = [
             {
                 "service": str(service.service_file),
-                "options": {**options, "trainer": f"x{factor}"},
+                "job": "speeds",
+                "sharing": {"kind": "skip", "trainer": f"x{factor}", "window_bytes": WINDOW_BYTES},
+                "memory_bytes": None,
                 "step_s": STEP_S / 2 * factor,
                 "filling": 0,
                 "normalized": True,
@@ -214,10 +220,8 @@ def one_after_the_other(jobs: int, steps: int) -> tuple[int, float]:
             with batches.distribute(
                 service,
                 job="sequence",
-                sharing="skip",
-                trainer=f"t{number}",
-                window_bytes=WINDOW_BYTES,
-                timeout=PATIENCE_S,
+                sharing=ps.Share("skip", f"t{number}", window_bytes=WINDOW_BYTES),
+                limits=ps.Limits(timeout_s=PATIENCE_S),
             ) as loader:
                 for _ in zip(range(steps), loader):
                     pass

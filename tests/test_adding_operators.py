@@ -73,7 +73,7 @@ RATIO = (
         """,
     ),
     Edit(
-        "src/penstock/api/dataset.py",
+        "src/penstock/api/operators.py",
         '''\
             def ratio(self, of: str, to: str, *, into: str) -> Self:
                 """Add a column: one divided by another."""
@@ -133,7 +133,7 @@ REVERSED_BATCH = (
         """,
     ),
     Edit(
-        "src/penstock/api/dataset.py",
+        "src/penstock/api/operators.py",
         '''\
             def reversed_batch(self, size: int, *, drop_last: bool = False) -> Self:
                 """Stack `size` elements, the last one first."""

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import penstock as ps
 from penstock.core import errors
 
@@ -27,11 +29,13 @@ Everything that `import penstock as ps` shows, from its signatures and docstring
 What follows a `*` is given by name. [Operators](operators.md) and [readers](sources.md) have examples of each.
 """
 SECTIONS: dict[str, list[str]] = {
-    "Datasets": ["Dataset", "mix", "col", "Expression", "SkipErrors"],
+    "Datasets": ["Dataset", "mix", "col", "Column", "Expression", "SkipErrors", "register_type"],
     "Readers": [name for name in ps.__all__ if name.startswith(("range", "from_", "read_"))],
     "Reading": ["DatasetIterator", "Loader", "SavedDataset", "Ragged"],
+    "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Limits"],
     "Services": ["LocalService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
+    "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine"],
     "Examples of TensorFlow": ["decode_example", "encode_example"],
 }
 
@@ -79,7 +83,7 @@ def render(missing: list[str]) -> Iterator[str]:
 
 def _is_error(name: str) -> bool:
     thing = getattr(ps, name)
-    return isinstance(thing, type) and issubclass(thing, errors.PenstockError)
+    return isinstance(thing, type) and issubclass(thing, (errors.PenstockError, Warning))
 
 
 def _constant(name: str, value: Any) -> str:
@@ -94,7 +98,7 @@ def _function(name: str, function: Any, missing: list[str]) -> Iterator[str]:
 
 def _class(name: str, cls: type, missing: list[str]) -> Iterator[str]:
     yield f"### `ps.{name}`\n"
-    if dataclasses.is_dataclass(cls):
+    if dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct):
         yield from _text(cls, name, missing)
         yield from _fields(cls)
     else:
@@ -103,9 +107,9 @@ def _class(name: str, cls: type, missing: list[str]) -> Iterator[str]:
         yield from _text(cls, name, missing)
         if "__init__" in vars(cls) and name in CONSTRUCTED and cls.__init__.__doc__:
             yield from _text(cls.__init__, name, missing)
-    for member, value in vars(cls).items():
-        if member.startswith("_"):
-            continue
+    for member, value in _members(cls).items():
+        if isinstance(value, classmethod):
+            value = value.__func__
         if isinstance(value, property) or type(value).__name__ == "cached_property":
             yield f"#### `{name}.{member}`\n"
             yield from _text(getattr(value, "fget", None) or value.func, f"{name}.{member}", missing, cls, member)
@@ -113,6 +117,12 @@ def _class(name: str, cls: type, missing: list[str]) -> Iterator[str]:
             yield f"#### `{name}.{member}`\n"
             yield _signature(member, getattr(cls, member))
             yield from _text(getattr(cls, member), f"{name}.{member}", missing, cls, member)
+
+
+def _members(cls: type) -> dict[str, Any]:
+    """Return what a class has to offer, its bases' first."""
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("penstock.")]
+    return {name: value for base in ours for name, value in vars(base).items() if not name.startswith("_")}
 
 
 CONSTRUCTED = ("LocalService",)

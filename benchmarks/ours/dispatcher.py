@@ -37,6 +37,7 @@ from penstock.wire.messages import (
     Tell,
     WorkerPlace,
 )
+from penstock.wire.modes import Ranks, Sharding
 from penstock.wire.sockets import dial
 
 DEADLINE_S = 60.0
@@ -113,7 +114,8 @@ def spec(graph: bytes, listing: bytes, splits: int) -> JobSpec:
         splits=blob_hash(listing),
         split_counts=(splits,),
         seed=7,
-        shuffle_parts=1,
+        ranks=Ranks(),
+        sharding=Sharding(),
     )
 
 

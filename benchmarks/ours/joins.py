@@ -27,6 +27,7 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
+from penstock.wire.modes import Ranks
 
 GRAPH, LISTING = b"graph", b"listing"
 JOIN_EVERY_S = 0.002
@@ -63,7 +64,7 @@ class Core:
             self._open(number, clients)
 
     def _open(self, number: int, clients: int) -> None:
-        described = msgspec.structs.replace(spec(GRAPH, LISTING, 1_000_000), consumers=clients)
+        described = msgspec.structs.replace(spec(GRAPH, LISTING, 1_000_000), ranks=Ranks(clients))
         client = ClientId(f"client{number}")
         request = OpenEpoch(
             job=JOB,

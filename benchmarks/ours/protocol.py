@@ -50,7 +50,8 @@ class Rounds:
         self._trainers = [Trainer(given | service | {"options": options}) for options in trainers]
         self._are_sharing = any("sharing" in options for options in trainers)
         # Ranks drop a last incomplete round. A trainer that skips need not read anything.
-        self._may_miss = len(trainers) - 1 if all(o.get("sharing") != "skip" for o in trainers) else math.inf
+        skips = any(options.get("sharing", {}).get("kind") == "skip" for options in trainers)
+        self._may_miss = math.inf if skips else len(trainers) - 1
         self._numbers = itertools.count()
 
     def measure(self, elements: int) -> dict[str, float]:

@@ -58,7 +58,15 @@ def check(array: Array) -> None:
 def read(given: dict[str, Any], job: str, outputs: int) -> dict[str, Any]:
     clock, stamps = time.perf_counter, []  # the machine's clock, the same in all processes
     source = dataset(given["output"], outputs)
-    with source.distribute(given["service"], job=job, timeout=120.0, **given["options"]) as loader:
+    options = given["options"]
+    with source.distribute(
+        given["service"],
+        job=job,
+        ranks=ps.Ranks(**options.get("ranks", {})),
+        order=options.get("order", "relaxed"),
+        sharing=ps.Share(**options["sharing"]) if "sharing" in options else None,
+        limits=ps.Limits(timeout_s=120.0),
+    ) as loader:
         for number, array in enumerate(with_operators(loader, given["after"])):
             stamps.append(clock())
             if not number % transfers.CHECK_WHOLE:

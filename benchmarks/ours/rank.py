@@ -49,12 +49,9 @@ def main() -> None:
     loader = dataset(given["steps"] * given["consumers"] * BATCH, given["seed"]).distribute(
         given["service"],
         job=given["job"],
-        consumers=given["consumers"],
-        consumer=given["consumer"],
+        ranks=ps.Ranks(given["consumers"], given["consumer"], coordinated=True),
         order=given["order"],
-        coordinated=True,
-        memory_bytes=4 << 20,
-        timeout=given.get("timeout_s", 120.0),
+        limits=ps.Limits(timeout_s=given.get("timeout_s", 120.0), memory_bytes=4 << 20),
     )
     with loader, (folder / "received").open("wb") as received:
         for batch in loader:

@@ -32,7 +32,7 @@ def slow(path: str, budget_bytes: int, batches: int) -> dict[str, Any]:
     check = transfers.BatchCheck()
     with (
         ps.LocalService(workers=1, memory_bytes=budget_bytes) as service,
-        batches_dataset(batches).distribute(service, memory_bytes=budget_bytes) as loader,
+        batches_dataset(batches).distribute(service, limits=ps.Limits(memory_bytes=budget_bytes)) as loader,
     ):
         for step, batch in enumerate(loader):
             check(batch)
@@ -63,7 +63,10 @@ def fast(epochs: int, batches: int) -> dict[str, Any]:
 
 def hold() -> None:
     # With a timeout, because one of those who are killed is the parent of all others: then nothing comes any more.
-    with ps.LocalService(workers=2) as service, batches_dataset(100_000).distribute(service, timeout=5) as loader:
+    with (
+        ps.LocalService(workers=2) as service,
+        batches_dataset(100_000).distribute(service, limits=ps.Limits(timeout_s=5)) as loader,
+    ):
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(3)]
         parties = {

@@ -56,8 +56,7 @@ def main() -> None:
         given["service"],
         job=given["job"],
         order=given["order"],
-        memory_bytes=given.get("memory_bytes", 16 << 20),
-        timeout=given.get("timeout_s", 120.0),
+        limits=ps.Limits(timeout_s=given.get("timeout_s", 120.0), memory_bytes=given.get("memory_bytes", 16 << 20)),
     )
     checkpoint = folder / "checkpoint"
     with (folder / "received").open("ab") as received, loader:

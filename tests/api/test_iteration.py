@@ -435,7 +435,7 @@ def test_statistics_and_explain_name_the_limiting_stage():
     assert statistics.elements == 40
     names = [stage.name for stage in statistics.stages]
     assert names[0] == "range" and any("slow" in name for name in names)
-    text = ds.explain(analyze=True, seconds=0.3)
+    text = ds.explain(analyze=True, duration_s=0.3)
     assert "as written" in text and "input-bound" in text and "slow" in text
     assert ds.explain(format="mermaid").startswith("flowchart")
     with pytest.raises(ValueError, match="mermaid"):

@@ -130,7 +130,7 @@ def test_serve_starts_everything_again_when_all_of_it_was_killed():
         os.kill(nursery, signal.SIGKILL)
         serve.wait_said("(killed by SIGKILL); they are started again")
         wait_gone(*others)
-        assert len(list(ps.range(10).distribute(file, timeout=DEADLINE_S))) == 10
+        assert len(list(ps.range(10).distribute(file, limits=ps.Limits(timeout_s=DEADLINE_S)))) == 10
         assert serve.end() == 0
 
 
@@ -165,7 +165,7 @@ def test_a_worker_follows_its_service_file_to_a_dispatcher_at_another_port(tmp_p
                 after = find_service(str(file)).address
                 assert after != before
                 worker.wait_said(f"registered at {after}")
-                with ps.range(100).batch(10).distribute(str(file), timeout=DEADLINE_S) as loader:
+                with ps.range(100).batch(10).distribute(str(file), limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
                     assert len(list(loader)) == 10
 
 
@@ -209,7 +209,7 @@ def test_a_worker_that_is_told_to_end_hands_its_work_over(tmp_path):
         serve.wait_said("serving at")
         worker.wait_said("registered at")
         seen: list[int] = []
-        with ps.range(3000).map(slow).batch(10).distribute(file, timeout=60) as loader:
+        with ps.range(3000).map(slow).batch(10).distribute(file, limits=ps.Limits(timeout_s=60)) as loader:
             for step, batch in enumerate(loader):
                 seen.extend(batch.tolist())
                 if step == 20:

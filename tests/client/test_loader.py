@@ -30,7 +30,7 @@ N = 600
 
 def doubled(service: Any, **options: Any) -> ps.Loader:
     pipeline = ps.range(N).shuffle(seed=3).map(lambda x: 2 * x).batch(8)
-    return pipeline.distribute(service, timeout=WAIT_S, **options)
+    return pipeline.distribute(service, limits=ps.Limits(timeout_s=WAIT_S), **options)
 
 
 EXPECTED = [2 * i for i in range(N)]
@@ -44,7 +44,11 @@ def test_every_element_comes_once_in_every_epoch(service: ps.LocalService) -> No
 
 
 def test_one_worker_gives_ten_elements_in_order(service: ps.LocalService) -> None:
-    assert list(ps.range(10).distribute(service, timeout=WAIT_S, order="deterministic", streams=1)) == list(range(10))
+    assert list(
+        ps.range(10).distribute(
+            service, order="deterministic", sharding=ps.Sharding(streams=1), limits=ps.Limits(timeout_s=WAIT_S)
+        )
+    ) == list(range(10))
 
 
 def test_loaders_do_not_disturb_each_other(service: ps.LocalService) -> None:
@@ -76,7 +80,9 @@ def test_structure_types_and_writability_survive(service: ps.LocalService) -> No
             "zero": np.array(i),
         }
 
-    got = sorted(ps.range(20).map(make).distribute(service, timeout=WAIT_S), key=lambda e: e["t"][4])
+    got = sorted(
+        ps.range(20).map(make).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)), key=lambda e: e["t"][4]
+    )
     for i, element in enumerate(got):
         wanted = make(i)
         assert element["t"] == wanted["t"]
@@ -90,7 +96,7 @@ def test_structure_types_and_writability_survive(service: ps.LocalService) -> No
 def test_large_batches_are_right_writable_and_independent(service: ps.LocalService) -> None:
     pipeline = ps.range(40).map(lambda i: np.full(1 << 18, i, np.float32)).batch(2)
     held = []
-    for batch in pipeline.distribute(service, timeout=WAIT_S):
+    for batch in pipeline.distribute(service, limits=ps.Limits(timeout_s=WAIT_S)):
         assert (batch == batch[:, :1]).all() and batch.flags.writeable
         held.append(batch)
     values = [int(row[0]) for batch in held for row in batch]
@@ -99,13 +105,13 @@ def test_large_batches_are_right_writable_and_independent(service: ps.LocalServi
     assert all((batch >= 0).all() for batch in held[1:])
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("transport", ["auto", "sockets", "lz4", "zstd"])
 def test_data_crosses_sockets_where_memory_cannot_be_shared(
-    service: ps.LocalService, monkeypatch: pytest.MonkeyPatch, compression: str
+    service: ps.LocalService, monkeypatch: pytest.MonkeyPatch, transport: Any
 ) -> None:
     monkeypatch.setattr("penstock.client.connection.host_id", lambda: "another host")
     pipeline = ps.range(30).map(lambda i: {"x": np.full(1 << 17, i, np.float64), "n": i}).batch(2)
-    with pipeline.distribute(service, compression=compression, timeout=WAIT_S) as loader:
+    with pipeline.distribute(service, transport=transport, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         seen = []
         for batch in loader:
             assert batch["x"].flags.writeable and batch["x"].flags.aligned
@@ -113,14 +119,14 @@ def test_data_crosses_sockets_where_memory_cannot_be_shared(
             batch["x"] += 1
             seen += batch["n"].tolist()
         assert sorted(seen) == list(range(30))
-        assert sorted(rows(ps.range(3000).batch(7).distribute(service, compression=compression))) == list(range(3000))
+        assert sorted(rows(ps.range(3000).batch(7).distribute(service, transport=transport))) == list(range(3000))
 
 
 def test_deterministic_order_depends_on_nothing_but_the_seed(service: ps.LocalService) -> None:
-    one = [batch.tolist() for batch in doubled(service, order="deterministic", streams=4)]
-    other = [batch.tolist() for batch in doubled(service, order="deterministic", streams=4)]
+    one = [batch.tolist() for batch in doubled(service, order="deterministic", sharding=ps.Sharding(streams=4))]
+    other = [batch.tolist() for batch in doubled(service, order="deterministic", sharding=ps.Sharding(streams=4))]
     assert one == other and sorted(rows(one)) == EXPECTED
-    with doubled(service, order="deterministic", streams=4) as loader:
+    with doubled(service, order="deterministic", sharding=ps.Sharding(streams=4)) as loader:
         loader.set_epoch(1)
         assert [batch.tolist() for batch in loader] != one
 
@@ -145,12 +151,12 @@ def test_a_state_goes_on_where_it_was_taken(service: ps.LocalService, order: str
 
 
 def test_saved_after_the_loop_the_next_epoch_follows(service: ps.LocalService) -> None:
-    with doubled(service, order="deterministic", streams=3) as loader:
+    with doubled(service, order="deterministic", sharding=ps.Sharding(streams=3)) as loader:
         first = [batch.tolist() for batch in loader]
         state = loader.state_dict()
         second = [batch.tolist() for batch in loader]
     assert state["phase"] == "ended"
-    with doubled(service, order="deterministic", streams=3) as again:
+    with doubled(service, order="deterministic", sharding=ps.Sharding(streams=3)) as again:
         again.load_state_dict(state)
         assert [batch.tolist() for batch in again] == second != first
 
@@ -167,33 +173,33 @@ def test_states_in_the_middle_of_small_elements_and_of_the_tail_are_exact(servic
     pipeline = ps.range(500).map(lambda x: x + 1).filter(lambda x: x % 7 > 0)
     expected = [x for x in range(1, 501) if x % 7 > 0]
     for stop in (1, 100, len(expected) - 1):
-        with pipeline.distribute(service, timeout=WAIT_S) as loader:
+        with pipeline.distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
             iterator = iter(loader)
             before = [next(iterator) for _ in range(stop)]
             state = json.loads(json.dumps(loader.state_dict()))
-        with pipeline.distribute(service, timeout=WAIT_S) as again:
+        with pipeline.distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as again:
             again.load_state_dict(state)
             assert sorted(before + list(again)) == expected
 
 
 def test_another_pipelines_state_is_refused_and_a_changed_map_warned_of(service: ps.LocalService) -> None:
-    with ps.range(50).map(lambda x: x).distribute(service, timeout=WAIT_S) as loader:
+    with ps.range(50).map(lambda x: x).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         iterator = iter(loader)
         before = [next(iterator) for _ in range(10)]
         state = loader.state_dict()
     with (
-        ps.range(51).map(lambda x: x).distribute(service, timeout=WAIT_S) as other,
+        ps.range(51).map(lambda x: x).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as other,
         pytest.raises(StateMismatchError, match="another pipeline"),
     ):
         other.load_state_dict(state)
-    with ps.range(50).map(lambda x: x + 1000).distribute(service, timeout=WAIT_S) as changed:
+    with ps.range(50).map(lambda x: x + 1000).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as changed:
         with pytest.warns(UserWarning, match="map"):
             changed.load_state_dict(state)
         assert sorted(before + [x - 1000 for x in changed]) == list(range(50))
 
 
 def test_other_batches_are_warned_of_or_refused(service: ps.LocalService) -> None:
-    with ps.range(4000).batch(8).distribute(service, timeout=WAIT_S) as loader:
+    with ps.range(4000).batch(8).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         iterator = iter(loader)
         for _ in range(100):  # how many batches a frame has is the worker's affair
             next(iterator)
@@ -204,7 +210,7 @@ def test_other_batches_are_warned_of_or_refused(service: ps.LocalService) -> Non
         else:
             pytest.fail("never inside a frame")
     with (
-        ps.range(4000).batch(16).distribute(service, timeout=WAIT_S) as other,
+        ps.range(4000).batch(16).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as other,
         pytest.warns(UserWarning, match="batch"),
         pytest.raises(StateMismatchError, match="batches changed"),
     ):
@@ -220,7 +226,7 @@ def test_consumers_share_the_data_evenly(service: ps.LocalService, order: str, u
     name = f"three-{order}-{uneven}"
 
     def read(consumer: int) -> list[Any]:
-        with doubled(service, job=name, consumers=3, consumer=consumer, order=order, uneven=uneven) as loader:
+        with doubled(service, job=name, ranks=ps.Ranks(3, consumer, uneven=uneven), order=order) as loader:
             assert len(loader) == 25
             return [batch.tolist() for batch in loader]
 
@@ -234,7 +240,10 @@ def test_what_does_not_divide_is_dropped_padded_or_allowed(service: ps.LocalServ
         def one(consumer: int) -> list[int]:
             pipeline = ps.range(100).map(lambda x: x)
             with pipeline.distribute(
-                service, job=f"odd-{uneven}", consumers=3, consumer=consumer, uneven=uneven, timeout=WAIT_S
+                service,
+                job=f"odd-{uneven}",
+                ranks=ps.Ranks(3, consumer, uneven=uneven),
+                limits=ps.Limits(timeout_s=WAIT_S),
             ) as loader:
                 return list(loader)
 
@@ -253,7 +262,7 @@ def test_what_does_not_divide_is_dropped_padded_or_allowed(service: ps.LocalServ
 @pytest.mark.parametrize("now", [1, 2, 3])
 def test_states_of_all_ranks_go_on_with_any_number_of_them(service: ps.LocalService, order: str, now: int) -> None:
     def first(consumer: int) -> tuple[list[Any], dict[str, Any]]:
-        with doubled(service, job=f"ranks-{order}-{now}", consumers=2, consumer=consumer, order=order) as loader:
+        with doubled(service, job=f"ranks-{order}-{now}", ranks=ps.Ranks(2, consumer), order=order) as loader:
             iterator = iter(loader)
             got = [next(iterator).tolist() for _ in range(11)]
             return got, json.loads(json.dumps(loader.state_dict()))
@@ -263,7 +272,7 @@ def test_states_of_all_ranks_go_on_with_any_number_of_them(service: ps.LocalServ
 
     def second(consumer: int) -> list[Any]:
         with doubled(
-            service, job=f"ranks-{order}-{now}-b", consumers=now, consumer=consumer, order=order, uneven="pad"
+            service, job=f"ranks-{order}-{now}-b", ranks=ps.Ranks(now, consumer, uneven="pad"), order=order
         ) as loader:
             loader.load_state_dict(states)
             return [batch.tolist() for batch in loader]
@@ -277,7 +286,7 @@ def test_states_of_all_ranks_go_on_with_any_number_of_them(service: ps.LocalServ
 
 def test_one_deterministic_state_serves_all_ranks_and_a_strangers_none(service: ps.LocalService) -> None:
     def first(consumer: int) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        with doubled(service, job="all", consumers=2, consumer=consumer, order="deterministic") as loader:
+        with doubled(service, job="all", ranks=ps.Ranks(2, consumer), order="deterministic") as loader:
             iterator = iter(loader)
             got = [next(iterator).tolist() for _ in range(7)]
             return got, loader.state_dict(all=True), loader.state_dict()
@@ -291,7 +300,7 @@ def test_one_deterministic_state_serves_all_ranks_and_a_strangers_none(service: 
     assert one["step"] == other["step"] and shared["consumer"] is shared_1["consumer"] is None
 
     def second(consumer: int) -> list[Any]:
-        with doubled(service, job="all-b", consumers=2, consumer=consumer, order="deterministic") as loader:
+        with doubled(service, job="all-b", ranks=ps.Ranks(2, consumer), order="deterministic") as loader:
             if consumer:
                 with pytest.raises(StateMismatchError, match="state of consumer 0, and this is consumer 1"):
                     loader.load_state_dict(own_0)
@@ -305,7 +314,7 @@ def test_one_deterministic_state_serves_all_ranks_and_a_strangers_none(service: 
 
 def test_a_relaxed_state_for_all_is_refused_with_the_remedy(service: ps.LocalService) -> None:
     def read(consumer: int) -> None:
-        with doubled(service, job="relaxed-all", consumers=2, consumer=consumer) as loader:
+        with doubled(service, job="relaxed-all", ranks=ps.Ranks(2, consumer)) as loader:
             next(iter(loader))
             with pytest.raises(ValueError, match="load the list of them"):
                 loader.state_dict(all=True)
@@ -315,7 +324,7 @@ def test_a_relaxed_state_for_all_is_refused_with_the_remedy(service: ps.LocalSer
 
 def test_replicas_read_identical_batches(service: ps.LocalService) -> None:
     def read(replica: int) -> list[Any]:
-        with doubled(service, job="replicas", order="deterministic", replica=replica) as loader:
+        with doubled(service, job="replicas", ranks=ps.Ranks(replica=replica), order="deterministic") as loader:
             return [batch.tolist() for batch in loader]
 
     one, other = in_threads(2, read)
@@ -323,10 +332,10 @@ def test_replicas_read_identical_batches(service: ps.LocalService) -> None:
 
 
 def test_a_second_reader_with_another_pipeline_is_refused(service: ps.LocalService) -> None:
-    with ps.range(50).distribute(service, job="taken", timeout=WAIT_S) as loader:
+    with ps.range(50).distribute(service, job="taken", limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         next(iter(loader))
         with (
-            ps.range(60).distribute(service, job="taken", timeout=WAIT_S) as other,
+            ps.range(60).distribute(service, job="taken", limits=ps.Limits(timeout_s=WAIT_S)) as other,
             pytest.raises(JobMismatchError, match=r"stop 50 → 60"),
         ):
             next(iter(other))
@@ -336,7 +345,7 @@ def test_a_second_reader_with_another_pipeline_is_refused(service: ps.LocalServi
 
 
 def test_off_gives_everything_once_a_worker(service: ps.LocalService) -> None:
-    got = sorted(ps.range(30).distribute(service, sharding="off", timeout=WAIT_S))
+    got = sorted(ps.range(30).distribute(service, sharding="off", limits=ps.Limits(timeout_s=WAIT_S)))
     assert got == sorted([*range(30), *range(30)])
 
 
@@ -346,18 +355,23 @@ def test_static_shardings_cover_everything_once(service: ps.LocalService, tmp_pa
     expected = sorted(f"{i}-{k}" for i in range(10) for k in range(3))
     text = ps.read_text(str(tmp_path))
     for sharding in ("file", "data", "file_or_data", "dynamic"):
-        assert sorted(text.distribute(service, sharding=sharding, timeout=WAIT_S)) == expected, sharding
-    assert sorted(text.shard().map(str.upper).distribute(service, sharding="hint", timeout=WAIT_S)) == expected
+        assert sorted(text.distribute(service, sharding=sharding, limits=ps.Limits(timeout_s=WAIT_S))) == expected, (
+            sharding
+        )
+    assert (
+        sorted(text.shard().map(str.upper).distribute(service, sharding="hint", limits=ps.Limits(timeout_s=WAIT_S)))
+        == expected
+    )
     seen: list[int] = []
 
     def own(splits: Any, workers: int) -> list[list[int]]:
         seen.append(workers)
         return [[], list(range(len(splits)))]
 
-    assert sorted(text.distribute(service, sharding=own, timeout=WAIT_S)) == expected
+    assert sorted(text.distribute(service, sharding=own, limits=ps.Limits(timeout_s=WAIT_S))) == expected
     assert seen == [2]
     with pytest.raises(ValueError, match=r"\.shard\(\)"):
-        next(iter(text.distribute(service, sharding="hint", timeout=WAIT_S)))
+        next(iter(text.distribute(service, sharding="hint", limits=ps.Limits(timeout_s=WAIT_S))))
 
 
 def test_file_sharding_reads_whole_files_by_worker(service: ps.LocalService, tmp_path: Path) -> None:
@@ -365,7 +379,7 @@ def test_file_sharding_reads_whole_files_by_worker(service: ps.LocalService, tmp
         (tmp_path / f"{i}.txt").write_text("x\n" * 4)
     pipeline = ps.read_files(str(tmp_path)).map(lambda file: (os.getpid(), int(Path(file["path"]).stem)))
     by_process: dict[int, set[int]] = {}
-    for pid, number in pipeline.distribute(service, sharding="file", timeout=WAIT_S):
+    for pid, number in pipeline.distribute(service, sharding="file", limits=ps.Limits(timeout_s=WAIT_S)):
         by_process.setdefault(pid, set()).add(number)
     assert sorted(map(sorted, by_process.values())) == [[0, 2, 4], [1, 3, 5]]
 
@@ -373,14 +387,14 @@ def test_file_sharding_reads_whole_files_by_worker(service: ps.LocalService, tmp
 def test_fewer_files_than_workers_is_an_error(service: ps.LocalService, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("x\n")
     with pytest.raises(ValueError, match="1 files for 2 workers"):
-        iter(ps.read_text(str(tmp_path)).distribute(service, sharding="file", timeout=WAIT_S))
+        iter(ps.read_text(str(tmp_path)).distribute(service, sharding="file", limits=ps.Limits(timeout_s=WAIT_S)))
 
 
 # Operators after distribute
 
 
 def test_operators_after_distribute_run_here(service: ps.LocalService) -> None:
-    loader = ps.range(100).map(lambda x: (x, os.getpid())).distribute(service, timeout=WAIT_S)
+    loader = ps.range(100).map(lambda x: (x, os.getpid())).distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
     with loader.map(lambda pair: (*pair, os.getpid())).batch(10) as here:
         assert isinstance(here, ps.Loader) and len(here) == 10
         numbers, there, own = zip(*here)
@@ -390,14 +404,14 @@ def test_operators_after_distribute_run_here(service: ps.LocalService) -> None:
 
 def test_repeat_gives_everything_five_times_before_or_after(service: ps.LocalService) -> None:
     fivefold = sorted(list(range(40)) * 5)
-    assert sorted(ps.range(40).repeat(5).distribute(service, timeout=WAIT_S)) == fivefold
-    assert sorted(ps.range(40).distribute(service, timeout=WAIT_S).repeat(5)) == fivefold
+    assert sorted(ps.range(40).repeat(5).distribute(service, limits=ps.Limits(timeout_s=WAIT_S))) == fivefold
+    assert sorted(ps.range(40).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)).repeat(5)) == fivefold
 
 
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
 def test_operators_after_distribute_resume_exactly(service: ps.LocalService, order: str) -> None:
     def make() -> ps.Loader:
-        batches = ps.range(240).batch(6).distribute(service, order=order, timeout=WAIT_S)
+        batches = ps.range(240).batch(6).distribute(service, order=order, limits=ps.Limits(timeout_s=WAIT_S))
         return batches.unbatch().map(lambda x: x + 1).batch(5)
 
     for taken in (1, 7, 20):
@@ -412,7 +426,7 @@ def test_operators_after_distribute_resume_exactly(service: ps.LocalService, ord
 
 
 def test_what_depends_on_the_order_of_arrival_is_refused(service: ps.LocalService) -> None:
-    loader = ps.range(10).distribute(service, timeout=WAIT_S)
+    loader = ps.range(10).distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
     for refused in (
         lambda: loader.shuffle(4),
         lambda: loader.group_by_window(int, size=2),
@@ -423,9 +437,9 @@ def test_what_depends_on_the_order_of_arrival_is_refused(service: ps.LocalServic
             refused()
     with pytest.raises(InvalidPipelineError, match="without a path"):
         loader.cache("/tmp/somewhere")
-    with pytest.raises(InvalidPipelineError, match="loader already"):
-        loader.distribute(service)
-    steady = ps.range(100).distribute(service, order="deterministic", timeout=WAIT_S).shuffle(20, seed=1)
+    steady = (
+        ps.range(100).distribute(service, order="deterministic", limits=ps.Limits(timeout_s=WAIT_S)).shuffle(20, seed=1)
+    )
     assert sorted(steady) == list(range(100))
     steady.close()
 
@@ -445,17 +459,17 @@ def test_without_a_service_a_loader_runs_on_threads_here() -> None:
         assert before + list(here) == [-x for x in range(20)]
         assert here.statistics().elements == 13
     with pytest.raises(ValueError, match="need a service"):
-        ps.range(3).distribute(consumers=2, consumer=0)
+        ps.range(3).distribute(ranks=ps.Ranks(2, 0))
 
 
 def test_the_environment_names_a_service(service: ps.LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_SERVICE", str(service.service_file))
-    with ps.range(20).map(lambda x: os.getpid()).distribute(timeout=WAIT_S) as loader:
+    with ps.range(20).map(lambda x: os.getpid()).distribute(limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         assert os.getpid() not in set(loader)
 
 
 def test_a_number_starts_processes_of_the_loaders_own() -> None:
-    with ps.range(50).map(lambda x: (x, os.getpid())).distribute(1, timeout=WAIT_S) as loader:
+    with ps.range(50).map(lambda x: (x, os.getpid())).distribute(1, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         numbers, pids = zip(*loader)
         assert sorted(numbers) == list(range(50)) and len(set(pids)) == 1
     wait_gone(pids[0])
@@ -470,7 +484,7 @@ def test_a_functions_error_comes_out_as_it_was_raised(service: ps.LocalService) 
             raise KeyError("seventy-seven")
         return x
 
-    loader = ps.range(100).map(fail).distribute(service, timeout=WAIT_S)
+    loader = ps.range(100).map(fail).distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
     with pytest.raises(KeyError, match="seventy-seven") as raised:
         list(loader)
     assert any("map(fail)" in note for note in raised.value.__notes__)
@@ -485,7 +499,7 @@ def test_what_workers_print_is_printed_here(service: ps.LocalService, capfd: pyt
             print("three it is")
         return x
 
-    with ps.range(10).map(speak).distribute(service, timeout=WAIT_S) as loader:
+    with ps.range(10).map(speak).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         seen = ""
         deadline = time.monotonic() + 30
         while "three it is" not in seen and time.monotonic() < deadline:
@@ -496,7 +510,7 @@ def test_what_workers_print_is_printed_here(service: ps.LocalService, capfd: pyt
 
 def test_waiting_too_long_names_what_was_waited_for(service: ps.LocalService) -> None:
     pipeline = ps.range(4).map(lambda x: time.sleep(600))
-    loader = pipeline.distribute(service, job="slow", timeout=1.5)
+    loader = pipeline.distribute(service, job="slow", limits=ps.Limits(timeout_s=1.5))
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=r"job 'slow'.*stream \d+ on worker w") as raised:
         next(iter(loader))
@@ -507,7 +521,7 @@ def test_waiting_too_long_names_what_was_waited_for(service: ps.LocalService) ->
 
 
 def test_a_loader_blocked_on_a_slow_element_closes_at_once(service: ps.LocalService) -> None:
-    loader = ps.range(4).map(lambda x: time.sleep(600)).distribute(service, timeout=WAIT_S)
+    loader = ps.range(4).map(lambda x: time.sleep(600)).distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
     ended = threading.Event()
 
     def read() -> None:
@@ -554,26 +568,30 @@ def test_a_forked_child_is_told_and_the_parent_reads_on(service: ps.LocalService
 
 def test_what_cannot_be_shipped_is_refused_before_anything_is_sent(service: ps.LocalService) -> None:
     lock = threading.Lock()
-    loader = ps.range(10).map(lambda x: lock.locked()).distribute(service, job="unshippable", timeout=WAIT_S)
+    loader = (
+        ps.range(10)
+        .map(lambda x: lock.locked())
+        .distribute(service, job="unshippable", limits=ps.Limits(timeout_s=WAIT_S))
+    )
     with pytest.raises(TypeError, match="lock"):
         iter(loader)
     with pytest.raises(InvalidPipelineError, match="after distribute"):
-        iter(ps.range(10).take(3).distribute(service, timeout=WAIT_S))
+        iter(ps.range(10).take(3).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)))
     assert all(line.job != "unshippable" for line in service.jobs())
 
 
 def test_a_pipeline_of_many_megabytes_is_sent_in_pieces(service: ps.LocalService) -> None:
     table = np.random.default_rng(0).integers(0, 1000, 11 << 17)
-    with ps.range(20).map(lambda i: int(table[i])).distribute(service, timeout=WAIT_S) as loader:
+    with ps.range(20).map(lambda i: int(table[i])).distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         assert sorted(loader) == sorted(table[:20].tolist())
 
 
 def test_a_client_waits_for_a_service_that_comes_later(tmp_path: Path) -> None:
     file = tmp_path / "service.json"
-    early = ps.range(20).distribute(str(file), timeout=0.5)
+    early = ps.range(20).distribute(str(file), limits=ps.Limits(timeout_s=0.5))
     with pytest.raises(WaitTimeoutError, match=r"service\.json"):
         iter(early)
-    loader = ps.range(20).distribute(str(file), timeout=WAIT_S)
+    loader = ps.range(20).distribute(str(file), limits=ps.Limits(timeout_s=WAIT_S))
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(loader), daemon=True)
     thread.start()
@@ -598,7 +616,7 @@ def test_statistics_tell_where_time_and_data_went(service: ps.LocalService) -> N
 
 @pytest.mark.parametrize("pipeline", [ps.range(0), ps.range(5).batch(10, drop_last=True), ps.range(1)])
 def test_small_and_empty_epochs_end(service: ps.LocalService, pipeline: ps.Dataset) -> None:
-    with pipeline.distribute(service, timeout=WAIT_S) as loader:
+    with pipeline.distribute(service, limits=ps.Limits(timeout_s=WAIT_S)) as loader:
         for _ in range(2):
             assert list(loader) == list(pipeline)
 
@@ -608,7 +626,9 @@ def test_a_cache_after_distribute_goes_on_in_its_process_and_elsewhere_only_in_o
     service: ps.LocalService, order: str
 ) -> None:
     def make() -> ps.Loader:
-        return ps.range(40).distribute(service, order=order, timeout=WAIT_S).cache().map(lambda i: i)
+        return (
+            ps.range(40).distribute(service, order=order, limits=ps.Limits(timeout_s=WAIT_S)).cache().map(lambda i: i)
+        )
 
     with make() as loader:
         first = list(loader)
@@ -627,7 +647,7 @@ def test_a_cache_after_distribute_goes_on_in_its_process_and_elsewhere_only_in_o
 
 
 def test_several_consumers_do_not_cache_what_they_received(service: ps.LocalService) -> None:
-    loader = ps.range(40).distribute(service, consumers=2, consumer=0)
+    loader = ps.range(40).distribute(service, ranks=ps.Ranks(2, 0))
     with pytest.raises(InvalidPipelineError, match="with 2 consumers"):
         loader.cache()
 
@@ -635,7 +655,7 @@ def test_several_consumers_do_not_cache_what_they_received(service: ps.LocalServ
 @pytest.mark.parametrize("with_state", [True, False])
 def test_an_older_reader_of_a_slot_stops_with_elements_at_hand(service: ps.LocalService, with_state: bool) -> None:
     def make() -> ps.Loader:
-        return ps.range(5000).distribute(service, job=f"taken {with_state}", timeout=WAIT_S)
+        return ps.range(5000).distribute(service, job=f"taken {with_state}", limits=ps.Limits(timeout_s=WAIT_S))
 
     with make() as older, make() as newer:
         reading = iter(older)

@@ -33,7 +33,7 @@ def wait_workers(service: ps.LocalService, count: int) -> dict[str, int]:
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
 def test_killed_workers_lose_and_repeat_nothing(order: str) -> None:
     with ps.LocalService(workers=3, threads=1) as service:
-        loader = slow_pipeline().distribute(service, order=order, timeout=WAIT_S)
+        loader = slow_pipeline().distribute(service, order=order, limits=ps.Limits(timeout_s=WAIT_S))
         got: list[Any] = []
         pauses: list[float] = []
         at = time.monotonic()
@@ -47,14 +47,14 @@ def test_killed_workers_lose_and_repeat_nothing(order: str) -> None:
         assert loader.statistics().reconnects > 0
         assert max(pauses[1:]) < 10  # well under two seconds on an idle machine
         if order == "deterministic":
-            quiet = slow_pipeline().distribute(service, order=order, timeout=WAIT_S)
+            quiet = slow_pipeline().distribute(service, order=order, limits=ps.Limits(timeout_s=WAIT_S))
             assert [batch.tolist() for batch in quiet] == got
         loader.close()
 
 
 def test_a_dispatcher_that_dies_is_not_noticed(tmp_path: Path) -> None:
     with ps.LocalService(workers=2, threads=1, journal=tmp_path) as service:
-        loader = slow_pipeline().distribute(service, job="j", timeout=WAIT_S)
+        loader = slow_pipeline().distribute(service, job="j", limits=ps.Limits(timeout_s=WAIT_S))
         got = []
         for step, batch in enumerate(loader):
             got.append(batch)
@@ -68,7 +68,7 @@ def test_a_dispatcher_that_dies_is_not_noticed(tmp_path: Path) -> None:
 
 def test_a_worker_that_stands_still_is_left_behind() -> None:
     with ps.LocalService(workers=2, threads=1) as service:
-        loader = slow_pipeline().distribute(service, timeout=WAIT_S)
+        loader = slow_pipeline().distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
         got = []
         stopped = 0
         try:
@@ -91,7 +91,7 @@ def test_a_worker_that_stands_still_is_left_behind() -> None:
 
 def test_workers_that_come_and_go_change_nothing() -> None:
     with ps.LocalService(workers=1, threads=1) as service:
-        loader = slow_pipeline().distribute(service, timeout=WAIT_S)
+        loader = slow_pipeline().distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
         got = []
         for step, batch in enumerate(loader):
             got.append(batch)
@@ -110,7 +110,9 @@ def test_a_killed_trainer_goes_on_from_its_last_state(tmp_path: Path) -> None:
         pid = os.fork()
         if pid == 0:  # has no loader yet, and so may make one
             try:
-                loader = slow_pipeline().distribute(str(service.service_file), job="t", timeout=WAIT_S)
+                loader = slow_pipeline().distribute(
+                    str(service.service_file), job="t", limits=ps.Limits(timeout_s=WAIT_S)
+                )
                 with log.open("w") as file:
                     for batch in loader:
                         print(json.dumps([batch.tolist(), loader.state_dict()]), file=file, flush=True)
@@ -121,11 +123,14 @@ def test_a_killed_trainer_goes_on_from_its_last_state(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
         lines = [json.loads(line) for line in log.read_text().splitlines()[:25]]
         before, state = [batch for batch, _ in lines], lines[-1][1]
-        with slow_pipeline().distribute(service, job="t", timeout=WAIT_S) as again:
+        with slow_pipeline().distribute(service, job="t", limits=ps.Limits(timeout_s=WAIT_S)) as again:
             again.load_state_dict(state)
             after = [batch.tolist() for batch in again]
         assert sorted(rows(before) + rows(after)) == list(range(N))
-    with ps.LocalService(workers=1) as elsewhere, slow_pipeline().distribute(elsewhere, timeout=WAIT_S) as moved:
+    with (
+        ps.LocalService(workers=1) as elsewhere,
+        slow_pipeline().distribute(elsewhere, limits=ps.Limits(timeout_s=WAIT_S)) as moved,
+    ):
         moved.load_state_dict(state)
         assert sorted(rows(before) + rows(moved)) == list(range(N))
 
@@ -133,7 +138,7 @@ def test_a_killed_trainer_goes_on_from_its_last_state(tmp_path: Path) -> None:
 def test_a_lost_journal_is_mended_from_what_the_reader_holds(tmp_path: Path) -> None:
     """The dispatcher comes back without any memory; the reader is alone and knows where it stands."""
     with ps.LocalService(workers=2, threads=1, journal=tmp_path / "j") as service:
-        loader = slow_pipeline().distribute(service, timeout=WAIT_S)
+        loader = slow_pipeline().distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
         got = []
         for step, batch in enumerate(loader):
             got.append(batch)
@@ -151,7 +156,9 @@ def test_consumers_survive_a_worker_and_one_of_them_returns() -> None:
     with ps.LocalService(workers=3, threads=1) as service:
 
         def read(consumer: int) -> list[Any]:
-            loader = slow_pipeline().distribute(service, job="two", consumers=2, consumer=consumer, timeout=WAIT_S)
+            loader = slow_pipeline().distribute(
+                service, job="two", ranks=ps.Ranks(2, consumer), limits=ps.Limits(timeout_s=WAIT_S)
+            )
             iterator = iter(loader)
             got = [next(iterator).tolist() for _ in range(15)]
             if consumer == 0:
@@ -160,7 +167,9 @@ def test_consumers_survive_a_worker_and_one_of_them_returns() -> None:
                 state = loader.state_dict()
                 next(iterator)
                 loader.close()
-                loader = slow_pipeline().distribute(service, job="two", consumers=2, consumer=consumer, timeout=WAIT_S)
+                loader = slow_pipeline().distribute(
+                    service, job="two", ranks=ps.Ranks(2, consumer), limits=ps.Limits(timeout_s=WAIT_S)
+                )
                 loader.load_state_dict(state)
                 iterator = iter(loader)
             got += [batch.tolist() for batch in iterator]
@@ -174,7 +183,9 @@ def test_consumers_survive_a_worker_and_one_of_them_returns() -> None:
 
 def test_at_most_once_ends_without_what_was_lost() -> None:
     with ps.LocalService(workers=2, threads=1) as service:
-        loader = slow_pipeline().distribute(service, guarantee="at_most_once", timeout=WAIT_S)
+        loader = slow_pipeline().distribute(
+            service, sharding=ps.Sharding(guarantee="at_most_once"), limits=ps.Limits(timeout_s=WAIT_S)
+        )
         got = []
         for step, batch in enumerate(loader):
             got.append(batch)
@@ -193,7 +204,7 @@ def test_one_stuck_worker_does_not_stop_the_others() -> None:
         return x
 
     with ps.LocalService(workers=3, threads=1) as service:
-        loader = ps.range(N).map(work).distribute(service, timeout=3.0)
+        loader = ps.range(N).map(work).distribute(service, limits=ps.Limits(timeout_s=3.0))
         got: list[int] = []
         with pytest.raises(TimeoutError, match="on worker"):
             got.extend(loader)

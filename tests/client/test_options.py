@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -14,30 +15,25 @@ from penstock.client.options import check_options, job_name
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"consumers": 4}, "consumers=4 without consumer="),
-        ({"consumers": 2, "consumer": 2}, "consumer=2 is not one of consumers=2"),
-        ({"consumers": 2, "consumer": -1}, "consumer=-1"),
-        ({"consumers": 0}, "consumers=0"),
+        ({"ranks": ps.Ranks(4)}, "4 ranks without a rank: say which of them this process is, 0 to 3"),
+        ({"ranks": ps.Ranks(coordinated=True)}, "say how many processes read in step, and which of them this is"),
+        ({"ranks": 4}, "ranks=4 must be a ps.Ranks, such as ps.Ranks(8, rank)"),
+        ({"sharing": "wait"}, "sharing='wait' must be a ps.Share, such as ps.Share('wait', trainer='lr-0.01')"),
+        ({"placement": "local"}, "placement='local' must be a ps.Placement"),
+        ({"limits": 60}, "limits=60 must be a ps.Limits"),
         ({"job": ""}, "job=''"),
         ({"job": "  "}, "job='  '"),
+        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
         ({"sharding": "files"}, "sharding='files' is not one of 'dynamic', 'off'"),
-        ({"guarantee": "once"}, "guarantee='once' is not one of 'exactly_once'"),
-        ({"sharding": "off", "guarantee": "exactly_once"}, "zero_or_more"),
-        ({"guarantee": "zero_or_more"}, "sharding='off'"),
+        ({"sharding": ps.Sharding("custom")}, "a function of splits and workers"),
         ({"order": "sorted"}, "order='sorted' is not one of 'relaxed', 'deterministic'"),
-        ({"uneven": "x"}, "uneven='x' is not one of 'drop', 'pad', 'allow'"),
-        ({"compression": "gzip"}, "compression='gzip' is not one of 'none', 'lz4', 'zstd'"),
-        ({"target": "here"}, "target='here' is not one of 'local', 'remote', 'any'"),
-        ({"streams": 4}, "order='relaxed'"),
-        ({"streams": 4, "sharding": "file"}, "streams=4"),
-        ({"replica": 1}, "order='deterministic'"),
-        ({"uneven": "allow", "order": "deterministic"}, "uneven='allow'"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"weight": -1.0}, "weight=-1.0"),
-        ({"max_workers": 0}, "max_workers=0"),
-        ({"memory_bytes": 1.5}, "memory_bytes=1.5"),
-        ({"memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
-        ({"to": 1, "memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
+        ({"transport": "gzip"}, "transport='gzip' is not one of 'auto', 'sockets', 'lz4', 'zstd'"),
+        ({"sharding": ps.Sharding(streams=4)}, "order='relaxed'"),
+        ({"sharding": "off", "order": "deterministic"}, "use sharding='dynamic'"),
+        ({"ranks": ps.Ranks(1, 0, coordinated=True), "sharding": "off"}, "use sharding='dynamic'"),
+        ({"ranks": ps.Ranks(replica=1)}, "order='deterministic'"),
+        ({"ranks": ps.Ranks(uneven="allow"), "order": "deterministic"}, "uneven='allow'"),
+        ({"feed": [0], "ranks": ps.Ranks(uneven="pad")}, "uneven='pad' with feed=: a rank reads what its own sampler"),
         ({"to": "udp://x:1"}, "tcp://host:port"),
         ({"to": 0}, "to=0"),
         ({"to": 3.5}, "to=3.5"),
@@ -49,16 +45,39 @@ def test_what_cannot_work_is_refused_at_once_with_the_choices(arguments: dict[st
     assert words in str(refused.value)
 
 
-def test_the_guarantee_follows_from_the_sharding() -> None:
-    assert check_options().guarantee == "exactly_once"
-    assert check_options(sharding="off").guarantee == "zero_or_more"
-    assert check_options(sharding="file", guarantee="at_most_once").guarantee == "at_most_once"
-    assert check_options(sharding=lambda splits, workers: [[]]).sharding == "custom"
+@pytest.mark.parametrize(
+    ("record", "arguments", "words"),
+    [
+        (ps.Limits, {"timeout_s": 0}, "timeout_s=0"),
+        (ps.Limits, {"collect_after_s": float("nan")}, "collect_after_s=nan"),
+        (ps.Limits, {"memory_bytes": 1.5}, "memory_bytes=1.5"),
+        (ps.Limits, {"memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
+        (ps.Feed, {"sampler": "abc"}, "must be a sampler"),
+        (ps.Feed, {"sampler": iter([1])}, "only once"),
+        (ps.Feed, {"sampler": [1], "ahead": 1}, "ahead=1 must be a whole number of at least 2"),
+    ],
+)
+def test_limits_and_feeds_check_themselves(record: Any, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ps.InvalidArgumentError) as refused:
+        record(**arguments)
+    assert words in str(refused.value)
 
 
-def test_a_deterministic_job_has_sixteen_streams_a_consumer() -> None:
-    assert check_options(order="deterministic", consumers=2, consumer=0).streams == 32
-    assert check_options(streams=1).order == "deterministic"
+def test_a_policy_and_a_function_are_short_for_a_sharding() -> None:
+    assert check_options(sharding="off").sharding == ps.Sharding("off", "zero_or_more")
+    own = check_options(sharding=len)  # type: ignore[arg-type]
+    assert (own.sharding, own.shard) == (ps.Sharding("custom"), len)
+
+
+def test_a_deterministic_job_has_sixteen_streams_a_rank() -> None:
+    assert check_options(order="deterministic", ranks=ps.Ranks(2, 0)).sharding.streams == 32
+    assert check_options(sharding=ps.Sharding(streams=1)).order == "deterministic"
+
+
+def test_what_is_the_processes_own_is_not_the_jobs() -> None:
+    options = check_options(ranks=ps.Ranks(8, 3, "pad"), sharing=ps.Share("wait", "a", writable=True))
+    assert (options.ranks, options.rank) == (ps.Ranks(8, uneven="pad"), 3)
+    assert (options.sharing, options.trainer, options.writable) == (ps.Share("wait"), "a", True)
 
 
 def test_a_job_is_named_after_the_launchers_run() -> None:
@@ -73,7 +92,7 @@ def test_a_job_is_named_after_the_launchers_run() -> None:
 
 def test_several_consumers_without_a_launcher_need_a_name() -> None:
     with pytest.raises(ValueError, match="give job="):
-        job_name(check_options(consumers=2, consumer=1), "abc", {})
+        job_name(check_options(ranks=ps.Ranks(2, 1)), "abc", {})
 
 
 def test_what_is_documented_is_what_is_checked():

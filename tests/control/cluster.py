@@ -11,7 +11,7 @@ from penstock.control.events import AnyEvent, decode, encode
 from penstock.control.snapshot import snapshot
 from penstock.control.state import ClusterState
 from penstock.control.views import view_of
-from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, Fingerprint, JobName, RunnerId, WorkerId
+from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.jobs import Cut, JobSpec, JobView, StreamView
 from penstock.wire.messages import (
     AgentBeat,
@@ -31,20 +31,14 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
+from tests.job_specs import job_spec
 
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
 JOB = JobName("resnet")
 
 
 def spec(**changes: Any) -> JobSpec:
-    fields: dict[str, Any] = {
-        "fingerprint": Fingerprint("f1"),
-        "graph": BlobHash("graph"),
-        "splits": BlobHash("splits"),
-        "split_counts": (10,),
-        "seed": 7,
-    }
-    return JobSpec(**{**fields, **changes})
+    return job_spec(**{"fingerprint": "f1", **changes})
 
 
 class Cluster:
@@ -209,7 +203,7 @@ def started(workers: int = 1, **changes: Any) -> Cluster:
     cluster = Cluster()
     cluster.register(*(f"w{i}" for i in range(workers)))
     described = spec(**changes)
-    for consumer in range(described.consumers):
+    for consumer in range(described.ranks.count):
         cluster.open(consumer, spec=described)
     cluster.ready()
     return cluster

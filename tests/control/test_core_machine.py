@@ -75,7 +75,7 @@ class CoreMachine(RuleBasedStateMachine):
             "allow": {"uneven": "allow"},
             "deterministic": {"order": "deterministic", "streams": 5},
             "at_most_once": {"guarantee": "at_most_once"},
-            "off": {"sharding": "off", "guarantee": "zero_or_more"},
+            "off": {"policy": "off"},
         }[kind]
         self.spec = spec(consumers=consumers, split_counts=(splits,), **changes)
 
@@ -143,15 +143,15 @@ class CoreMachine(RuleBasedStateMachine):
                 number=0,
                 cut=Cut(engine=[0], named=(Named(0, 0, (count // 2,)),)),
                 round=1,
-                marks=(1,) * self.spec.consumers,
+                marks=(1,) * self.spec.ranks.count,
             )
             done = (Ranges(0, 0, ((0, count // 2),)),)
             changes["resume"] = Resume(
-                epoch=epoch, consumers=self.spec.consumers, streams=(held,), done=done, digest="d"
+                epoch=epoch, consumers=self.spec.ranks.count, streams=(held,), done=done, digest="d"
             )
-            if self.spec.order == "deterministic" or self.spec.sharding == "off":
+            if self.spec.order == "deterministic" or self.spec.sharding.off:
                 changes.pop("resume")
-        request = self.cluster.opening(consumer % self.spec.consumers, epoch=epoch, spec=self.spec, **changes)
+        request = self.cluster.opening(consumer % self.spec.ranks.count, epoch=epoch, spec=self.spec, **changes)
         answer = self.ask(request, peer=request.client)
         if isinstance(answer, EpochOpened):
             assert answer.view.job == JOB
@@ -234,7 +234,7 @@ class CoreMachine(RuleBasedStateMachine):
                 job=JOB,
                 attempt=attempt,
                 stream=stream.stream,
-                consumer=consumer % self.spec.consumers,
+                consumer=consumer % self.spec.ranks.count,
                 rounds=2,
                 leftover=Cut(engine=[1]) if leftover else None,
             )
@@ -297,7 +297,7 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def streams_end_when_their_readers_say_so(self) -> None:
         for _, stream in self.streams():
-            needed = 1 if stream.owner is not None else self.spec.consumers
+            needed = 1 if stream.owner is not None else self.spec.ranks.count
             assert stream.ended == (len(stream.ended_by) >= needed)
             assert not (stream.lost and stream.bound)
 

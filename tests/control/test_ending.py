@@ -112,8 +112,8 @@ def test_a_checkpoint_inside_the_tail_resumes_inside_the_tail(ended: bool) -> No
 def resumed(cluster: Cluster, *streams: Position, epoch: int = 0, done: tuple[Ranges, ...] = (), **job: Any) -> None:
     """Open an epoch at a checkpoint, and have every process serve."""
     described = spec(**job)
-    resume = Resume(epoch=epoch, consumers=described.consumers, streams=streams, done=done, digest="d")
-    for consumer in range(described.consumers):
+    resume = Resume(epoch=epoch, consumers=described.ranks.count, streams=streams, done=done, digest="d")
+    for consumer in range(described.ranks.count):
         cluster.open(consumer, epoch=epoch, spec=described, resume=resume)
     cluster.ready()
 
@@ -201,7 +201,7 @@ def test_runs_over_everything_that_a_checkpoint_brought_stand_for_one_worker_eac
     cluster.register(*(f"w{i}" for i in range(workers)))
     everything = Feed(kind="dealt", number=0, of=1)
     held = [Position(number, 4, Cut(engine=[4]), marks=(4,), feed=everything) for number in range(2)]
-    resumed(cluster, *held, sharding="off", guarantee="zero_or_more")
+    resumed(cluster, *held, policy="off")
     streams = cluster.view().streams
     assert len(streams) == max(2, workers)
     for stream in streams:

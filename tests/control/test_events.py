@@ -8,7 +8,7 @@ import pytest
 from penstock.control import events as e
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState, InvalidTransitionError
-from penstock.wire.jobs import Cut
+from penstock.wire.jobs import Cut, Slot
 from penstock.wire.messages import PutBlob, Rebind, SteerJob
 from tests.control.cluster import JOB, Cluster, started
 from tests.control.test_opening import beat, close
@@ -111,7 +111,7 @@ def test_an_event_that_does_not_fit_raises_with_the_story() -> None:
         e.SplitsGranted(JOB, "a0-r0", "a0-r0.5", 0, 0, (0,)),
         e.JobCreated(JOB, started().state.jobs[JOB].spec),
         e.IterationStarted(JOB, "a0-r0", 0),
-        e.ConsumerClosed(JOB, "a0-r0", 0, 0, "somebody else", True),
+        e.ConsumerClosed(JOB, "a0-r0", Slot(0), "somebody else", True),
         e.StreamReopened(JOB, "a0-r0", "a0-r0.0"),
         e.StreamsCreated(JOB, "a0-r0", (e.NewStream(0, started().view().streams[0].feed, 1),)),
         e.IterationDropped(JOB, "older", ""),

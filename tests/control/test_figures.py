@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from penstock.control.figures import client_figures, worker_figures
 from penstock.control.snapshot import snapshot
 from penstock.core.ids import AgentId
+from penstock.wire.jobs import Slot
 from penstock.wire.messages import AgentBeat, ListWorkers, RunnerFigures, StageFigures
 from tests.control.cluster import JOB, Cluster, started
 from tests.control.test_opening import beat
@@ -36,5 +37,5 @@ def test_what_clients_said_last_is_kept_by_consumer() -> None:
     assert client_figures(cluster.state) == ()
     cluster.ask(replace(beat("c0"), batches=12, wait_s=1.5))
     (known,) = client_figures(cluster.state)
-    assert (known.job, known.consumer, known.replica) == (JOB, 0, 0)
+    assert (known.job, known.slot) == (JOB, Slot(0))
     assert (known.beat.batches, known.beat.wait_s) == (12, 1.5)

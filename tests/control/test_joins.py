@@ -78,7 +78,7 @@ def calls(act: Callable[[], Any]) -> int:
         {"uneven": "allow"},
         {"order": "deterministic", "streams": 16},
         {"order": "deterministic", "streams": 600},
-        {"sharding": "off", "guarantee": "zero_or_more"},
+        {"policy": "off"},
         {"max_workers": 10},
     ],
     ids=str,

@@ -68,7 +68,7 @@ def test_streams_with_owners_come_one_a_consumer() -> None:
 
 
 def test_without_sharding_every_worker_runs_over_everything_once() -> None:
-    cluster = started(workers=3, sharding="off", guarantee="zero_or_more")
+    cluster = started(workers=3, policy="off")
     view = cluster.view()
     assert [(s.number, s.feed) for s in view.streams] == [(n, Feed(kind="dealt", number=0, of=1)) for n in range(3)]
     cluster.die(view.streams[0].runner)
@@ -85,7 +85,7 @@ def test_runs_over_everything_that_a_checkpoint_holds_are_not_begun_again() -> N
     feed = Feed(kind="dealt", number=0, of=1)
     held = tuple(Position(number=n, cut=Cut(engine=[n]), round=1, marks=(1,), feed=feed) for n in range(2))
     resume = Resume(epoch=0, consumers=1, streams=held, digest="d")
-    cluster.open(resume=resume, spec=spec(sharding="off", guarantee="zero_or_more"))
+    cluster.open(resume=resume, spec=spec(policy="off"))
     cluster.ready()
     cluster.live(3)
     view = cluster.view()
@@ -97,7 +97,7 @@ def test_runs_over_everything_that_a_checkpoint_holds_are_not_begun_again() -> N
     "changes",
     [
         {"order": "deterministic", "streams": 6},
-        {"sharding": "file", "feeds": tuple(Feed(kind="listed", listed=((n,),)) for n in range(6))},
+        {"policy": "file", "feeds": tuple(Feed(kind="listed", listed=((n,),)) for n in range(6))},
     ],
 )
 def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(changes: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(chang
 
 
 def by_file(files: int) -> JobSpec:
-    return spec(sharding="file", feeds=tuple(Feed(kind="listed", listed=((n,),)) for n in range(files)))
+    return spec(policy="file", feeds=tuple(Feed(kind="listed", listed=((n,),)) for n in range(files)))
 
 
 def opened_by_file(files: int, workers: int) -> tuple[Cluster, list[StartRunner]]:
@@ -230,7 +230,7 @@ def test_streams_of_a_host_that_may_be_gone_do_not_go_to_its_other_processes() -
 @pytest.mark.parametrize("coordinated", [False, True])
 def test_at_most_once_gives_up_the_same_streams_whoever_notices(noticed_by: str, coordinated: bool) -> None:
     """A coordinated one goes on: given up, it would end at another step for each consumer."""
-    cluster = started(workers=2, guarantee="at_most_once", coordinated=coordinated, streams=2 * coordinated)
+    cluster = started(workers=2, guarantee="at_most_once", coordinated=coordinated, streams=2 if coordinated else None)
     stream = cluster.view().streams[0]
     if noticed_by == "agent":
         cluster.die(stream.runner)

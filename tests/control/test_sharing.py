@@ -28,7 +28,7 @@ def opening(trainer: int, client: str, *, attempt: str = "", epoch: int = 0, **c
         job=JOB,
         client=client,
         consumer=0,
-        replica=trainer,
+        replica=0,
         epoch=epoch,
         spec=spec(**{"sharing": "skip", **changes}),
         attempt=attempt or f"of {client}",

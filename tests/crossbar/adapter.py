@@ -35,33 +35,32 @@ def open_loader(
     timeout_s: float,
 ) -> Any:
     """Return a loader: this rank's, this replica's, or this trainer's."""
-    options: dict[str, Any] = {"job": job, "timeout": timeout_s}
-    if ranks > 1 or modes.coordinated:
-        options |= {"consumers": ranks, "consumer": rank}
-    if replica:
-        options["replica"] = replica
+    of_several = ranks > 1 or modes.coordinated
+    share = None
     if modes.sharing is not None:
-        options |= {"sharing": modes.sharing, "trainer": f"trainer-{trainer}", "trainer_timeout": TRAINER_TIMEOUT_S}
-        if modes.trainers_named:
-            options["trainers"] = modes.trainers
-    if sampler is not None:
-        options["feed"] = sampler
-    usual = Modes()
-    for name in (
-        "order",
-        "guarantee",
-        "uneven",
-        "coordinated",
-        "streams",
-        "compression",
-        "memory_bytes",
-        "max_workers",
-    ):
-        if getattr(modes, name) != getattr(usual, name):
-            options[name] = getattr(modes, name)
-    if modes.sharding != "dynamic":
-        options["sharding"] = in_turn_by_split if modes.sharding == "custom" else modes.sharding
-    loader = dataset.distribute(to, **options)
+        share = ps.Share(
+            modes.sharing,
+            f"trainer-{trainer}",
+            trainer_timeout_s=TRAINER_TIMEOUT_S,
+            trainers=modes.trainers if modes.trainers_named else None,
+        )
+    loader = dataset.distribute(
+        to,
+        job=job,
+        ranks=ps.Ranks(ranks, rank if of_several else None, modes.uneven, modes.coordinated, replica),
+        order=modes.order,
+        sharding=ps.Sharding(
+            modes.sharding,
+            modes.guarantee,
+            modes.streams,
+            in_turn_by_split if modes.sharding == "custom" else None,
+        ),
+        sharing=share,
+        feed=sampler,
+        placement=ps.Placement(max_workers=modes.max_workers),
+        transport=modes.transport,
+        limits=ps.Limits(timeout_s=timeout_s, memory_bytes=modes.memory_bytes),
+    )
     try:
         return apply(loader, modes.after)
     except BaseException:

@@ -42,7 +42,7 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The number of trainers is declared."""
     feed: str | None = None
     streams: int | None = None
-    compression: str = "none"
+    transport: str = "auto"
     memory_bytes: int | None = None
     max_workers: int | None = None
     after: tuple[Step, ...] = ()
@@ -294,7 +294,7 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         trainers_named=sharing == "wait" and rng.random() < 0.6,
         feed=rng.choice(["indices", "lists", "stateful"]) if way == "feed" else None,
         streams=streams,
-        compression=_sometimes(rng, 0.2, ["lz4", "zstd"], "none"),
+        transport=_sometimes(rng, 0.2, ["lz4", "zstd"], "auto"),
         memory_bytes=_sometimes(rng, 0.2, [1 << 20, 4 << 20], None),
         max_workers=_sometimes(rng, 0.05, [1, 2], None),
         after=tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (),

@@ -81,8 +81,8 @@ def modes_of(case: Case) -> Iterator[str]:
             yield name
     if modes.replicas > 1:
         yield "replicas"
-    if modes.compression != "none":
-        yield "compression"
+    if modes.transport != "auto":
+        yield "transport"
     if modes.after:
         yield "operators after"
     if refusals(case.pipeline, modes):

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.ids import AgentId, AttemptId, ClientId, Fingerprint, JobName, StreamId, WorkerId
+from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, StreamId, WorkerId
 from penstock.dispatcher.main import Dispatcher, DispatcherConfig
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
@@ -32,6 +32,7 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
+from tests.job_specs import job_spec
 from tests.waiting import wait_until
 
 DEADLINE_S = 30.0
@@ -129,15 +130,8 @@ def client(address: str, name: str = "test", **options: Any) -> Iterator[Control
 
 
 def spec(count: int = 1000, **changes: Any) -> JobSpec:
-    given: dict[str, Any] = {
-        "fingerprint": Fingerprint("f"),
-        "graph": blob_hash(GRAPH),
-        "splits": blob_hash(SPLITS),
-        "split_counts": (count,),
-        "seed": 7,
-        "shuffle_parts": 1,
-    }
-    return JobSpec(**given | changes)
+    given = {"graph": blob_hash(GRAPH), "splits": blob_hash(SPLITS), "split_counts": (count,)}
+    return job_spec(**given | changes)
 
 
 def put_blobs(control: ControlClient) -> None:

@@ -287,8 +287,8 @@ def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
         f"penstock_stream_rounds_total{{{of_worker}}} 5.0",
         f"penstock_stream_bytes_total{{{of_worker}}} 4096.0",
         f'penstock_stage_busy_seconds_total{{job="{view.job}",stage="map(\\"f\\")",worker="{agent.worker}"}} 1.5',
-        f'penstock_client_batches_total{{consumer="0",job="{view.job}",replica="0"}} 9.0',
-        f'penstock_client_wait_seconds_total{{consumer="0",job="{view.job}",replica="0"}} 0.5',
+        f'penstock_client_batches_total{{consumer="0",job="{view.job}",replica="0",trainer=""}} 9.0',
+        f'penstock_client_wait_seconds_total{{consumer="0",job="{view.job}",replica="0",trainer=""}} 0.5',
     ):
         assert line in text.splitlines(), text
 

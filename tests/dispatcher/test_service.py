@@ -39,8 +39,6 @@ from penstock.wire.messages import (
     Spec,
     Tell,
     TryAgain,
-    View,
-    ViewChanged,
     ViewMoved,
 )
 from penstock.wire.sockets import dial
@@ -205,31 +203,6 @@ def test_requests_that_cannot_be_read_are_refused_by_number() -> None:
         for protocol in (0, PROTOCOL + 1):
             told = peer.tell({"type": "list_jobs"}, protocol=protocol)
             assert isinstance(told.body, Refused) and f"serves {OLDEST_PROTOCOL} to" in told.body.reason
-        peer.close()
-
-
-def test_an_older_client_is_answered_in_its_own_protocol() -> None:
-    with served() as running:
-        peer = RawPeer(running.address)
-        told = peer.tell({"type": "list_jobs"}, protocol=PROTOCOL - 1)
-        assert told.protocol == PROTOCOL - 1
-        peer.close()
-
-
-def test_an_older_client_is_shown_whole_views(tmp_path: Path) -> None:
-    with served(tmp_path) as running, client(running.address) as control:
-        put_blobs(control)
-        peer = RawPeer(running.address)
-        opened = peer.tell(opening(), protocol=PROTOCOL - 1).body
-        assert isinstance(opened, EpochOpened)
-        agent = FakeAgent(running.address)
-        agent.register()
-        agent.serve_runner()
-        while not (isinstance(pushed := peer.receive().body, ViewChanged) and pushed.view.streams):
-            pass
-        told = peer.tell(a_beat(opened.view.attempt, opened.view.version), protocol=PROTOCOL - 1)
-        assert isinstance(told.body, View) and told.body.view == pushed.view
-        agent.close()
         peer.close()
 
 

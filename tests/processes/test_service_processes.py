@@ -82,7 +82,7 @@ def test_a_killed_agent_comes_back_with_its_workers(service):
 def test_a_trainer_reads_on_when_everything_was_killed(caplog):
     with ps.LocalService(workers=2) as service:
         before = service.address
-        loader = ps.range(60_000).batch(100).distribute(service, timeout=DEADLINE_S)
+        loader = ps.range(60_000).batch(100).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S))
         seen = []
         for step, batch in enumerate(loader):
             seen.extend(batch.tolist())
@@ -99,7 +99,7 @@ def test_a_trainer_reads_on_when_everything_was_killed(caplog):
 
 
 def test_a_loaders_own_processes_are_started_again():
-    with ps.range(20_000).batch(10).distribute(1, timeout=DEADLINE_S) as loader:
+    with ps.range(20_000).batch(10).distribute(1, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
         own = loader._sources[0].backend._finalizer.peek()[2][2].__self__
         seen = []
         for step, batch in enumerate(loader):
@@ -197,7 +197,7 @@ def test_a_fork_of_the_trainer_does_not_end_its_service():
         "os.wait(), os.wait()\n"
         "print(len(service.workers()), service._processes.scratch.exists())\n"
         "os.kill(service._processes.nursery_pid, 9)\n"  # it is still watched
-        "print(len(list(ps.range(10).distribute(service, timeout=30))))\n"
+        "print(len(list(ps.range(10).distribute(service, limits=ps.Limits(timeout_s=30)))))\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.stdout.split() == ["1", "True", "10"], ran.stderr

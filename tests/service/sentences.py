@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,11 +74,14 @@ class Ranks:
         steps: int | None = None,
         states: list[Any] | Callable[[int], Any] | None = None,
         at_step: dict[int, Callable[[], None]] | None = None,
+        uneven: str = "drop",
+        coordinated: bool = True,
         **options: Any,
     ) -> None:
         self.read: list[list[Step]] = [[] for _ in range(consumers)]
         self.states: list[Any] = [None] * consumers
-        self._service, self._job, self._consumers = service, job, consumers
+        self._service, self._job = service, job
+        self._ranks = partial(ps.Ranks, consumers, uneven=uneven, coordinated=coordinated)
         self._dataset = sentences() if dataset is None else dataset
         self._steps, self._at_step, self._options = steps, at_step or {}, options
         self._load = states
@@ -85,10 +89,8 @@ class Ranks:
         self._threads = [Background(lambda c=c: self._rank(c)) for c in range(consumers)]
 
     def _rank(self, consumer: int) -> None:
-        options = {"coordinated": True, "timeout": STEP_TIMEOUT_S, **self._options}
-        loader = self._dataset.distribute(
-            self._service, job=self._job, consumers=self._consumers, consumer=consumer, **options
-        )
+        options = {"limits": ps.Limits(timeout_s=STEP_TIMEOUT_S), **self._options}
+        loader = self._dataset.distribute(self._service, job=self._job, ranks=self._ranks(rank=consumer), **options)
         with loader:
             if self._load is not None:
                 loader.load_state_dict(self._load(consumer) if callable(self._load) else self._load)
@@ -148,11 +150,9 @@ def rank_process() -> None:
     loader = sentences(arguments["work_s"]).distribute(
         arguments["service"],
         job=arguments["job"],
-        consumers=arguments["consumers"],
-        consumer=arguments["consumer"],
-        coordinated=True,
+        ranks=ps.Ranks(arguments["consumers"], arguments["consumer"], coordinated=True),
         order=arguments["order"],
-        timeout=STEP_TIMEOUT_S,
+        limits=ps.Limits(timeout_s=STEP_TIMEOUT_S),
     )
     with loader:
         if arguments.get("state"):

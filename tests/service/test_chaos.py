@@ -70,7 +70,7 @@ def test_everything_once_whatever_dies(order: str, seed: int) -> None:
         kept: list[np.ndarray] = []
         state: str | None = None
         while True:
-            with dataset().distribute(service, job="chaos", order=order, timeout=60) as loader:
+            with dataset().distribute(service, job="chaos", order=order, limits=ps.Limits(timeout_s=60)) as loader:
                 if state is not None:
                     loader.load_state_dict(json.loads(state))
                 dies_at = dice.randrange(100, 900)

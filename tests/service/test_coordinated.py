@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,10 @@ def test_a_step_is_made_by_one_worker(three_workers: ps.LocalService) -> None:
 
     def rank(consumer: int) -> list[int]:
         loader = dataset.distribute(
-            three_workers, job="one-worker", consumers=2, consumer=consumer, coordinated=True, timeout=60
+            three_workers,
+            job="one-worker",
+            ranks=ps.Ranks(2, consumer, coordinated=True),
+            limits=ps.Limits(timeout_s=60),
         )
         with loader:
             # While processes start, streams move to them: those of the next epoch stay where they are.
@@ -79,7 +83,7 @@ def test_every_rank_ends_at_the_same_step_on_odd_data(one_worker: ps.LocalServic
 def test_the_next_epoch_is_in_step_too(three_workers: ps.LocalService) -> None:
     def rank(consumer: int) -> list[list[Step]]:
         loader = sentences().distribute(
-            three_workers, job="epochs", consumers=2, consumer=consumer, coordinated=True, timeout=60
+            three_workers, job="epochs", ranks=ps.Ranks(2, consumer, coordinated=True), limits=ps.Limits(timeout_s=60)
         )
         with loader:
             return [[step_of(batch) for batch in loader] for _ in range(2)]
@@ -100,7 +104,13 @@ def test_workers_that_join_tear_no_step(added: int, order: str) -> None:
     with ps.LocalService(workers=1) as service:
         join = {20: lambda: [service.add_worker() for _ in range(added)] and None}
         ranks = Ranks(
-            service, "join", 2, dataset=sentences(WORK_S), at_step=join, order=order, streams=4 + added
+            service,
+            "join",
+            2,
+            dataset=sentences(WORK_S),
+            at_step=join,
+            order=order,
+            sharding=ps.Sharding(streams=4 + added),
         ).done()
     assert_in_step(ranks)
     assert_all_but_a_last_round(ids_of(ranks), 2)
@@ -222,13 +232,14 @@ def test_a_killed_rank_that_resumes_continues_as_it_would_have(three_workers: ps
 
 
 def test_what_cannot_be_coordinated_is_refused_with_the_reason(one_worker: ps.LocalService) -> None:
-    def refuse(words: str, dataset: ps.Dataset | None = None, **options: object) -> None:
-        given = {"job": "refused", "consumers": 2, "consumer": 0, "coordinated": True, **options}
+    def refuse(words: str, dataset: ps.Dataset | None = None, sharding: Any = "dynamic", **options: Any) -> None:
+        ranks = {"count": 2, "rank": 0, "coordinated": True, **options}
         with pytest.raises((ps.InvalidArgumentError, ps.InvalidPipelineError), match=words):
-            next(iter((sentences() if dataset is None else dataset).distribute(one_worker, **given)))
+            dataset = sentences() if dataset is None else dataset
+            next(iter(dataset.distribute(one_worker, job="refused", ranks=ps.Ranks(**ranks), sharding=sharding)))
 
-    refuse("consumer=", consumers=1, consumer=None)
-    refuse("consumer=", consumer=None)
+    refuse("without a rank", count=1, rank=None)
+    refuse("2 ranks without a rank", rank=None)
     refuse("uneven='drop' or 'pad'", uneven="allow")
     refuse("sharding='dynamic'", sharding="off")
     refuse("put it before", dataset=sentences().filter(lambda batch: True))
@@ -237,15 +248,15 @@ def test_what_cannot_be_coordinated_is_refused_with_the_reason(one_worker: ps.Lo
 def test_a_state_of_uncoordinated_reads_is_refused(one_worker: ps.LocalService) -> None:
     ranks = Ranks(one_worker, "uncoordinated", 1, steps=3, coordinated=False, order="deterministic").done()
     loader = sentences().distribute(
-        one_worker, job="now", consumers=1, consumer=0, coordinated=True, order="deterministic"
+        one_worker, job="now", ranks=ps.Ranks(1, 0, coordinated=True), order="deterministic"
     )
     with pytest.raises(ps.StateMismatchError, match="coordinated"):
         loader.load_state_dict(ranks.states[0])
 
 
 def test_consumers_that_disagree_are_refused(one_worker: ps.LocalService) -> None:
-    options = {"job": "disagree", "consumers": 2, "timeout": 30}
-    with sentences().distribute(one_worker, consumer=0, coordinated=True, **options) as loader:
+    options: dict[str, Any] = {"job": "disagree", "limits": ps.Limits(timeout_s=30)}
+    with sentences().distribute(one_worker, ranks=ps.Ranks(2, 0, coordinated=True), **options) as loader:
         next(iter(loader))
         with pytest.raises(ps.PenstockError, match="coordinated"):
-            next(iter(sentences().distribute(one_worker, consumer=1, **options)))
+            next(iter(sentences().distribute(one_worker, ranks=ps.Ranks(2, 1), **options)))

@@ -36,7 +36,7 @@ def raised(dataset: Any, kind: type[BaseException]) -> Any:
 def run(request: pytest.FixtureRequest, one_worker: ps.LocalService) -> Callable[[Any], Any]:
     def run(function: Any) -> Any:
         mapped = ps.range(3).map(function)
-        return mapped if request.param == "here" else mapped.distribute(one_worker, timeout=60)
+        return mapped if request.param == "here" else mapped.distribute(one_worker, limits=ps.Limits(timeout_s=60))
 
     return run
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,31 +46,37 @@ def read_and_break(iterator: Iterator[np.ndarray], at: dict[int, object]) -> lis
 
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
 def test_a_killed_worker_loses_and_repeats_nothing(order: str) -> None:
-    with ps.LocalService(workers=3) as service, dataset().distribute(service, order=order, timeout=60) as loader:
+    with (
+        ps.LocalService(workers=3) as service,
+        dataset().distribute(service, order=order, limits=ps.Limits(timeout_s=60)) as loader,
+    ):
         breaks = {n: lambda: kill(runner_pids(service)[0]) for n in (5, 60, 140)}
         assert_exactly_once(read_and_break(iter(loader), breaks), range(ROWS))
 
 
 def test_four_of_five_workers_killed() -> None:
-    with ps.LocalService(workers=5) as service, dataset().distribute(service, timeout=60) as loader:
+    with ps.LocalService(workers=5) as service, dataset().distribute(service, limits=ps.Limits(timeout_s=60)) as loader:
         breaks = {20: lambda: [kill(pid) for pid in runner_pids(service)[:4]]}
         assert_exactly_once(read_and_break(iter(loader), breaks), range(ROWS))
 
 
 def test_a_worker_lost_for_good_does_not_keep_a_finite_epoch_from_ending() -> None:
-    with ps.LocalService(workers=3) as service, dataset().distribute(service, timeout=60) as loader:
+    with ps.LocalService(workers=3) as service, dataset().distribute(service, limits=ps.Limits(timeout_s=60)) as loader:
         breaks = {30: lambda: service.remove_worker()}
         assert_exactly_once(read_and_break(iter(loader), breaks), range(ROWS))
 
 
 def test_a_worker_added_in_the_middle() -> None:
-    with ps.LocalService(workers=1) as service, dataset().distribute(service, timeout=60) as loader:
+    with ps.LocalService(workers=1) as service, dataset().distribute(service, limits=ps.Limits(timeout_s=60)) as loader:
         breaks = {20: lambda: service.add_worker()}
         assert_exactly_once(read_and_break(iter(loader), breaks), range(ROWS))
 
 
 def test_what_workers_hold_is_read_while_the_dispatcher_is_down() -> None:
-    with ps.LocalService(workers=2) as service, ps.range(200).distribute(service, timeout=60) as loader:
+    with (
+        ps.LocalService(workers=2) as service,
+        ps.range(200).distribute(service, limits=ps.Limits(timeout_s=60)) as loader,
+    ):
         iterator = iter(loader)
         first = next(iterator)
         kill(service.dispatcher_pid)
@@ -78,7 +85,10 @@ def test_what_workers_hold_is_read_while_the_dispatcher_is_down() -> None:
 
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
 def test_dispatcher_restarts_before_during_and_between_epochs(order: str) -> None:
-    with ps.LocalService(workers=2) as service, dataset().distribute(service, order=order, timeout=60) as loader:
+    with (
+        ps.LocalService(workers=2) as service,
+        dataset().distribute(service, order=order, limits=ps.Limits(timeout_s=60)) as loader,
+    ):
         kill(service.dispatcher_pid)
         for _ in range(2):
             breaks = {n: lambda: kill(service.dispatcher_pid) for n in (1, 50, 120, 240)}
@@ -89,7 +99,9 @@ def test_dispatcher_restarts_before_during_and_between_epochs(order: str) -> Non
 def test_an_epoch_without_sharding_ends_though_the_dispatcher_lost_its_journal() -> None:
     with ps.LocalService(workers=2) as service:
         numbers = ps.range(400).map(slowly).batch(4)
-        with numbers.distribute(service, sharding="off", guarantee="zero_or_more", timeout=60) as loader:
+        with numbers.distribute(
+            service, sharding=ps.Sharding("off", guarantee="zero_or_more"), limits=ps.Limits(timeout_s=60)
+        ) as loader:
 
             def lose_journal() -> None:
                 for file in (service.service_file.parent / "journal").iterdir():
@@ -101,7 +113,7 @@ def test_an_epoch_without_sharding_ends_though_the_dispatcher_lost_its_journal()
 
 
 def test_dispatcher_and_worker_killed_together() -> None:
-    with ps.LocalService(workers=2) as service, dataset().distribute(service, timeout=60) as loader:
+    with ps.LocalService(workers=2) as service, dataset().distribute(service, limits=ps.Limits(timeout_s=60)) as loader:
 
         def both() -> None:
             kill(runner_pids(service)[0])
@@ -111,7 +123,7 @@ def test_dispatcher_and_worker_killed_together() -> None:
 
 
 def test_a_stopped_worker_is_passed_over_and_its_zombie_refused() -> None:
-    with ps.LocalService(workers=2) as service, dataset().distribute(service, timeout=90) as loader:
+    with ps.LocalService(workers=2) as service, dataset().distribute(service, limits=ps.Limits(timeout_s=90)) as loader:
         stopped: list[int] = []
 
         def stop() -> None:
@@ -130,7 +142,10 @@ def test_a_stopped_worker_is_passed_over_and_its_zombie_refused() -> None:
 
 
 def test_at_most_once_never_repeats() -> None:
-    options = {"guarantee": "at_most_once", "timeout": 60}
+    options: dict[str, Any] = {
+        "sharding": ps.Sharding(guarantee="at_most_once"),
+        "limits": ps.Limits(timeout_s=60),
+    }
     with ps.LocalService(workers=3) as service, dataset().distribute(service, **options) as loader:
         read = read_and_break(iter(loader), {40: lambda: kill(runner_pids(service)[0])})
         ids = np.concatenate(read).tolist()
@@ -173,7 +188,7 @@ def test_an_element_that_kills_three_processes_is_left_out_and_named(capfd: pyte
         return i
 
     dataset = ps.range(2000).map(deadly)
-    with ps.LocalService(workers=2) as service, dataset.distribute(service, timeout=90) as loader:
+    with ps.LocalService(workers=2) as service, dataset.distribute(service, limits=ps.Limits(timeout_s=90)) as loader:
         assert_exactly_once(loader, [i for i in range(2000) if i != 1234])
         assert any("element" in name for name in loader.statistics().dropped)
 

@@ -81,7 +81,7 @@ def ids(batches: Any) -> list[list[int]]:
 
 def test_lists_become_batches_in_the_samplers_order(three_workers: ps.LocalService) -> None:
     sampler = ShuffledBatches()
-    with pictures().distribute(three_workers, feed=sampler, timeout=60) as loader:
+    with pictures().distribute(three_workers, feed=sampler, limits=ps.Limits(timeout_s=60)) as loader:
         for epoch in range(2):
             read = [{key: leaf.copy() for key, leaf in batch.items()} for batch in loader]
             assert ids(read) == sampler.batches(epoch)
@@ -90,7 +90,7 @@ def test_lists_become_batches_in_the_samplers_order(three_workers: ps.LocalServi
 
 def test_a_short_list_is_a_batch_too(one_worker: ps.LocalService) -> None:
     dataset = ps.range(10).batch(4, drop_last=True)
-    with dataset.distribute(one_worker, feed=[[3, 7, 1], [2, 0, 0, 1], [5]], timeout=60) as loader:
+    with dataset.distribute(one_worker, feed=[[3, 7, 1], [2, 0, 0, 1], [5]], limits=ps.Limits(timeout_s=60)) as loader:
         assert [batch.tolist() for batch in loader] == [[3, 7, 1], [2, 0, 0, 1], [5]]
 
 
@@ -98,13 +98,13 @@ def test_a_batch_operator_says_where_lists_are_joined_and_groups_single_indices(
     order = list(range(0, 50, 2))
     dataset = ps.range(50).map(lambda i: i + 1).batch(4).map(lambda batch: batch * 10)
     expected = [[10 * (i + 1) for i in order[at : at + 4]] for at in range(0, len(order), 4)]
-    with dataset.distribute(one_worker, feed=order, timeout=60) as loader:
+    with dataset.distribute(one_worker, feed=order, limits=ps.Limits(timeout_s=60)) as loader:
         assert [batch.tolist() for batch in loader] == expected
         assert len(loader) == len(expected)
     lists = [order[at : at + 4] for at in range(0, len(order), 4)]
-    with dataset.distribute(one_worker, feed=lists, timeout=60) as loader:
+    with dataset.distribute(one_worker, feed=lists, limits=ps.Limits(timeout_s=60)) as loader:
         assert [batch.tolist() for batch in loader] == expected
-    with ps.range(50).distribute(one_worker, feed=order, timeout=60) as loader:
+    with ps.range(50).distribute(one_worker, feed=order, limits=ps.Limits(timeout_s=60)) as loader:
         assert [int(i) for i in loader] == order
 
 
@@ -116,14 +116,14 @@ def test_torch_samplers(one_worker: ps.LocalService) -> None:
         order = data.RandomSampler(range(ROWS), generator=torch.Generator().manual_seed(epoch))
         return data.BatchSampler(order, batch_size=8, drop_last=False)
 
-    with ps.range(ROWS).distribute(one_worker, feed=sampler, timeout=60) as loader:
+    with ps.range(ROWS).distribute(one_worker, feed=sampler, limits=ps.Limits(timeout_s=60)) as loader:
         for epoch in range(2):
             assert [batch.tolist() for batch in loader] == list(sampler(epoch))
 
 
 def test_at_most_so_many_units_are_drawn_ahead(one_worker: ps.LocalService) -> None:
     sampler = ShuffledBatches()
-    with pictures().distribute(one_worker, feed=sampler, feed_ahead=10, timeout=60) as loader:
+    with pictures().distribute(one_worker, feed=ps.Feed(sampler, ahead=10), limits=ps.Limits(timeout_s=60)) as loader:
         for taken, _ in enumerate(loader, start=1):
             assert sampler.drawn <= taken + 10
     assert sampler.drawn == taken
@@ -131,7 +131,10 @@ def test_at_most_so_many_units_are_drawn_ahead(one_worker: ps.LocalService) -> N
 
 def test_killed_workers_lose_and_repeat_nothing() -> None:
     sampler = ShuffledBatches()
-    with ps.LocalService(workers=2) as service, pictures().distribute(service, feed=sampler, timeout=60) as loader:
+    with (
+        ps.LocalService(workers=2) as service,
+        pictures().distribute(service, feed=sampler, limits=ps.Limits(timeout_s=60)) as loader,
+    ):
         read = []
         for batch in loader:
             read.append(batch["id"].tolist())
@@ -146,16 +149,16 @@ def test_a_state_resumes_on_another_service_with_the_same_random_numbers(
     one_worker: ps.LocalService, three_workers: ps.LocalService
 ) -> None:
     dataset = pictures()
-    options: dict[str, Any] = {"job": "fed-resumed", "feed": ShuffledBatches(), "timeout": 60}
-    with dataset.distribute(one_worker, **options) as loader:
+    options: dict[str, Any] = {"job": "fed-resumed", "limits": ps.Limits(timeout_s=60)}
+    with dataset.distribute(one_worker, feed=ShuffledBatches(), **options) as loader:
         whole = [(batch["id"].tolist(), batch["noise"].tolist()) for batch in loader]
     for at in (0, 1, 40, len(whole)):
-        with dataset.distribute(three_workers, **options) as loader:
+        with dataset.distribute(three_workers, feed=ShuffledBatches(), **options) as loader:
             iterator = iter(loader)
             for _ in range(at):
                 next(iterator)
             state = json.loads(json.dumps(loader.state_dict()))
-        with dataset.distribute(one_worker, **options, feed_ahead=5) as loader:
+        with dataset.distribute(one_worker, feed=ps.Feed(ShuffledBatches(), ahead=5), **options) as loader:
             loader.load_state_dict(state)
             assert [(batch["id"].tolist(), batch["noise"].tolist()) for batch in loader] == whole[at:]
 
@@ -164,7 +167,9 @@ def test_a_service_that_lost_the_attempt_is_told_where_the_trainer_stands(
     three_workers: ps.LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EpochSession, "rejoin", lambda self: False)
-    with ps.range(ROWS).distribute(three_workers, feed=range(ROWS - 1, -1, -1), timeout=60) as loader:
+    with ps.range(ROWS).distribute(
+        three_workers, feed=range(ROWS - 1, -1, -1), limits=ps.Limits(timeout_s=60)
+    ) as loader:
         reader = cast(EpochReader, iter(loader))
         read = []
         for element in reader:
@@ -176,29 +181,29 @@ def test_a_service_that_lost_the_attempt_is_told_where_the_trainer_stands(
 
 def test_a_state_taken_after_the_loop_is_the_next_epochs(one_worker: ps.LocalService) -> None:
     sampler = ShuffledBatches(40)
-    with ps.range(40).distribute(one_worker, feed=sampler, timeout=60) as loader:
+    with ps.range(40).distribute(one_worker, feed=sampler, limits=ps.Limits(timeout_s=60)) as loader:
         list(loader)
         state = loader.state_dict()
-    with ps.range(40).distribute(one_worker, feed=sampler, timeout=60) as loader:
+    with ps.range(40).distribute(one_worker, feed=sampler, limits=ps.Limits(timeout_s=60)) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == sampler.batches(1)
 
 
 def test_a_samplers_own_state_is_saved_and_loaded(one_worker: ps.LocalService) -> None:
     expected = [(7 * i) % ROWS for i in range(1, ROWS + 1)]
-    with ps.range(ROWS).distribute(one_worker, feed=Stateful(), timeout=60) as loader:
+    with ps.range(ROWS).distribute(one_worker, feed=Stateful(), limits=ps.Limits(timeout_s=60)) as loader:
         iterator = iter(loader)
         read = [int(next(iterator)) for _ in range(123)]
         state = loader.state_dict()
     assert state["place"]["sampler"]["sampler"] == {"given": 123}
-    with ps.range(ROWS).distribute(one_worker, feed=Stateful(), timeout=60) as loader:
+    with ps.range(ROWS).distribute(one_worker, feed=Stateful(), limits=ps.Limits(timeout_s=60)) as loader:
         loader.load_state_dict(state)
         assert read + [int(i) for i in loader] == expected
 
 
 def test_operators_after_it_run_here_and_resume(one_worker: ps.LocalService) -> None:
     def piped() -> Any:
-        return ps.range(100).distribute(one_worker, feed=range(99, -1, -1), timeout=60).batch(7)
+        return ps.range(100).distribute(one_worker, feed=range(99, -1, -1), limits=ps.Limits(timeout_s=60)).batch(7)
 
     with piped() as loader:
         whole = [batch.tolist() for batch in loader]
@@ -215,8 +220,17 @@ def test_operators_after_it_run_here_and_resume(one_worker: ps.LocalService) -> 
 def test_consumers_feed_themselves(three_workers: ps.LocalService) -> None:
     def loader(rank: int) -> Any:
         orders = (range(0, 100, 2), range(1, 80, 2))
-        options = {"job": "fed-ranks", "consumers": 2, "consumer": rank, "timeout": 60}
-        return ps.range(100).batch(5).distribute(three_workers, feed=orders[rank], **options)
+        return (
+            ps.range(100)
+            .batch(5)
+            .distribute(
+                three_workers,
+                job="fed-ranks",
+                ranks=ps.Ranks(2, rank),
+                feed=orders[rank],
+                limits=ps.Limits(timeout_s=60),
+            )
+        )
 
     with loader(0) as zero, loader(1) as one:
         read = [batch.tolist() for batch in zero], [batch.tolist() for batch in one]
@@ -232,7 +246,7 @@ def test_consumers_feed_themselves(three_workers: ps.LocalService) -> None:
 
 
 def test_an_index_that_comes_twice_gets_other_random_numbers(one_worker: ps.LocalService) -> None:
-    with pictures().distribute(one_worker, feed=[[3, 3], [3, 4]], timeout=60) as loader:
+    with pictures().distribute(one_worker, feed=[[3, 3], [3, 4]], limits=ps.Limits(timeout_s=60)) as loader:
         noise = np.concatenate([batch["noise"] for batch in loader])
     assert len(set(noise.tolist())) == 4
 
@@ -241,7 +255,7 @@ def test_a_sampler_that_gives_something_else_the_second_time_is_found_out(one_wo
     def unseeded(epoch: int) -> list[int]:
         return random.sample(range(ROWS), ROWS)
 
-    with ps.range(ROWS).distribute(one_worker, feed=unseeded, timeout=60) as loader:
+    with ps.range(ROWS).distribute(one_worker, feed=unseeded, limits=ps.Limits(timeout_s=60)) as loader:
         iterator = iter(loader)
         for _ in range(10):
             next(iterator)
@@ -256,7 +270,7 @@ def test_a_samplers_error_comes_out_and_does_not_look_like_an_end(one_worker: ps
         yield from range(5)
         raise KeyError("no more")
 
-    with ps.range(ROWS).distribute(one_worker, feed=broken, feed_ahead=2, timeout=60) as loader:
+    with ps.range(ROWS).distribute(one_worker, feed=ps.Feed(broken, ahead=2), limits=ps.Limits(timeout_s=60)) as loader:
         iterator = iter(loader)
         for _ in range(3):
             with pytest.raises(KeyError, match="no more"):
@@ -271,7 +285,7 @@ def test_an_element_that_kills_processes_is_an_error_and_not_left_out() -> None:
         return i
 
     with ps.LocalService(workers=1) as service:
-        loader = ps.range(20).map(deadly).distribute(service, feed=range(20), timeout=60)
+        loader = ps.range(20).map(deadly).distribute(service, feed=range(20), limits=ps.Limits(timeout_s=60))
         with loader, pytest.raises(DeadlyElementError, match="element 7 killed the processes"):
             for expected, element in enumerate(loader):
                 assert element == expected
@@ -287,14 +301,14 @@ def test_an_element_that_kills_processes_is_an_error_and_not_left_out() -> None:
     ],
 )
 def test_bad_indices_are_refused(one_worker: ps.LocalService, feed: Any, message: str) -> None:
-    loader = ps.range(10).distribute(one_worker, feed=feed, timeout=60)
+    loader = ps.range(10).distribute(one_worker, feed=feed, limits=ps.Limits(timeout_s=60))
     with loader, pytest.raises(ps.InvalidArgumentError, match=message):
         list(loader)
 
 
 def test_what_cannot_be_fed_is_refused_with_the_remedy(one_worker: ps.LocalService, tmp_path: Any) -> None:
     (tmp_path / "lines.txt").write_text("a\nb\n")
-    lines = ps.read_text(str(tmp_path / "lines.txt")).distribute(one_worker, feed=[0], timeout=60)
+    lines = ps.read_text(str(tmp_path / "lines.txt")).distribute(one_worker, feed=[0], limits=ps.Limits(timeout_s=60))
     with pytest.raises(ps.InvalidPipelineError, match="can only be read in order: use range"):
         list(lines)
     with pytest.raises(ps.InvalidPipelineError, match="the sampler says the order; leave it out"):
@@ -312,9 +326,9 @@ def test_what_cannot_be_fed_is_refused_with_the_remedy(one_worker: ps.LocalServi
 
 
 def test_a_state_without_a_sampler_is_refused(one_worker: ps.LocalService) -> None:
-    with ps.range(100).distribute(one_worker, order="deterministic", timeout=60) as loader:
+    with ps.range(100).distribute(one_worker, order="deterministic", limits=ps.Limits(timeout_s=60)) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    fed = ps.range(100).distribute(one_worker, feed=range(9), timeout=60)
+    fed = ps.range(100).distribute(one_worker, feed=range(9), limits=ps.Limits(timeout_s=60))
     with fed, pytest.raises(ps.StateMismatchError, match="without feed="):
         fed.load_state_dict(state)

@@ -28,7 +28,12 @@ def test_a_job_that_is_read_shows_in_the_metrics_and_in_the_list_of_workers(tmp_
         processes.wait_ready(DEADLINE_S)
         file = tmp_path / "service.json"
         ServiceFile(address=processes.address, credentials=processes.credentials.as_client()).write(file)
-        with ps.range(10**9).map(slowly).batch(8).distribute(str(file), job="shown", timeout=DEADLINE_S) as loader:
+        with (
+            ps.range(10**9)
+            .map(slowly)
+            .batch(8)
+            .distribute(str(file), job="shown", limits=ps.Limits(timeout_s=DEADLINE_S)) as loader
+        ):
             deadline = time.monotonic() + DEADLINE_S
             wanted = (
                 "penstock_stream_rounds_total{",

@@ -29,7 +29,7 @@ def read(loader: ps.Loader) -> tuple[list[np.ndarray], set[int]]:
 def test_a_job_runs_in_this_process() -> None:
     before = set(threading.enumerate())
     with ps.LocalService(workers=0, inline=1) as service:
-        with ps.range(2000).map(where).batch(50).distribute(service, timeout=DEADLINE_S) as loader:
+        with ps.range(2000).map(where).batch(50).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
             for _ in range(2):
                 ids, pids = read(loader)
                 assert_exactly_once(ids, range(2000))
@@ -42,7 +42,11 @@ def test_a_job_runs_in_this_process() -> None:
 def test_large_batches_come_out_of_this_process_as_they_went_in() -> None:
     with ps.LocalService(workers=0, inline=1) as service:
         dataset = ps.range(40).map(lambda i: np.full(100_000, i, np.float32)).batch(4)
-        held = list(dataset.distribute(service, timeout=DEADLINE_S, order="deterministic", streams=2))
+        held = list(
+            dataset.distribute(
+                service, order="deterministic", sharding=ps.Sharding(streams=2), limits=ps.Limits(timeout_s=DEADLINE_S)
+            )
+        )
     assert sorted(set(np.concatenate([batch.ravel() for batch in held]).tolist())) == list(range(40))
     assert all((batch == batch[:, :1]).all() for batch in held)
 
@@ -53,7 +57,7 @@ def test_it_works_beside_processes_and_goes_on_when_they_die() -> None:
         return where(number)
 
     with ps.LocalService(workers=1, inline=1) as service:
-        loader = ps.range(1000).map(slow).batch(10).distribute(service, timeout=DEADLINE_S)
+        loader = ps.range(1000).map(slow).batch(10).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S))
         pids: set[int] = set()
         killed: list[int] = []
         deadline_s = time.monotonic() + DEADLINE_S
@@ -74,12 +78,12 @@ def test_it_works_beside_processes_and_goes_on_when_they_die() -> None:
 def test_a_state_is_resumed_on_processes() -> None:
     dataset = ps.range(1000).map(where).batch(10)
     with ps.LocalService(workers=0, inline=1) as service:
-        loader = dataset.distribute(service, timeout=DEADLINE_S)
+        loader = dataset.distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S))
         reader = iter(loader)
         ids = [next(reader)["id"] for _ in range(30)]
         state = loader.state_dict()
     with ps.LocalService(workers=1) as service:
-        loader = dataset.distribute(service, timeout=DEADLINE_S)
+        loader = dataset.distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S))
         loader.load_state_dict(state)
         rest, pids = read(loader)
         assert_exactly_once([*ids, *rest], range(1000))
@@ -94,15 +98,15 @@ def test_an_error_of_a_function_is_raised_and_harms_nothing() -> None:
 
     with ps.LocalService(workers=0, inline=1) as service:
         with pytest.raises(ValueError, match="no seventy"):
-            list(ps.range(100).map(fails).distribute(service, timeout=DEADLINE_S))
-        assert sorted(ps.range(100).distribute(service, timeout=DEADLINE_S)) == list(range(100))
+            list(ps.range(100).map(fails).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S)))
+        assert sorted(ps.range(100).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S))) == list(range(100))
 
 
 def test_a_dispatcher_that_was_killed_finds_it_again() -> None:
     with ps.LocalService(workers=0, inline=1) as service:
-        assert len(list(ps.range(10).distribute(service, timeout=DEADLINE_S))) == 10
+        assert len(list(ps.range(10).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S)))) == 10
         kill(service.dispatcher_pid)
-        assert len(list(ps.range(20).distribute(service, timeout=DEADLINE_S))) == 20
+        assert len(list(ps.range(20).distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S)))) == 20
 
 
 def test_it_can_be_closed_before_it_has_begun() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,16 @@ def slowly(number: int) -> int:
     return number
 
 
+LIMITS = ps.Limits(timeout_s=60)
+
+
 def consumers_of(
-    dataset: ps.Dataset, service: ps.LocalService, job: str, count: int, **options: object
+    dataset: ps.Dataset, service: ps.LocalService, job: str, count: int, uneven: Any = "drop", **options: Any
 ) -> list[list[np.ndarray]]:
     """Read a job with several consumers at once; return what each got."""
     loaders = [
-        dataset.distribute(service, job=job, consumers=count, consumer=c, timeout=60, **options) for c in range(count)
+        dataset.distribute(service, job=job, ranks=ps.Ranks(count, c, uneven), limits=LIMITS, **options)
+        for c in range(count)
     ]
     readings = [Background(lambda loader=loader: list(loader)) for loader in loaders]
     read = [reading.result(90) for reading in readings]
@@ -65,8 +70,8 @@ def test_all_consumers_get_the_same_number_of_steps(
 def test_a_reader_whose_place_is_taken_is_told_at_once_by_whom(one_worker: ps.LocalService, how: str) -> None:
     slow = ps.range(100_000).map(slowly).batch(4)
     with (
-        slow.distribute(one_worker, job=f"taken-{how}", timeout=30) as older,
-        slow.distribute(one_worker, job=f"taken-{how}", timeout=30) as newer,
+        slow.distribute(one_worker, job=f"taken-{how}", limits=LIMITS) as older,
+        slow.distribute(one_worker, job=f"taken-{how}", limits=LIMITS) as newer,
     ):
         reading = iter(older)
         next(reading)
@@ -94,7 +99,7 @@ def test_pad_gives_everybody_the_larger_number(three_workers: ps.LocalService) -
 
 def test_drop_last_at_many_streams_drops_less_than_a_batch_a_consumer(three_workers: ps.LocalService) -> None:
     dataset = ps.range(10_000).batch(64, drop_last=True)
-    loader = dataset.distribute(three_workers, order="deterministic", streams=64)
+    loader = dataset.distribute(three_workers, order="deterministic", sharding=ps.Sharding(streams=64))
     assert sum(map(len, loader)) == 10_000 // 64 * 64
 
 
@@ -113,7 +118,13 @@ def test_replicas_read_identical_batches(three_workers: ps.LocalService) -> None
         ps.range(500)
         .shuffle(seed=1)
         .batch(10)
-        .distribute(three_workers, job="replicas", replica=r, order="deterministic", timeout=60)
+        .distribute(
+            three_workers,
+            job="replicas",
+            ranks=ps.Ranks(replica=r),
+            order="deterministic",
+            limits=LIMITS,
+        )
         for r in range(2)
     ]
     readings = [Background(lambda loader=loader: [batch.tolist() for batch in loader]) for loader in loaders]
@@ -126,7 +137,7 @@ def test_replicas_read_identical_batches(three_workers: ps.LocalService) -> None
     [
         ({"dataset": ps.range(101)}, "fingerprint|range"),
         ({"sharding": "off"}, "sharding"),
-        ({"guarantee": "at_most_once"}, "at_most_once"),
+        ({"sharding": ps.Sharding(guarantee="at_most_once")}, "at_most_once"),
         ({"order": "deterministic"}, "order"),
     ],
     ids=["pipeline", "sharding", "guarantee", "order"],
@@ -138,35 +149,44 @@ def test_another_job_under_the_same_name_is_refused(
         next(iter(holder))
         dataset = change.pop("dataset", ps.range(100))
         with pytest.raises(ps.PenstockError, match=shown):
-            list(dataset.distribute(one_worker, job="taken", timeout=20, **change))
+            list(dataset.distribute(one_worker, job="taken", limits=ps.Limits(timeout_s=20), **change))
 
 
 def test_a_corrected_pipeline_takes_the_name_of_one_that_failed(one_worker: ps.LocalService) -> None:
     def wrong(x: int) -> int:
         return [10, 20, 30][x]
 
-    with pytest.raises(IndexError), ps.range(5).map(wrong).distribute(one_worker, job="mended", timeout=30) as loader:
+    with (
+        pytest.raises(IndexError),
+        ps.range(5).map(wrong).distribute(one_worker, job="mended", limits=LIMITS) as loader,
+    ):
         list(loader)
     wait_until(lambda: all(line.clients == 0 for line in one_worker.jobs() if line.job == "mended"), "it to be left")
     corrected = ps.range(5).map(lambda x: [10, 20, 30, 40, 50][x])
-    assert sorted(corrected.distribute(one_worker, job="mended", timeout=30)) == [10, 20, 30, 40, 50]
+    assert sorted(corrected.distribute(one_worker, job="mended", limits=LIMITS)) == [
+        10,
+        20,
+        30,
+        40,
+        50,
+    ]
 
 
 def test_a_job_that_was_read_to_its_end_keeps_its_name(one_worker: ps.LocalService) -> None:
-    with ps.range(5).distribute(one_worker, job="between-epochs", timeout=30) as holder:
+    with ps.range(5).distribute(one_worker, job="between-epochs", limits=LIMITS) as holder:
         assert sorted(holder) == [0, 1, 2, 3, 4]
         with pytest.raises(ps.PenstockError, match="another one"):
-            list(ps.range(6).distribute(one_worker, job="between-epochs", timeout=30))
+            list(ps.range(6).distribute(one_worker, job="between-epochs", limits=LIMITS))
         assert sorted(holder) == [0, 1, 2, 3, 4]
 
 
 def test_repeat_over_nothing_ends(one_worker: ps.LocalService) -> None:
-    assert list(ps.range(0).repeat().distribute(one_worker, timeout=30)) == []
-    assert list(ps.range(9).filter(lambda x: x > 10).batch(2).repeat().distribute(one_worker, timeout=60)) == []
+    assert list(ps.range(0).repeat().distribute(one_worker, limits=LIMITS)) == []
+    assert list(ps.range(9).filter(lambda x: x > 10).batch(2).repeat().distribute(one_worker, limits=LIMITS)) == []
 
 
 def test_a_job_nobody_reads_is_collected_and_its_name_free_again(one_worker: ps.LocalService) -> None:
-    with ps.range(100).distribute(one_worker, job="short-lived", collect_after=0.5) as loader:
+    with ps.range(100).distribute(one_worker, job="short-lived", limits=ps.Limits(collect_after_s=0.5)) as loader:
         next(iter(loader))
         assert "short-lived" in {line.job for line in one_worker.jobs()}
     wait_until(lambda: "short-lived" not in {line.job for line in one_worker.jobs()}, "the job to be collected")
@@ -175,7 +195,10 @@ def test_a_job_nobody_reads_is_collected_and_its_name_free_again(one_worker: ps.
 
 def test_a_job_that_is_held_is_not_collected_across_a_restart() -> None:
     held = ps.range(1000)
-    with ps.LocalService(workers=1) as service, held.distribute(service, job="held", collect_after=0.5) as loader:
+    with (
+        ps.LocalService(workers=1) as service,
+        held.distribute(service, job="held", limits=ps.Limits(collect_after_s=0.5)) as loader,
+    ):
         iterator = iter(loader)
         first = next(iterator)
         kill(service.dispatcher_pid)
@@ -184,16 +207,13 @@ def test_a_job_that_is_held_is_not_collected_across_a_restart() -> None:
 
 
 BAD_ARGUMENTS = [
-    ({"consumers": 2}, "consumer"),
-    ({"consumers": 2, "consumer": 2, "job": "x"}, "consumer"),
-    ({"consumers": 0, "consumer": 0}, "consumers"),
+    ({"ranks": ps.Ranks(2)}, "2 ranks without a rank"),
+    ({"ranks": 2}, "must be a ps.Ranks"),
     ({"job": ""}, "job"),
     ({"sharding": "sideways"}, "dynamic"),
-    ({"guarantee": "maybe"}, "exactly_once"),
     ({"order": "random"}, "deterministic"),
-    ({"uneven": "odd"}, "drop"),
-    ({"compression": "rar"}, "zstd"),
-    ({"target": "moon"}, "remote"),
+    ({"transport": "rar"}, "zstd"),
+    ({"sharing": "skip"}, "must be a ps.Share"),
     ({"to": "http://nowhere"}, "tcp://"),
     ({"to": "gpu7:5050"}, "tcp://gpu7:5050"),
     ({"to": "[::1]:5050"}, r"tcp://\[::1\]:5050"),

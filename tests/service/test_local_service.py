@@ -73,7 +73,7 @@ def test_a_service_that_is_closed_ends_the_readers_that_wait_for_it() -> None:
 
 
 def test_a_service_lives_as_long_as_the_loaders_that_read_it() -> None:
-    with ps.range(10).distribute(ps.LocalService(workers=1), timeout=30) as loader:
+    with ps.range(10).distribute(ps.LocalService(workers=1), limits=ps.Limits(timeout_s=30)) as loader:
         assert sorted(loader) == list(range(10))
 
 

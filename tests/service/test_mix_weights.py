@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def check_once(batches: list[np.ndarray]) -> None:
     assert not twice, f"{len(twice)} elements came twice, {twice[:5]} among them"
 
 
-ORDERS = [{"order": "relaxed"}, {"order": "deterministic", "streams": 4}]
+LIMITS = ps.Limits(timeout_s=60, memory_bytes=MEMORY)
+ORDERS = [{"order": "relaxed"}, {"order": "deterministic", "sharding": ps.Sharding(streams=4)}]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -55,9 +57,7 @@ def test_shares_hold_across_resumes(
     state = None
     for part in range(6):
         service = (three_workers, one_worker)[part % 2]
-        with mixed().distribute(
-            service, job=f"shares-{order['order']}-{part}", **order, memory_bytes=MEMORY, timeout=60
-        ) as loader:
+        with mixed().distribute(service, job=f"shares-{order['order']}-{part}", limits=LIMITS, **order) as loader:
             if state is not None:
                 loader.load_state_dict(json.loads(state))
             read += take(iter(loader), 173)
@@ -70,9 +70,7 @@ def test_shares_hold_across_resumes(
 def test_weights_change_between_two_steps(
     one_worker: ps.LocalService, three_workers: ps.LocalService, order: dict[str, Any]
 ) -> None:
-    with mixed().distribute(
-        three_workers, job=f"change-{order['order']}", **order, memory_bytes=MEMORY, timeout=60
-    ) as loader:
+    with mixed().distribute(three_workers, job=f"change-{order['order']}", limits=LIMITS, **order) as loader:
         iterator = iter(loader)
         before = take(iterator, 211)
         loader.set_weights([0.2, 0.8])
@@ -88,7 +86,10 @@ def test_weights_change_between_two_steps(
     check_once([*before, *after, *more, *only])
     for name, state, head in (("at-once", at_once, before), ("later", later, before + after)):
         with mixed().distribute(
-            one_worker, job=f"change-{order['order']}-{name}", **order, memory_bytes=MEMORY, timeout=60
+            one_worker,
+            job=f"change-{order['order']}-{name}",
+            limits=LIMITS,
+            **order,
         ) as loader:
             loader.load_state_dict(json.loads(state))
             rest = take(iter(loader), 400)
@@ -101,15 +102,13 @@ def test_weights_change_between_two_steps(
 
 
 def test_weights_set_between_epochs_hold_in_the_next_ones(one_worker: ps.LocalService) -> None:
-    with mixed("first", rows=3000).distribute(one_worker, job="epochs", memory_bytes=MEMORY, timeout=60) as loader:
+    with mixed("first", rows=3000).distribute(one_worker, job="epochs", limits=LIMITS) as loader:
         assert abs(share([batch["id"].copy() for batch in loader]) - 0.7) < 0.01
         loader.set_weights([1, 1])
         assert abs(share([batch["id"].copy() for batch in loader]) - 0.5) < 0.01
         state = json.loads(json.dumps(loader.state_dict()))
         assert abs(share([batch["id"].copy() for batch in loader]) - 0.5) < 0.01
-    with mixed("first", rows=3000).distribute(
-        one_worker, job="epochs-again", memory_bytes=MEMORY, timeout=60
-    ) as loader:
+    with mixed("first", rows=3000).distribute(one_worker, job="epochs-again", limits=LIMITS) as loader:
         loader.load_state_dict(state)
         assert abs(share([batch["id"].copy() for batch in loader]) - 0.5) < 0.01
 
@@ -117,7 +116,7 @@ def test_weights_set_between_epochs_hold_in_the_next_ones(one_worker: ps.LocalSe
 def test_finite_data_is_read_once_over_changes_and_deaths() -> None:
     with (
         ps.LocalService(workers=2) as service,
-        mixed("all", rows=4000).distribute(service, memory_bytes=MEMORY, timeout=60) as loader,
+        mixed("all", rows=4000).distribute(service, limits=LIMITS) as loader,
     ):
         read: list[np.ndarray] = []
         for batch in loader:
@@ -132,18 +131,16 @@ def test_finite_data_is_read_once_over_changes_and_deaths() -> None:
 
 @pytest.mark.parametrize("coordinated", [True, False])
 def test_ranks_change_weights_at_the_same_step(three_workers: ps.LocalService, coordinated: bool) -> None:
-    options = {
+    ranks = partial(ps.Ranks, 2, coordinated=coordinated)
+    options: dict[str, Any] = {
         "job": f"ranks-{coordinated}",
-        "consumers": 2,
-        "coordinated": coordinated,
         "order": "relaxed" if coordinated else "deterministic",
-        "streams": 3,
-        "memory_bytes": MEMORY,
-        "timeout": 60,
+        "sharding": ps.Sharding(streams=3),
+        "limits": LIMITS,
     }
 
     def rank(consumer: int) -> tuple[list[np.ndarray], Any]:
-        with mixed().distribute(three_workers, consumer=consumer, **options) as loader:
+        with mixed().distribute(three_workers, ranks=ranks(rank=consumer), **options) as loader:
             iterator = iter(loader)
             read = take(iterator, 100)
             state = loader.state_dict()
@@ -156,7 +153,7 @@ def test_ranks_change_weights_at_the_same_step(three_workers: ps.LocalService, c
     assert abs(share([*one[:150], *other[:150]]) - 0.7) < 0.01
     assert abs(share([*one[150:], *other[150:]]) - 0.5) < 0.01
     # A rank that comes back from before the change makes the same change, and reads the same again.
-    with mixed().distribute(three_workers, consumer=0, **options) as loader:
+    with mixed().distribute(three_workers, ranks=ranks(rank=0), **options) as loader:
         loader.load_state_dict(state)
         iterator = iter(loader)
         again = take(iterator, 50)
@@ -166,17 +163,15 @@ def test_ranks_change_weights_at_the_same_step(three_workers: ps.LocalService, c
 
 
 def test_a_rank_that_misses_a_change_is_told(one_worker: ps.LocalService) -> None:
-    options = {
+    options: dict[str, Any] = {
         "job": "missed",
-        "consumers": 2,
         "order": "deterministic",
-        "streams": 2,
-        "memory_bytes": MEMORY,
-        "timeout": 60,
+        "sharding": ps.Sharding(streams=2),
+        "limits": LIMITS,
     }
     with (
-        mixed().distribute(one_worker, consumer=0, **options) as first,
-        mixed().distribute(one_worker, consumer=1, **options) as second,
+        mixed().distribute(one_worker, ranks=ps.Ranks(2, 0), **options) as first,
+        mixed().distribute(one_worker, ranks=ps.Ranks(2, 1), **options) as second,
     ):
         one, other = iter(first), iter(second)
         beginning = Background(lambda: next(one))
@@ -201,14 +196,14 @@ def test_weights_that_cannot_be_are_refused(one_worker: ps.LocalService) -> None
     with pytest.raises(ps.InvalidArgumentError, match="service"):
         mixed().distribute().set_weights([1, 1])
     held = ps.mix([ps.range(900), ps.range(900)], [1, 1], stop="all").shuffle(4)
-    with held.distribute(one_worker, job="held back", timeout=60) as loader:
+    with held.distribute(one_worker, job="held back", limits=ps.Limits(timeout_s=60)) as loader:
         next(iter(loader))
         with pytest.raises(ps.InvalidArgumentError, match="shuffle"):
             loader.set_weights([1, 2])
         list(loader)
         loader.set_weights([1, 2])
-    options = {"job": "relaxed", "consumers": 2, "memory_bytes": MEMORY, "timeout": 60}
-    with mixed().distribute(one_worker, consumer=0, **options) as loader:
+    options = {"job": "relaxed", "limits": LIMITS}
+    with mixed().distribute(one_worker, ranks=ps.Ranks(2, 0), **options) as loader:
         next(iter(loader))
         with pytest.raises(ps.InvalidArgumentError, match="deterministic"):
             loader.set_weights([1, 1])

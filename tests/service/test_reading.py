@@ -141,7 +141,7 @@ def free_port() -> int:
 def test_a_client_waits_for_its_dispatcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TOKEN", "f" * 64)
     port = free_port()
-    loader = ps.range(10).distribute(f"tcp://127.0.0.1:{port}", timeout=60)
+    loader = ps.range(10).distribute(f"tcp://127.0.0.1:{port}", limits=ps.Limits(timeout_s=60))
     reading = Background(lambda: list(loader))
     command = [sys.executable, "-m", "penstock", "serve", "--workers", "1", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
@@ -157,7 +157,7 @@ def test_timeout_names_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PENSTOCK_TOKEN", "f" * 64)
     address = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(ps.PenstockError, match=address):
-        list(ps.range(10).distribute(address, timeout=0.5))
+        list(ps.range(10).distribute(address, limits=ps.Limits(timeout_s=0.5)))
 
 
 def test_drop_last_that_swallows_everything_gives_an_empty_epoch(three_workers: ps.LocalService) -> None:
@@ -177,7 +177,7 @@ def test_splits_filtered_empty(three_workers: ps.LocalService) -> None:
 
 def test_no_workers_for_a_while() -> None:
     with ps.LocalService(workers=0) as service:
-        loader = ps.range(50).distribute(service, timeout=60)
+        loader = ps.range(50).distribute(service, limits=ps.Limits(timeout_s=60))
         reading = Background(lambda: list(loader))
         service.add_worker()
         assert sorted(reading.result(60)) == list(range(50))
@@ -190,7 +190,7 @@ def sleep_for_ever(i: int) -> int:
 
 
 def test_deleting_a_blocked_loader_returns_at_once(one_worker: ps.LocalService) -> None:
-    loader = ps.range(3).map(sleep_for_ever).distribute(one_worker, timeout=1.0)
+    loader = ps.range(3).map(sleep_for_ever).distribute(one_worker, limits=ps.Limits(timeout_s=1.0))
     with pytest.raises(ps.PenstockError):
         next(iter(loader))
     began = time.monotonic()
@@ -226,7 +226,7 @@ def test_reading_goes_on_beside_a_stuck_worker(tmp_path: Path) -> None:
     with ps.LocalService(workers=3, threads=1) as service:
         # Every element is a split of its own, so that the stuck worker holds as little as possible.
         dataset = ps.from_generator(lambda split: iter([split]), splits=list(range(60))).map(sticky, threads=1)
-        with dataset.distribute(service, timeout=8) as loader:
+        with dataset.distribute(service, limits=ps.Limits(timeout_s=8)) as loader:
             read: list[int] = []
             with pytest.raises(ps.PenstockError) as stalled:
                 for each in loader:

@@ -36,12 +36,12 @@ def test_its_reader_never_loads_its_code(one_worker: ps.LocalService, tmp_path: 
     made = ps.read_text(tmp_path / "*.txt").map(lambda line: (captured, int(line))[1]).batch(4)
     ps.register(one_worker, made, id="noted")
     (tmp_path / "loaded").write_text("")
-    with ps.read_registered(one_worker, "noted", timeout=60) as loader:
+    with ps.read_registered(one_worker, "noted", limits=ps.Limits(timeout_s=60)) as loader:
         assert "read_text" in loader.explain() and loader.fingerprint() == made.fingerprint()
         iterator = iter(loader)
         first = next(iterator)
         state = loader.state_dict()
-    with ps.read_registered(one_worker, "noted", timeout=60) as resumed:
+    with ps.read_registered(one_worker, "noted", limits=ps.Limits(timeout_s=60)) as resumed:
         resumed.load_state_dict(state)
         assert_exactly_once([first, *resumed], range(30))
     loaded = (tmp_path / "loaded").read_text().split()
@@ -51,7 +51,8 @@ def test_its_reader_never_loads_its_code(one_worker: ps.LocalService, tmp_path: 
 def test_its_options_are_those_of_distribute(three_workers: ps.LocalService) -> None:
     ps.register(three_workers, ps.range(100).batch(10), id="hundred")
     loaders = [
-        ps.read_registered(three_workers, "hundred", job="two", consumers=2, consumer=c, timeout=60) for c in range(2)
+        ps.read_registered(three_workers, "hundred", job="two", ranks=ps.Ranks(2, c), limits=ps.Limits(timeout_s=60))
+        for c in range(2)
     ]
     assert len(loaders[0]) == 5
     readings = [Background(lambda loader=loader: list(loader)) for loader in loaders]
@@ -66,12 +67,12 @@ def test_it_is_known_to_a_dispatcher_that_restarted(tmp_path: Path) -> None:
     with ps.LocalService(workers=1, journal=tmp_path / "journal") as service:
         ps.register(service, ps.range(50), id="kept")
         kill(service.dispatcher_pid)
-        assert_exactly_once(ps.read_registered(service, "kept", timeout=60), range(50))
+        assert_exactly_once(ps.read_registered(service, "kept", limits=ps.Limits(timeout_s=60)), range(50))
 
 
 def test_what_is_registered_to_run_everywhere_is_read_so(one_worker: ps.LocalService) -> None:
     ps.register(one_worker, ps.range(100).take(7), id="first seven", sharding="off")
-    assert_exactly_once(ps.read_registered(one_worker, "first seven", timeout=60), range(7))
+    assert_exactly_once(ps.read_registered(one_worker, "first seven", limits=ps.Limits(timeout_s=60)), range(7))
     with pytest.raises(InvalidPipelineError, match="take"):
         ps.read_registered(one_worker, "first seven", sharding="dynamic")
 

@@ -32,7 +32,9 @@ def read_rank(
         ps.from_items(range(ROWS))
         .map(int)
         .batch(BATCH)
-        .distribute(service, job=job, consumers=ranks, consumer=rank, sharding="data", uneven="pad", timeout=60)
+        .distribute(
+            service, job=job, ranks=ps.Ranks(ranks, rank, uneven="pad"), sharding="data", limits=ps.Limits(timeout_s=60)
+        )
     )
     with loader:
         if states is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,28 +32,28 @@ def read_some(loader: ps.Loader, steps: int) -> tuple[list[np.ndarray], str]:
 def test_a_state_continues_on_another_service(
     one_worker: ps.LocalService, three_workers: ps.LocalService, order: str, steps: int
 ) -> None:
-    with dataset().distribute(three_workers, order=order, timeout=60) as loader:
+    with dataset().distribute(three_workers, order=order, limits=ps.Limits(timeout_s=60)) as loader:
         before, state = read_some(loader, steps)
-    with dataset().distribute(one_worker, order=order, timeout=60) as loader:
+    with dataset().distribute(one_worker, order=order, limits=ps.Limits(timeout_s=60)) as loader:
         loader.load_state_dict(json.loads(state))
         assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 0
         assert_exactly_once([*before, *loader], range(ROWS))
 
 
 def test_a_state_continues_on_the_same_service(three_workers: ps.LocalService) -> None:
-    with dataset().distribute(three_workers, job="again", timeout=60) as loader:
+    with dataset().distribute(three_workers, job="again", limits=ps.Limits(timeout_s=60)) as loader:
         before, state = read_some(loader, 100)
-    with dataset().distribute(three_workers, job="again", timeout=60) as loader:
+    with dataset().distribute(three_workers, job="again", limits=ps.Limits(timeout_s=60)) as loader:
         loader.load_state_dict(json.loads(state))
         assert_exactly_once([*before, *loader], range(ROWS))
 
 
 def test_a_state_taken_after_the_end_begins_the_next_epoch(one_worker: ps.LocalService) -> None:
-    with dataset().distribute(one_worker, timeout=60) as loader:
+    with dataset().distribute(one_worker, limits=ps.Limits(timeout_s=60)) as loader:
         first = [batch.tolist() for batch in loader]
         state = loader.state_dict()
         second = [batch.tolist() for batch in loader]
-    with dataset().distribute(one_worker, timeout=60) as loader:
+    with dataset().distribute(one_worker, limits=ps.Limits(timeout_s=60)) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == second != first
 
@@ -60,10 +61,10 @@ def test_a_state_taken_after_the_end_begins_the_next_epoch(one_worker: ps.LocalS
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_a_state_of_a_later_epoch_comes_to_its_end(one_worker: ps.LocalService, repeats: int) -> None:
     numbers = ps.range(100).repeat(repeats).batch(10)
-    with numbers.distribute(one_worker, timeout=30) as loader:
+    with numbers.distribute(one_worker, limits=ps.Limits(timeout_s=30)) as loader:
         assert len(list(loader)) == 10 * repeats
         before, state = read_some(loader, 3)
-    with numbers.distribute(one_worker, timeout=30) as loader:
+    with numbers.distribute(one_worker, limits=ps.Limits(timeout_s=30)) as loader:
         loader.load_state_dict(json.loads(state))
         read = np.concatenate([*before, *loader])
     assert np.sort(read).tolist() == sorted([*range(100)] * repeats)
@@ -74,11 +75,11 @@ def test_a_mix_that_stops_with_its_first_input_comes_to_its_end_after_loading(
     one_worker: ps.LocalService, steps: int
 ) -> None:
     mixed = ps.mix([ps.range(100), ps.range(1000, 9000)], weights=[0.5, 0.5], stop="first").batch(10)
-    with mixed.distribute(one_worker, timeout=30) as loader:
+    with mixed.distribute(one_worker, limits=ps.Limits(timeout_s=30)) as loader:
         whole = [batch.tolist() for batch in loader]
-    with mixed.distribute(one_worker, timeout=30) as loader:
+    with mixed.distribute(one_worker, limits=ps.Limits(timeout_s=30)) as loader:
         before, state = read_some(loader, steps)
-    with mixed.distribute(one_worker, timeout=30) as loader:
+    with mixed.distribute(one_worker, limits=ps.Limits(timeout_s=30)) as loader:
         loader.load_state_dict(json.loads(state))
         assert [*(batch.tolist() for batch in before), *(batch.tolist() for batch in loader)] == whole
 
@@ -92,7 +93,9 @@ def read_ranks(
     **options: object,
 ) -> tuple[list[list[np.ndarray]], list[object]]:
     def rank(consumer: int) -> tuple[list[np.ndarray], object]:
-        loader = dataset().distribute(service, job=job, consumers=ranks, consumer=consumer, timeout=60, **options)
+        loader = dataset().distribute(
+            service, job=job, ranks=ps.Ranks(ranks, consumer), limits=ps.Limits(timeout_s=60), **options
+        )
         with loader:
             if states is not None:
                 loader.load_state_dict(states if len(states) > 1 else states[0])
@@ -123,15 +126,15 @@ def test_four_ranks_continue_as_another_number(
 
 
 def test_a_rank_rejoins_alone(three_workers: ps.LocalService) -> None:
-    options = {"job": "rejoin", "consumers": 2, "timeout": 60}
-    with dataset().distribute(three_workers, consumer=0, **options) as steady:
+    options: dict[str, Any] = {"job": "rejoin", "limits": ps.Limits(timeout_s=60)}
+    with dataset().distribute(three_workers, ranks=ps.Ranks(2, 0), **options) as steady:
         going = iter(steady)
-        first = dataset().distribute(three_workers, consumer=1, **options)
+        first = dataset().distribute(three_workers, ranks=ps.Ranks(2, 1), **options)
         reading = Background(lambda: read_some(first, 20))
         zero = [next(going).copy() for _ in range(20)]
         one, state = reading.result()
         first.close()
-        with dataset().distribute(three_workers, consumer=1, **options) as second:
+        with dataset().distribute(three_workers, ranks=ps.Ranks(2, 1), **options) as second:
             second.load_state_dict(json.loads(state))
             rest = Background(lambda: [batch.copy() for batch in second])
             zero += [batch.copy() for batch in going]
@@ -140,13 +143,13 @@ def test_a_rank_rejoins_alone(three_workers: ps.LocalService) -> None:
 
 def test_another_ranks_state_is_refused(three_workers: ps.LocalService) -> None:
     _, states = read_ranks(three_workers, "wrong-rank", 2, 5)
-    loader = dataset().distribute(three_workers, job="wrong-rank-2", consumers=2, consumer=1)
+    loader = dataset().distribute(three_workers, job="wrong-rank-2", ranks=ps.Ranks(2, 1))
     with pytest.raises(ps.StateMismatchError, match="consumer"):
         loader.load_state_dict(states[0])
 
 
 def test_a_changed_source_is_refused_and_a_changed_map_warns(one_worker: ps.LocalService) -> None:
-    with dataset().distribute(one_worker, timeout=60) as loader:
+    with dataset().distribute(one_worker, limits=ps.Limits(timeout_s=60)) as loader:
         _, state = read_some(loader, 10)
     with pytest.raises(ps.StateMismatchError, match="range"):
         ps.range(ROWS + 1).shuffle(seed=9).batch(8).distribute(one_worker).load_state_dict(json.loads(state))
@@ -156,7 +159,9 @@ def test_a_changed_source_is_refused_and_a_changed_map_warns(one_worker: ps.Loca
 
 
 def test_states_are_small(three_workers: ps.LocalService) -> None:
-    with dataset().distribute(three_workers, order="deterministic", streams=64, timeout=60) as loader:
+    with dataset().distribute(
+        three_workers, order="deterministic", sharding=ps.Sharding(streams=64), limits=ps.Limits(timeout_s=60)
+    ) as loader:
         iterator = iter(loader)
         for _ in range(200):
             next(iterator)
@@ -167,13 +172,13 @@ def test_epochs_after_one_loaded_on_another_number_of_ranks_are_those_of_a_run_t
     one_worker: ps.LocalService,
 ) -> None:
     numbers = ps.range(300).shuffle(seed=9).batch(5)
-    with numbers.distribute(one_worker, order="deterministic", timeout=30) as loader:
+    with numbers.distribute(one_worker, order="deterministic", limits=ps.Limits(timeout_s=30)) as loader:
         read_some(loader, 7)
         state = loader.state_dict()
 
     def second_epoch(rank: int, job: str) -> list[list[int]]:
         with numbers.distribute(
-            one_worker, order="deterministic", consumers=2, consumer=rank, job=job, timeout=30
+            one_worker, job=job, ranks=ps.Ranks(2, rank), order="deterministic", limits=ps.Limits(timeout_s=30)
         ) as loader:
             if job == "resumed":
                 with pytest.warns(UserWarning, match="dealt anew"):
@@ -195,7 +200,10 @@ def test_a_rank_with_operators_after_distribute_returns_before_its_first_output(
     def rank(consumer: int) -> ps.Loader:
         numbers = ps.range(400).batch(4)
         loader = numbers.distribute(
-            three_workers, job=f"piped-{taken}", consumers=2, consumer=consumer, uneven="pad", timeout=30
+            three_workers,
+            job=f"piped-{taken}",
+            ranks=ps.Ranks(2, consumer, uneven="pad"),
+            limits=ps.Limits(timeout_s=30),
         )
         return loader.enumerate()
 

@@ -149,7 +149,9 @@ def test_it_can_be_read_while_it_is_written(three_workers: ps.LocalService, tmp_
     iterator = iter(ps.read_saved(folder))
     first = [next(iterator) for _ in range(30)]
     assert not (folder / MANIFEST).exists()
-    elsewhere = Background(lambda: list(ps.read_saved(folder).distribute(three_workers, timeout=60)))
+    elsewhere = Background(
+        lambda: list(ps.read_saved(folder).distribute(three_workers, limits=ps.Limits(timeout_s=60)))
+    )
     wait_until(lambda: elsewhere._thread.is_alive(), "the reading elsewhere")
     hold.touch()
     assert_exactly_once([*first, *iterator], range(2000))
@@ -204,7 +206,9 @@ def test_a_reader_that_waits_hears_why_saving_failed(one_worker: ps.LocalService
     saving = Background(lambda: dataset.save(one_worker, folder, rows_per_file=10))
     wait_until(lambda: parts_of(folder) > 2, "the first parts")
     reading = Background(lambda: list(ps.read_saved(folder, wait=30)))
-    elsewhere = Background(lambda: list(ps.read_saved(folder, wait=30).distribute(one_worker, timeout=60)))
+    elsewhere = Background(
+        lambda: list(ps.read_saved(folder, wait=30).distribute(one_worker, limits=ps.Limits(timeout_s=60)))
+    )
     hold.touch()
     with pytest.raises(ArithmeticError):
         saving.result()
@@ -218,7 +222,7 @@ def test_a_reader_that_waits_hears_why_saving_failed(one_worker: ps.LocalService
 def test_a_failure_is_forgotten_when_saving_goes_on(one_worker: ps.LocalService, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     with pytest.raises(ps.PenstockError):
-        ps.range(100).save("tcp://127.0.0.1:1", folder, rows_per_file=10, timeout=0.5)
+        ps.range(100).save("tcp://127.0.0.1:1", folder, rows_per_file=10, timeout_s=0.5)
     with pytest.raises(SaveFailedError, match="InvalidArgumentError: no service runs at"):
         list(ps.read_saved(folder))
     ps.range(100).save(one_worker, folder, rows_per_file=10)
@@ -297,10 +301,8 @@ def test_what_cannot_be_saved_is_refused(one_worker: ps.LocalService, tmp_path: 
         ps.range(10).save(one_worker, tmp_path / "a", rows_per_file=0)
     with pytest.raises(ValueError, match="s3://"):
         ps.range(10).save(one_worker, "s3://bucket/x")
-    with pytest.raises(ps.PenstockError, match="loader already"):
-        ps.range(10).distribute(one_worker).save(one_worker, tmp_path / "a")
     with pytest.raises(CodecError, match="a set, which cannot be encoded"):
-        ps.range(10).map(lambda i: {i}).save(one_worker, tmp_path / "b", timeout=30)
+        ps.range(10).map(lambda i: {i}).save(one_worker, tmp_path / "b", timeout_s=30)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -165,9 +165,13 @@ def test_splits_are_dealt_to_all_workers_that_were_asked_for() -> None:
 
     with ps.LocalService(workers=1, inline=1, threads=1) as service:
         dataset = ps.range(40)
-        assert sorted(dataset.distribute(service, sharding=shard, timeout=DEADLINE_S)) == list(range(40))
+        assert sorted(dataset.distribute(service, sharding=shard, limits=ps.Limits(timeout_s=DEADLINE_S))) == list(
+            range(40)
+        )
         service.add_worker()
-        assert sorted(dataset.distribute(service, sharding=shard, timeout=DEADLINE_S)) == list(range(40))
-    with dataset.distribute(3, sharding=shard, timeout=DEADLINE_S) as loader:
+        assert sorted(dataset.distribute(service, sharding=shard, limits=ps.Limits(timeout_s=DEADLINE_S))) == list(
+            range(40)
+        )
+    with dataset.distribute(3, sharding=shard, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
         assert sorted(loader) == list(range(40))
     assert seen == [2, 3, 3]

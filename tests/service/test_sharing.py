@@ -41,8 +41,25 @@ def rows(count: int) -> ps.Dataset:
     return ps.range(count).map(row).batch(4)
 
 
-def trainer(service: ps.LocalService, dataset: ps.Dataset, name: str, job: str, **options: Any) -> ps.Loader:
-    return dataset.distribute(service, job=job, trainer=name, **{"sharing": "skip", "timeout": 60, **options})
+def trainer(
+    service: ps.LocalService,
+    dataset: ps.Dataset,
+    name: str,
+    job: str,
+    *,
+    sharing: Any = "skip",
+    ranks: ps.Ranks | None = None,
+    transport: Any = "auto",
+    **share: Any,
+) -> ps.Loader:
+    return dataset.distribute(
+        service,
+        job=job,
+        ranks=ranks,
+        sharing=ps.Share(sharing, name, **share),
+        transport=transport,
+        limits=ps.Limits(timeout_s=60),
+    )
 
 
 def first(iterator: Iterator[np.ndarray], count: int) -> list[list[int]]:
@@ -161,7 +178,8 @@ def test_different_job_names_have_different_windows(one_worker: ps.LocalService)
 
 def test_without_a_job_name_the_same_pipeline_is_joined(one_worker: ps.LocalService) -> None:
     loaders = [
-        rows(402).distribute(one_worker, sharing="skip", trainer=name, timeout=60) for name in ("first", "second")
+        rows(402).distribute(one_worker, sharing=ps.Share("skip", name), limits=ps.Limits(timeout_s=60))
+        for name in ("first", "second")
     ]
     assert first(iter(loaders[0]), 20) == first(iter(loaders[1]), 20)
     assert loaders[1].statistics().hit_ratio > 0.7
@@ -197,7 +215,7 @@ def test_arrays_are_read_only_unless_copies_are_asked_for(one_worker: ps.LocalSe
 def test_readers_by_socket_get_the_same(one_worker: ps.LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ps.range(64).map(lambda i: np.full((MIB // 4,), i, np.float32)).batch(2)
     monkeypatch.setenv("PENSTOCK_NO_SLABS", "1")
-    loaders = [trainer(one_worker, dataset, f"t{n}", "socket", compression="lz4") for n in range(2)]
+    loaders = [trainer(one_worker, dataset, f"t{n}", "socket", transport="lz4") for n in range(2)]
     assert [ids(batch) for batch in loaders[0]] == [[i, i + 1] for i in range(0, 64, 2)]
     for loader in loaders:
         loader.close()
@@ -241,7 +259,7 @@ def test_a_silent_trainer_is_passed_over_and_told_what_it_missed(
     one_worker: ps.LocalService, capfd: pytest.CaptureFixture[str]
 ) -> None:
     dataset = rows(4000)
-    options = {"sharing": "wait", "window_bytes": 64 << 10, "trainer_timeout": 1.0}
+    options = {"sharing": "wait", "window_bytes": 64 << 10, "trainer_timeout_s": 1.0}
     with (
         trainer(one_worker, dataset, "sleepy", "silent", **options) as sleepy,
         trainer(one_worker, dataset, "awake", "silent", **options) as awake,
@@ -258,7 +276,7 @@ def test_a_silent_trainer_is_passed_over_and_told_what_it_missed(
 
 def test_a_trainer_that_leaves_is_not_waited_for(one_worker: ps.LocalService) -> None:
     dataset = rows(4000)
-    options = {"sharing": "wait", "window_bytes": 64 << 10, "trainer_timeout": 300.0}
+    options = {"sharing": "wait", "window_bytes": 64 << 10, "trainer_timeout_s": 300.0}
     with trainer(one_worker, dataset, "stays", "leaves", **options) as stays:
         with trainer(one_worker, dataset, "leaves", "leaves", **options) as leaves:
             left, staying = iter(leaves), iter(stays)
@@ -333,7 +351,7 @@ def test_trainers_of_several_ranks_read_all_of_it_in_equal_steps(one_worker: ps.
     more = {"trainers": 2} if kind == "wait" else {}
 
     def rank(name: str, consumer: int) -> None:
-        seat = {"sharing": kind, "consumers": 2, "consumer": consumer, **more}
+        seat = {"sharing": kind, "ranks": ps.Ranks(2, consumer), **more}
         with trainer(one_worker, rows(400), name, f"ranks-{kind}", **seat) as loader:
             read[name, consumer] = [ids(batch) for batch in loader]
 
@@ -355,23 +373,16 @@ def test_trainers_of_several_ranks_read_all_of_it_in_equal_steps(one_worker: ps.
 def test_refused_with_a_reason(one_worker: ps.LocalService) -> None:
     dataset = rows(40)
     for options, reason in (
-        ({}, "without trainer="),
-        ({"trainer": " "}, "without trainer="),
-        ({"trainer": "t", "consumers": 2, "consumer": 0, "uneven": "allow"}, "uneven='allow'"),
-        ({"trainer": "t", "replica": 1, "order": "deterministic"}, "replica=1"),
-        ({"trainer": "t", "order": "deterministic"}, "order='deterministic'"),
-        ({"trainer": "t", "streams": 1}, "streams=1"),
-        ({"trainer": "t", "trainers": 3}, "waits for none"),
-        ({"trainer": "t", "window_bytes": 10}, "window_bytes=10"),
+        ({"sharing": ps.Share("skip")}, "without trainer="),
+        ({"ranks": ps.Ranks(2, 0, uneven="allow")}, "uneven='allow'"),
+        ({"ranks": ps.Ranks(replica=1), "order": "deterministic"}, "replica=1"),
+        ({"order": "deterministic"}, "order='deterministic'"),
+        ({"sharding": ps.Sharding(streams=1)}, "streams=1"),
     ):
         with pytest.raises(ps.InvalidArgumentError, match=reason):
-            dataset.distribute(one_worker, job="refused", sharing="skip", **options)
-    with pytest.raises(ps.InvalidArgumentError, match="give sharing="):
-        dataset.distribute(one_worker, trainer="t")
-    with pytest.raises(ps.InvalidArgumentError, match="'skip', 'wait'"):
-        dataset.distribute(one_worker, sharing="drop", trainer="t")
+            dataset.distribute(one_worker, job="refused", **{"sharing": ps.Share("skip", "t"), **options})
     with pytest.raises(ps.InvalidArgumentError, match="needs a service"):
-        dataset.distribute(sharing="skip", trainer="t")
+        dataset.distribute(sharing=ps.Share("skip", "t"))
 
 
 def test_parameters_that_differ_from_the_jobs_are_refused(one_worker: ps.LocalService) -> None:
@@ -380,14 +391,14 @@ def test_parameters_that_differ_from_the_jobs_are_refused(one_worker: ps.LocalSe
         for options, field in (
             ({"window_bytes": 9 * MIB}, "window_bytes"),
             ({"sharing": "wait"}, "sharing"),
-            ({"trainer_timeout": 5.0}, "trainer_timeout_s"),
+            ({"trainer_timeout_s": 5.0}, "trainer_timeout_s"),
         ):
             two = trainer(one_worker, rows(40), "two", "differs", **options)
             with two, pytest.raises(JobMismatchError, match=field):
                 next(iter(two))
         with trainer(one_worker, rows(44), "two", "differs") as two, pytest.raises(JobMismatchError):
             next(iter(two))
-        alone = rows(40).distribute(one_worker, job="differs", timeout=60)
+        alone = rows(40).distribute(one_worker, job="differs", limits=ps.Limits(timeout_s=60))
         with pytest.raises(JobMismatchError, match="sharing"):
             next(iter(alone))
 

@@ -31,8 +31,9 @@ READER = """
         return np.full((160, 1024), i, np.float32)
 
     dataset = ps.range(100_000).map(block).batch(2)  # 1.25 MiB
-    options = {"job": "many", "sharing": "skip", "window_bytes": WINDOW_BYTES, "timeout": 60}
-    loaders = [dataset.distribute(service, trainer=name, **options) for name in names]
+    shares = [ps.Share("skip", name, window_bytes=WINDOW_BYTES) for name in names]
+    limits = ps.Limits(timeout_s=60)
+    loaders = [dataset.distribute(service, job="many", sharing=share, limits=limits) for share in shares]
     iterators = [iter(loader) for loader in loaders]
     kept = []
     for step in range(steps):

@@ -31,7 +31,7 @@ def test_workers_read_with_the_trainers_options(folder: Path, tmp_path: Path, ca
     caplog.set_level(logging.DEBUG)
     dataset = ps.read_text("dir://*.txt", storage_options=options(folder)).map(int).batch(10)
     with ps.LocalService(workers=2, inline=1, journal=tmp_path / "journal") as service:
-        loader = dataset.distribute(service, timeout=DEADLINE_S)
+        loader = dataset.distribute(service, limits=ps.Limits(timeout_s=DEADLINE_S))
         for _ in range(2):
             assert sorted(number for batch in loader for number in batch.tolist()) == list(range(200))
         state = loader.state_dict()
@@ -48,14 +48,14 @@ def test_two_sources_have_their_own_options(folder: Path, tmp_path: Path) -> Non
     other.mkdir()
     (other / "00.txt").write_text("".join(f"{i}\n" for i in range(1000, 1100)))
     first, second = (ps.read_text("dir://*.txt", storage_options=options(each)) for each in (folder, other))
-    with ps.mix([first, second], stop="all").map(int).distribute(1, timeout=DEADLINE_S) as loader:
+    with ps.mix([first, second], stop="all").map(int).distribute(1, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
         assert sorted(loader) == [*range(200), *range(1000, 1100)]
 
 
 def test_an_option_that_cannot_be_sent_is_named(folder: Path) -> None:
     dataset = ps.read_text("dir://*.txt", storage_options={**options(folder), "skip_instance_cache": object()})
     with (
-        dataset.distribute(1, timeout=DEADLINE_S) as loader,
+        dataset.distribute(1, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader,
         pytest.raises(ps.InvalidArgumentError, match=r"storage_options\['skip_instance_cache'\] of read_text"),
     ):
         list(loader)

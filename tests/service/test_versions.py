@@ -37,7 +37,7 @@ def test_a_worker_with_another_version_is_refused_by_name(
         double = fake_tokens.double
         with ps.LocalService(workers=1) as service:
             service.wait_ready(60.0)
-            loader = ps.range(10).map(lambda x: double(x)).distribute(service, timeout=60)
+            loader = ps.range(10).map(lambda x: double(x)).distribute(service, limits=ps.Limits(timeout_s=60))
             if version == "1.4.0":
                 assert sorted(loader) == list(range(0, 20, 2))
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.ids import AttemptId, BlobHash, Fingerprint, JobName, RunnerId, StreamId, WorkerId
+from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
 from penstock.stream.position import Standing
 from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.frames import (
@@ -15,7 +15,8 @@ from penstock.wire.frames import (
     StreamFailed,
     StreamRefused,
 )
-from penstock.wire.jobs import Cut, Feed, JobSpec, JobView, Named, Position, StreamView
+from penstock.wire.jobs import Cut, Feed, JobView, Named, Position, StreamView
+from tests.job_specs import job_spec
 
 GRANTED = Feed(kind="granted")
 TAIL = Feed(kind="tail")
@@ -23,10 +24,7 @@ FAILURE = RemoteFailure(module="builtins", qualname="ValueError", args=(), messa
 
 
 def delivery(**job: Any) -> Delivery:
-    spec = JobSpec(
-        fingerprint=Fingerprint("f"), graph=BlobHash("g"), splits=BlobHash("s"), split_counts=(10,), seed=0, **job
-    )
-    return delivery_of(spec)
+    return delivery_of(job_spec(**job))
 
 
 def cut_at(round_: int, *named: int, since: int = 0) -> Cut:

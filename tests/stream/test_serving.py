@@ -254,13 +254,13 @@ def test_a_newer_opening_of_the_same_peer_is_not_given_the_olders_frame() -> Non
     sizes = {(b"a", 1): 10}
     open_by(served, "a", opens(0, opening=2))
     assert served.give(1, 3, cut_at(3), (), sizes) == {}
-    assert served.readers[0, 0].due == 0
+    assert served.readers["0", 0].due == 0
 
 
 def test_a_frame_says_the_binding_and_counts_as_sent() -> None:
     served = running(0, binding=4)
     assert give(served, 2, nbytes=70) == {"a": Given(4, (), 0)}
-    reader = served.readers[0, 0]
+    reader = served.readers["0", 0]
     assert (reader.due, reader.cut_round, reader.cut, reader.sent_bytes) == (2, 2, cut_at(2), 70)
     give(served, 3, nbytes=70)
     assert reader.sent_bytes == 140
@@ -288,7 +288,7 @@ def test_a_round_is_made_only_while_every_reader_that_needs_it_has_credit() -> N
 def test_a_reader_that_is_ahead_of_the_run_holds_nothing_up() -> None:
     served = running(0, 3, credit=100)
     served.take_credit(b"a", 1, 10_000, -1, 0.0)
-    served.readers[1, 0].give_cut(3, cut_at(3), 100)
+    served.readers["0", 1].give_cut(3, cut_at(3), 100)
     assert served.room(1) == 10_000
     give(served, 3, nbytes=10)
     assert served.room(1) is None
@@ -350,7 +350,7 @@ def test_of_one_readers_openings_the_highest_counts() -> None:
     assert refusals(open_by(served, "a", opens(0, opening=0))) == [("a", 0, False)]
     assert open_by(served, "a", opens(0, opening=1)) == [], "said twice"
     assert open_by(served, "a", opens(0, opening=2)) == [], "its own older opening is not told"
-    assert served.readers[0, 0].opening == 2
+    assert served.readers["0", 0].opening == 2
 
 
 def test_who_had_the_place_is_told() -> None:
@@ -363,7 +363,7 @@ def test_who_had_the_place_is_told() -> None:
 def test_an_opening_number_of_an_older_binding_says_nothing() -> None:
     served = running(0)
     assert refusals(open_by(served, "a", opens(0, binding=2, opening=0))) == [("a", 1, False)]
-    assert served.readers[0, 0].opening == 0
+    assert served.readers["0", 0].opening == 0
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_what_makes_no_sense_is_refused(message: OpenStream, says: str) -> None:
 def test_any_consumer_may_read_a_stream_of_one_output_a_round() -> None:
     served = Dealt(StreamId("a.0"), delivery(consumers=4, uneven="allow"), now=0.0)
     assert starts(open_by(served, "a", opens(3, consumer=2))) == [(1, 3)]
-    assert [*served.readers] == [(0, 0)]
+    assert [*served.readers] == [("0", 0)]
 
 
 def test_a_closed_stream_refuses_everybody() -> None:

@@ -43,7 +43,6 @@ class Stream:
         message = opens(
             round_,
             opening=self._openings,
-            replica=1 + "abc".index(peer.lower()),
             consumer=int(peer.isupper()),
             fresh=round_ == 0 if fresh is None else fresh,
             trainer=f"trainer {peer.lower()}",
@@ -164,7 +163,7 @@ def test_rounds_are_made_once_for_all() -> None:
     stream.open("b")
     assert stream.reads("a", 3) == [0, 1, 2]
     offer = stream.served.offer(stream.reader("b"))
-    assert offer is not None and offer.shared and offer.entry.made_for == 1
+    assert offer is not None and offer.shared and offer.entry.made_for == "trainer a"
     assert stream.sends("b") == [0, 1, 2] and stream.starts == [0]
     stream.make()
     offer = stream.served.offer(stream.reader("a"))

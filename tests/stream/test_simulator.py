@@ -29,8 +29,8 @@ from penstock.testing.simulator.schedule import (
 from penstock.testing.simulator.streams import SharedStream
 from penstock.testing.simulator.world import Failed, Mail
 from penstock.wire.frames import OpenStream
-from penstock.wire.jobs import Sharing, Uneven
 from penstock.wire.messages import StartRunner
+from penstock.wire.modes import ShareKind, Uneven
 from penstock.worker.feeds import Ledger, Settled
 
 SCHEDULES = 250
@@ -84,7 +84,7 @@ def torn(hear: Any) -> Any:
 
     def heard(stream: SharedStream, peer: bytes, message: Any) -> None:
         if isinstance(message, OpenStream):
-            message = msgspec.structs.replace(message, replica=100 * message.replica + message.consumer)
+            message = msgspec.structs.replace(message, trainer=f"{message.trainer}.{message.consumer}")
         hear(stream, peer, message)
 
     return heard
@@ -101,7 +101,7 @@ BUGS: dict[str, tuple[type, str, Any]] = {
 
 
 def could_show(bug: str, shape: Shape) -> bool:
-    return bug != "torn trainer" or (shape.sharing != "" and shape.consumers > 1)
+    return bug != "torn trainer" or (shape.sharing is not None and shape.consumers > 1)
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -143,7 +143,7 @@ def test_schedules_are_of_all_kinds() -> None:
         ("repeat", {1, 2}),
         ("trainers", {1, 2, 3}),
         ("fed", {True, False}),
-        ("sharing", set(get_args(Sharing))),
+        ("sharing", {None, *get_args(ShareKind)}),
         ("uneven", set(get_args(Uneven))),
     ):
         found = Counter(getattr(shape, field) for shape in shapes)

@@ -24,7 +24,7 @@ MEMORY_BYTES = 8 << 20  # of a loader: every batch that is taken makes room for 
 IN_MEMORY = 12  # batches: more than a loader has room for
 AT_ONCE = 4  # batches that are one happening: the engine makes one or two in a go
 IDLE_S = 4.0  # several times what the clock alone makes processes do
-OPTIONS: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "timeout": 60}
+OPTIONS: dict[str, Any] = {"limits": ps.Limits(memory_bytes=MEMORY_BYTES, timeout_s=60)}
 
 
 def row(number: int) -> Any:
@@ -93,7 +93,7 @@ def loading(recorder: Recorder) -> None:
     with ps.LocalService(1) as service:
 
         def loader(job: str, rank: int, ranks: int) -> Any:
-            return batches().distribute(service, job=job, consumers=ranks, consumer=rank, **OPTIONS)
+            return batches().distribute(service, job=job, ranks=ps.Ranks(ranks, rank), **OPTIONS)
 
         for number in range(3):
             job = f"loading-{number}"
@@ -121,7 +121,7 @@ def joining(recorder: Recorder) -> None:
     with ps.LocalService(1) as service:
 
         def trainer(name: str) -> Any:
-            return dataset.distribute(service, job="joining", sharing="skip", trainer=name, **OPTIONS)
+            return dataset.distribute(service, job="joining", sharing=ps.Share("skip", name), **OPTIONS)
 
         with trainer("first") as first:
             reader = iter(first)

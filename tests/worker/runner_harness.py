@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from tests.job_specs import job_spec
 
 from penstock.api.dataset import Dataset
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
@@ -302,13 +303,11 @@ class Harness:
         if not keep_grants:
             self.dispatcher.lists.clear()
             self.dispatcher.next.clear()
-        sharding = spec.get("sharding", "dynamic")
-        graph = for_workers(dataset.node, sharding)
+        graph = for_workers(dataset.node, spec.get("policy", "dynamic"))
         sources = [open_source(node) for node in walk(graph) if isinstance(node, SourceNode)]
         blobs = [encode_graph(graph), encode_listings(sources)]
         self.dispatcher.blobs = {blob_hash(blob): blob for blob in blobs}
-        self.dispatcher.spec = JobSpec(
-            fingerprint="f",
+        self.dispatcher.spec = job_spec(
             graph=blob_hash(blobs[0]),
             splits=blob_hash(blobs[1]),
             split_counts=split_counts(sources),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.job_specs import job_spec
+
 import penstock as ps
 from penstock.core.errors import DispatcherUnavailableError
-from penstock.core.ids import AttemptId, Fingerprint, JobName
+from penstock.core.ids import AttemptId, JobName
 from penstock.graph.codec import encode_graph
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
@@ -34,8 +36,8 @@ class Dispatcher:
         contents = encode_graph(graph), encode_listings(sources)
         names = [blob_hash(content) for content in contents]
         self.blobs.update(zip(names, contents))
-        self.specs[None if attempt is None else AttemptId(attempt)] = JobSpec(
-            fingerprint=Fingerprint("f"), graph=names[0], splits=names[1], split_counts=split_counts(sources), seed=0
+        self.specs[None if attempt is None else AttemptId(attempt)] = job_spec(
+            graph=names[0], splits=names[1], split_counts=split_counts(sources), seed=0
         )
 
     def ask(self, request: Any, *, timeout_s: float, what: str) -> Any:

@@ -475,7 +475,7 @@ def test_from_two_consumers_to_three_nothing_is_lost_or_repeated(service: Harnes
 
 
 def test_streams_that_read_everything_have_orders_of_their_own(service: Harness) -> None:
-    service.serve(items(200).shuffle(200), sharding="off", guarantee="zero_or_more")
+    service.serve(items(200).shuffle(200), policy="off")
     reader = service.reader()
     received = [reader.open(j, feed=Feed("dealt", number=j, of=1)) for j in range(2)]
     reader.read_until(lambda: all(r.over for r in received))

@@ -1,268 +1,27 @@
-"""`Dataset`: describe a pipeline operator by operator, and read it.
-
-A thin face: each method builds one node of `graph.ops`, which checks its own arguments; nothing runs before iteration.
-"""
+"""`Dataset`: describe a pipeline operator by operator, and read it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.api.operators import Face, Function, Operators, leading, nodes_of, user_function
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph import ops
-from penstock.graph.expressions import Expression, col
-from penstock.graph.functions import UserFunction
-from penstock.graph.length import known_length
-from penstock.graph.node import Node
-from penstock.graph.randomized import is_shuffle, takes_rng
-from penstock.graph.traverse import walk
-from penstock.passes.filters import filtered_batches
 
 if TYPE_CHECKING:
-    from penstock.api.iteration import DatasetIterator, Plan
+    from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
-
-Function = Callable[..., Any]
-_Face = TypeVar("_Face", bound="Dataset")
-OnError = Literal["raise", "skip"] | ops.SkipErrors
+    from penstock.client.limits import Limits
+    from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 
-class Dataset:
+class Dataset(Operators):
     """An immutable pipeline. `for element in dataset` runs it in this process; each iteration is the next epoch."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    @property
-    def node(self) -> Node:
-        """The operator this dataset ends with."""
-        return self._node
-
-    @cached_property
-    def _plan(self) -> Plan:
-        # Imported here: describing a pipeline needs neither the engine nor the sources, and waits for neither.
-        from penstock.api.iteration import Plan
-
-        return Plan(self._node)
-
-    # One output for one input, or fewer, or more
-
-    def map(
-        self,
-        function: Function,
-        *,
-        batch_size: int | None = None,
-        threads: int | None = None,
-        on_error: OnError = "raise",
-    ) -> Self:
-        """Apply `function` to each element; one that takes `rng` gets its own generator per element.
-
-        A class is constructed once per process and its instance called. With `batch_size` the function is called with
-        a list of up to that many elements and returns a list of as many. `threads` fixes what is otherwise measured.
-        """
-        chosen = _function("map", function)
-        return self._with(
-            ops.Map,
-            function=chosen,
-            batch_size=batch_size,
-            threads=threads,
-            on_error=skip_policy(on_error),
-            salt=self._function_salt(chosen),
-        )
-
-    def filter(
-        self, predicate: Function | Expression | str, *, threads: int | None = None, on_error: OnError = "raise"
-    ) -> Self:
-        """Keep the elements for which a function, a column expression (`ps.col("x") > 3`) or a column is true.
-
-        Of column batches an expression keeps rows, and the reader makes full batches of them.
-        """
-        chosen: UserFunction | Expression
-        if isinstance(predicate, str):
-            chosen = col(predicate) == True  # noqa: E712
-        else:
-            chosen = predicate if isinstance(predicate, Expression) else _function("filter", predicate)
-        if isinstance(chosen, Expression) and (filtered := filtered_batches(self._node, chosen)) is not None:
-            return self._over(filtered)
-        salt = self._function_salt(chosen) if isinstance(chosen, UserFunction) else 0
-        return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=salt)
-
-    def flat_map(self, function: Function) -> Self:
-        """Replace each element by the elements of the iterable that `function` makes of it."""
-        chosen = _function("flat_map", function)
-        return self._with(ops.FlatMap, function=chosen, salt=self._function_salt(chosen))
-
-    def interleave(self, function: Function, *, cycle: int = 8, block: int = 1) -> Self:
-        """Like `flat_map`, but the iterables of `cycle` inputs are read in turns of `block` elements."""
-        chosen = _function("interleave", function)
-        salt = self._function_salt(chosen)
-        return self._with(ops.Interleave, function=chosen, cycle=cycle, block=block, salt=salt)
-
-    # Order and length
-
-    def shuffle(self, size: int | None = None, *, seed: int | None = None, reshuffle: bool = True) -> Self:
-        """Give the elements in a random order, another one in each epoch unless `reshuffle` is False.
-
-        Where the source is indexable it is a permutation of everything. Otherwise splits are permuted and blocks of
-        `size` elements shuffled.
-        """
-        return self._with(
-            ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=sum(map(is_shuffle, walk(self._node)))
-        )
-
-    def repeat(self, count: int = ops.NEVER_ENDS) -> Self:
-        """Pass over the data `count` times, or for ever."""
-        return self._with(ops.Repeat, count=count)
-
-    def take(self, count: int) -> Self:
-        """Keep the first `count` elements (-1: all)."""
-        return self._with(ops.Take, count=count)
-
-    def skip(self, count: int) -> Self:
-        """Leave out the first `count` elements."""
-        return self._with(ops.Skip, count=count)
-
-    def enumerate(self, start: int = 0) -> Self:
-        """Pair each element with its number."""
-        return self._with(ops.Enumerate, start=start)
-
-    def zip(self, *others: Dataset) -> Self:
-        """Pair elements of several datasets, up to the shortest."""
-        return _leading(self, *others)._over(ops.Zip(upstreams=_nodes("zip", self, *others)))
-
-    def concatenate(self, *others: Dataset) -> Self:
-        """Give all elements of this dataset, then those of the others."""
-        upstreams = _nodes("concatenate", self, *others)
-        return _leading(self, *others)._over(ops.Concatenate(upstreams=upstreams))
-
-    def with_length(self, count: int) -> Self:
-        """Declare how many elements there are, for `len()`; it is checked at the end of a pass."""
-        return self._with(ops.WithLength, count=count)
-
-    def with_epoch(self, count: int) -> Self:
-        """Make epochs of `count` elements, each beginning where the last one ended."""
-        return self._with(ops.WithEpoch, count=count)
-
-    # Batches
-
-    def batch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Join `size` elements of equal structure and shapes into arrays with a leading axis."""
-        return self._with(ops.Batch, size=size, drop_last=drop_last)
-
-    def padded_batch(
-        self,
-        size: int,
-        *,
-        drop_last: bool = False,
-        value: Any = 0,
-        length: int | None = None,
-        multiple_of: int | None = None,
-    ) -> Self:
-        """Like `batch`, with arrays padded to the longest, to `length`, or to a multiple."""
-        return self._with(
-            ops.PaddedBatch, size=size, drop_last=drop_last, value=value, length=length, multiple_of=multiple_of
-        )
-
-    def ragged_batch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Like `batch`, with one-dimensional arrays of unequal lengths as `Ragged`."""
-        return self._with(ops.RaggedBatch, size=size, drop_last=drop_last)
-
-    def unbatch(self) -> Self:
-        """Give the rows of each batch."""
-        return self._with(ops.Unbatch)
-
-    def rebatch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Cut and join batches to another size, by columns."""
-        return self._with(ops.Rebatch, size=size, drop_last=drop_last)
-
-    def bucket_by_length(
-        self,
-        length: Function,
-        *,
-        boundaries: Sequence[int],
-        batch_size: int | Sequence[int],
-        drop_last: bool = False,
-        value: Any = 0,
-        pad_to_boundary: bool = False,
-    ) -> Self:
-        """Make padded batches of elements of like length: bucket i holds lengths up to `boundaries[i]`."""
-        buckets = len(boundaries) + 1
-        sizes = (batch_size,) * buckets if isinstance(batch_size, int) else tuple(batch_size)
-        return self._with(
-            ops.BucketByLength,
-            length=_function("bucket_by_length", length),
-            boundaries=tuple(boundaries),
-            batch_sizes=sizes,
-            drop_last=drop_last,
-            value=value,
-            pad_to_boundary=pad_to_boundary,
-        )
-
-    def group_by_window(
-        self,
-        key: Function,
-        *,
-        size: int,
-        reduce: Function | None = None,
-        drop_last: bool = False,
-        max_pending: int = 65_536,
-    ) -> Self:
-        """Gather `size` elements of equal key and give the list, or what `reduce` makes of it."""
-        return self._with(
-            ops.GroupByWindow,
-            key=_function("group_by_window", key),
-            size=size,
-            drop_last=drop_last,
-            reduce=None if reduce is None else _function("group_by_window", reduce),
-            max_pending=max_pending,
-        )
-
-    def pack(
-        self,
-        length: int,
-        *,
-        key: str | None = None,
-        long: ops.PackLong = "split",
-        lookahead: int = 1024,
-        value: int = 0,
-    ) -> Self:
-        """Lay sequences side by side into rows of `length`: `{tokens, segment_ids, positions}`, segments from 1 on."""
-        return self._with(ops.Pack, length=length, key=key, long=long, lookahead=lookahead, value=value)
-
-    # Columns
-
-    def select(self, *columns: str) -> Self:
-        """Keep these keys of dict elements; columnar sources then read nothing else."""
-        return self._with(ops.Select, columns=columns)
-
-    def drop(self, *columns: str) -> Self:
-        """Leave out these keys of dict elements."""
-        return self._with(ops.Drop, columns=columns)
-
-    def rename(self, names: Mapping[str, str]) -> Self:
-        """Rename keys of dict elements, `{old: new}`."""
-        return self._with(ops.Rename, names=tuple(names.items()))
-
-    # Where and when it is made
-
-    def cache(self, path: str | PathLike[str] | None = None, *, max_bytes: int | None = None) -> Self:
-        """Compute what is above once, and read it back in later epochs: from memory, or from files below `path`."""
-        return self._with(ops.Cache, path=None if path is None else fspath(path), max_bytes=max_bytes)
-
-    def prefetch(self, size: int | None = None) -> Self:
-        """Make up to `size` elements ahead on a thread. One is put at the end anyway, where it helps."""
-        return self._with(ops.Prefetch, size=size)
-
-    def shard(self) -> Self:
-        """Mark where a job with `sharding="hint"` gives each worker its part of the elements; alone it does nothing."""
-        return self._with(ops.Shard)
-
-    # Reading
 
     def __iter__(self) -> Iterator[Element]:
         return self.iterator()
@@ -292,52 +51,45 @@ class Dataset:
         to: int | str | PathLike[str] | LocalService | None = None,
         *,
         job: str | None = None,
-        consumers: int = 1,
-        consumer: int | None = None,
-        replica: int = 0,
-        sharding: str | Callable[[Sequence[Any], int], Sequence[Sequence[int]]] = "dynamic",
-        guarantee: str | None = None,
-        order: str = "relaxed",
-        uneven: str = "drop",
-        coordinated: bool = False,
-        streams: int | None = None,
-        target: str = "any",
-        requires: str | Sequence[str] = (),
-        owner: str | None = None,
-        weight: float = 1.0,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        compression: str = "none",
-        collect_after: float = 600.0,
-        timeout: float | None = None,
-        memory_bytes: int | None = None,
-        sharing: str | None = None,
-        trainer: str | None = None,
-        window_bytes: int | None = None,
-        trainer_timeout: float | None = None,
-        trainers: int | None = None,
-        writable: bool = False,
+        ranks: Ranks | None = None,
+        order: Order = "relaxed",
+        seed: int | None = None,
+        sharding: Policy | Callable[[Sequence[Any], int], Sequence[Sequence[int]]] | Sharding = "dynamic",
+        sharing: Share | None = None,
         feed: Any = None,
-        feed_ahead: int = 64,
+        placement: Placement | None = None,
+        transport: Transport = "auto",
+        limits: Limits | None = None,
     ) -> Loader:
         """Read this dataset through a service, and return the loader to iterate over.
 
         `to` is a service's address or file, a `LocalService`, a number of worker processes of the loader's own, or
-        None: what $PENSTOCK_SERVICE names, else threads in this process. Several processes share the data of one `job`
-        as its `consumers`, each saying which `consumer` it is; `uneven` says what becomes of a last incomplete round.
-        With `coordinated` all consumers get, in each step, batches of one bucket, padded alike. `timeout` makes waiting
-        for a batch an error; `memory_bytes` limits what is received ahead. A job that nobody holds is forgotten after
-        `collect_after` seconds. With `sharing` each `trainer` reads what the first of them caused to be made, out of a
-        window of `window_bytes` on each worker: "skip" drops what a slow one has not read, "wait" waits for it (see
-        docs/sharing.md). With `feed` this consumer's own sampler (of indices, or lists of them; or a function of the
-        epoch that returns one) says what is read, in its order; up to `feed_ahead` outputs are asked for ahead.
+        None: what $PENSTOCK_SERVICE names, else threads in this process. docs/options.md has all that may be said:
+
+        - `job` names what processes read together; `ranks` says how many they are, and which of them this one is.
+        - `order` "deterministic" gives the same elements in the same order each time; `seed` is that of all random
+          numbers, where the pipeline has none of its own.
+        - `sharding` says which worker reads what: a policy, a function of splits and workers, or a `ps.Sharding`.
+        - `sharing`: several trainers read what is made once, each all of it.
+        - `feed`: this process's own sampler (of indices, or lists of them; or a function of the epoch that returns
+          one) says what is read, in its order; or a `ps.Feed`.
+        - `placement`, `transport` and `limits`: which workers serve it, how bytes travel, how long and how much.
         """
-        arguments = dict(locals())  # all of the above, as `check_options` takes them: a test compares the two
-        del arguments["self"], arguments["to"]
         # Imported here: a loader is a dataset, and most datasets never leave the process.
         from penstock.client.options import check_options
 
-        options = check_options(**arguments)
+        options = check_options(
+            job=job,
+            ranks=ranks,
+            order=order,
+            seed=seed,
+            sharding=sharding,
+            sharing=sharing,
+            feed=feed,
+            placement=placement,
+            transport=transport,
+            limits=limits,
+        )
         if options.feed is not None:
             from penstock.client.fed import check_fed
 
@@ -366,28 +118,20 @@ class Dataset:
         *,
         rows_per_file: int = 1024,
         job: str | None = None,
-        timeout: float | None = None,
+        timeout_s: float | None = None,
         progress: bool = True,
     ) -> SavedDataset:
         """Have a service write one epoch of this dataset into a folder, each element once; `read_saved` reads it.
 
         `to` is as in `distribute`; its workers and this process must share the folder. Called again after it was
         killed, it goes on. Files hold `rows_per_file` elements; where those are batches, each is a file of its own.
-        `timeout` makes waiting for the next file an error; `progress` shows on a terminal how far it is.
+        `timeout_s` makes waiting for the next file an error; `progress` shows on a terminal how far it is.
         """
         from penstock.api.saving import save_dataset
 
         return save_dataset(
-            self, to, fspath(path), rows_per_file=rows_per_file, job=job, timeout_s=timeout, progress=progress
+            self, to, fspath(path), rows_per_file=rows_per_file, job=job, timeout_s=timeout_s, progress=progress
         )
-
-    def __len__(self) -> int:
-        count = known_length(self._node, self._plan.source_length)
-        if count is None:
-            raise TypeError("the length of this dataset is not known before it is read; declare it with with_length()")
-        return count
-
-    # Looking at it
 
     @property
     def schema(self) -> dict[str, str] | None:
@@ -402,74 +146,18 @@ class Dataset:
         """The names of the labels 0, 1, ... of `read_images`; None where there are none."""
         return self._plan.classes
 
-    def explain(
-        self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0
-    ) -> str:
-        """Return the plan as written and as it will run; with `analyze`, run it for a while and say what limits it."""
-        if format not in ("text", "mermaid"):
-            raise choice("format", format, ("text", "mermaid"))
-        return self._plan.explain(analyze=analyze, mermaid=format == "mermaid", seconds=seconds)
-
-    def fingerprint(self) -> str:
-        """Return a hash of what this pipeline computes: code, captured values, parameters and source files."""
-        return self._plan.fingerprint()
-
-    def __repr__(self) -> str:
-        return f"Dataset({' → '.join(node.name for node in walk(self._node))})"
-
-    def _with(self, operator: type[ops.Unary], **parameters: Any) -> Self:
-        return self._over(operator(upstream=self._node, **parameters))
-
-    def _over(self, node: Node) -> Self:
-        return type(self)(node)
-
-    def _function_salt(self, function: UserFunction) -> int:
-        """Number the functions that draw random numbers, so that no two of a pipeline draw the same.
-
-        Only those are counted: adding a map, or moving a shuffle, changes no other function's numbers.
-        """
-        return sum(map(takes_rng, walk(self._node))) if function.takes_rng else 0
-
 
 def mix(
-    datasets: Sequence[Dataset],
+    datasets: Sequence[Face],
     weights: Sequence[float] | None = None,
     *,
     unit: Literal["elements"] | Function = "elements",
     stop: ops.MixStop = "first",
-) -> Dataset:
+) -> Face:
     """Mix datasets in proportion to `weights`, measured in elements or by a size function."""
     chosen = tuple(weights) if weights is not None else (1.0,) * len(datasets)
     if isinstance(unit, str) and unit != "elements":
         raise choice("unit", unit, ("elements", "a function of an element"))
-    size = None if isinstance(unit, str) else _function("mix", unit)
-    node = ops.Mix(upstreams=_nodes("mix", *datasets), weights=chosen, unit=size, stop=stop)
-    return _leading(*datasets)._over(node)
-
-
-def skip_policy(on_error: OnError) -> ops.SkipErrors | None:
-    if isinstance(on_error, ops.SkipErrors):
-        return on_error
-    if on_error not in ("raise", "skip"):
-        raise choice("on_error", on_error, ("raise", "skip", "SkipErrors(budget=..., quarantine=...)"))
-    return ops.SkipErrors() if on_error == "skip" else None
-
-
-def _function(operator: str, function: object) -> UserFunction:
-    if not callable(function):
-        raise InvalidArgumentError(f"{operator} takes a function, not {type(function).__name__}")
-    return UserFunction.of(function)
-
-
-def _leading(first: _Face, *others: Any) -> _Face:
-    """Return the one whose kind what is made of all of them has: with a loader among them it is one."""
-    found: Any = (each for each in (first, *others) if isinstance(each, Dataset) and type(each) is not Dataset)
-    leading: _Face = next(found, first)
-    return leading
-
-
-def _nodes(operator: str, *datasets: object) -> tuple[Node, ...]:
-    for dataset in datasets:
-        if not isinstance(dataset, Dataset):
-            raise InvalidArgumentError(f"{operator} takes datasets, not {type(dataset).__name__}")
-    return tuple(dataset.node for dataset in datasets if isinstance(dataset, Dataset))
+    size = None if isinstance(unit, str) else user_function("mix", unit)
+    node = ops.Mix(upstreams=nodes_of("mix", *datasets), weights=chosen, unit=size, stop=stop)
+    return leading(*datasets)._over(node)

@@ -55,12 +55,13 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
             f"sharing={options.sharing.kind!r} needs a service that other trainers read too: give to= its address, or "
             f"set ${SERVICE_VARIABLE}"
         )
-    if options.consumers > 1:
+    if options.ranks.count > 1:
         raise InvalidArgumentError(
-            f"consumers={options.consumers} need a service to deal to them: give to= its address, or set "
+            f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
-    return Loader(dataset.node, memory_bytes=options.memory_bytes)
+    seed = dataset._plan.seed if options.seed is None else options.seed
+    return Loader(dataset.node, memory_bytes=options.limits.memory_bytes, seed=seed)
 
 
 def _over(
@@ -74,7 +75,8 @@ def _over(
     backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
     if service is not None:
         service._tell_when_closed(backend)
-    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=options.memory_bytes)
+    source = FromService(backend=backend, dataset=dataset)
+    return Loader(source, memory_bytes=options.limits.memory_bytes, seed=options.seed)
 
 
 def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:

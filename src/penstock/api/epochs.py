@@ -103,7 +103,7 @@ def load(kind: Kind, states: Sequence[State]) -> Loaded:
             if mine != theirs:
                 raise apart(name, mine, theirs)
     options = kind.options
-    consumers, consumer = (1, 0) if options is None else (options.consumers, options.consumer)
+    consumers, consumer = (1, 0) if options is None else (options.ranks.count, options.rank)
     if len(saved) == 1 and first.consumers == consumers:
         check_whose(first.consumer, consumer)
     changed = any(one.pipeline != kind.signature.entries for one in saved)
@@ -143,8 +143,8 @@ def save(
         epoch=epoch,
         seed=kind.seed_of(seed),
         phase=phase,
-        consumers=1 if options is None else options.consumers,
-        consumer=0 if options is None else options.consumer,
+        consumers=1 if options is None else options.ranks.count,
+        consumer=0 if options is None else options.rank,
         weights=weights,
         skipped=skipped,
         attempts=attempts,
@@ -241,7 +241,7 @@ class Direct:
         places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
         if any(parts_in(place) != [place] for place in places):
             raise StateMismatchError("the state was saved by a loader with operators after distribute(), or by none")
-        checkpoint = read_states(places, consumer=self.options.consumer, consumers=self.options.consumers)
+        checkpoint = read_states(places, consumer=self.options.rank, consumers=self.options.ranks.count)
         self._backend.check(checkpoint)
         if changed:
             _check_batches(checkpoint, saved[0].pipeline, self.signature.entries)

@@ -101,14 +101,14 @@ class Plan:
     def fingerprint(self) -> str:
         return fingerprint(self.node, source_digest=lambda node: source_digest(self.source_of(node)))
 
-    def explain(self, *, analyze: bool, mermaid: bool, seconds: float) -> str:
+    def explain(self, *, analyze: bool, mermaid: bool, duration_s: float) -> str:
         if mermaid:
             return explain_mermaid(self.optimized)
         text = f"as written\n{_indent(explain_text(self.written))}\n\nas run\n{_indent(explain_text(self.optimized))}"
         if not analyze:
             return text
         with DatasetIterator(self, epoch=0) as iterator:
-            iterator.run_for(seconds)
+            iterator.run_for(duration_s)
             statistics = iterator.statistics()
         return f"{text}\n\n{analyze_table(statistics)}\n\n{verdict(statistics)}"
 
@@ -182,14 +182,14 @@ class DatasetIterator:
         self._plan.next_epoch = self.epoch + 1
 
     def statistics(self) -> Statistics:
-        """Return what each stage has done so far, and how long the reader waited."""
+        """Return the figures of this epoch so far, by stage."""
         return self._run.statistics()
 
-    def run_for(self, seconds: float) -> None:
+    def run_for(self, duration_s: float) -> None:
         """Read and drop elements for a while, to measure."""
         from time import monotonic
 
-        deadline = monotonic() + seconds
+        deadline = monotonic() + duration_s
         for _ in self:
             if monotonic() > deadline:
                 return

@@ -1,6 +1,6 @@
 """`Loader`: what `distribute` returns. It is read like the dataset, epoch after epoch, wherever the work runs.
 
-A loader is a dataset too: operators after `distribute` run in this process, over what the service delivers.
+It has the operators of a dataset: what stands after `distribute` runs in this process, over what the service delivers.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, Self
 
-from penstock.api.dataset import Dataset
 from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, State, load, save
+from penstock.api.operators import Operators
 from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
 from penstock.client.options import JobOptions
@@ -28,19 +28,23 @@ from penstock.stream.checkpoint import ConsumerState, Weights
 __all__ = ["FromService", "Loader"]
 
 
-class Loader(Dataset):
+class Loader(Operators):
     """Reads a dataset through a service, or here: each iteration is the next epoch. A context manager.
 
     `state_dict()` says what this process has received; `load_state_dict()` decides where the next iteration begins.
     """
 
-    def __init__(self, node: Node, *, threads: int | None = None, memory_bytes: int | None = None) -> None:
+    LEADS = True
+
+    def __init__(
+        self, node: Node, *, threads: int | None = None, memory_bytes: int | None = None, seed: int | None = None
+    ) -> None:
         super().__init__(node)
         self._threads, self._memory_bytes = threads, memory_bytes
         self._sources = [each for each in walk(node) if isinstance(each, FromService)]
         self._kind = self._choose_kind()
         self._next_epoch = 0
-        self._seed: int | None = None
+        self._seed = self._given_seed = seed
         self._weights: Weights | None = None
         """What a mix goes by in epochs that begin; None: the pipeline's own."""
         self._loaded: Loaded | None = None
@@ -72,9 +76,6 @@ class Loader(Dataset):
         self._next_epoch = epoch + 1
         return iter(self._epoch.elements)
 
-    def iterator(self, **_: Any) -> NoReturn:
-        raise InvalidArgumentError("a loader's epochs are chosen with set_epoch(); iterate over the loader itself")
-
     def __len__(self) -> int:
         count = known_length(self._node, self._source_length)
         if count is None:
@@ -87,15 +88,18 @@ class Loader(Dataset):
         options = node.backend.options
         if options.feed is not None:
             return node.backend.fed_length()
-        if options.sharding == "off" or options.uneven == "allow":
+        if options.sharding.off or options.ranks.uneven == "allow":
             return None
-        if options.static and any(isinstance(each, ColumnarSource) and each.batch for each in walk(node.dataset.node)):
+        if options.sharding.static and any(
+            isinstance(each, ColumnarSource) and each.batch for each in walk(node.dataset.node)
+        ):
             return None  # batches end with splits, which are cut otherwise
         try:
             total = len(node.dataset)
         except TypeError:
             return None
-        return total // options.consumers if options.uneven == "drop" else -(-total // options.consumers)
+        count, uneven = options.ranks.count, options.ranks.uneven
+        return total // count if uneven == "drop" else -(-total // count)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that epoch."""
@@ -192,29 +196,23 @@ class Loader(Dataset):
     ) -> None:
         self.close()
 
-    def distribute(self, to: Any = None, **_: Any) -> NoReturn:
-        raise InvalidPipelineError(
-            "this is a loader already: distribute() once, where the work should leave the process"
-        )
-
     def fingerprint(self) -> str:
         return self._sources[0].dataset.fingerprint() if self._sources else super().fingerprint()
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Dataset(", "Loader(", 1)
-
     def explain(
-        self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", seconds: float = 2.0
+        self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", duration_s: float = 2.0
     ) -> str:
         """Return the plan: what the service runs, and what runs here."""
-        parts = [source.dataset.explain(analyze=analyze, format=format, seconds=seconds) for source in self._sources]
+        parts = [
+            source.dataset.explain(analyze=analyze, format=format, duration_s=duration_s) for source in self._sources
+        ]
         if isinstance(self._kind, Direct):
             return parts[0]
-        here = super().explain(analyze=analyze and not parts, format=format, seconds=seconds)
+        here = super().explain(analyze=analyze and not parts, format=format, duration_s=duration_s)
         return "\n\n".join([*parts, here])
 
     def _over(self, node: Node) -> Self:
-        made = type(self)(node, threads=self._threads, memory_bytes=self._memory_bytes)
+        made = type(self)(node, threads=self._threads, memory_bytes=self._memory_bytes, seed=self._given_seed)
         for source in made._sources:
             _check_cache(node, source.backend.options)
             if source.backend.options.order == "relaxed":
@@ -234,9 +232,9 @@ def _check_order(node: Node) -> None:
 def _check_cache(node: Node, options: JobOptions) -> None:
     if not isinstance(node, ops.Cache):
         return
-    if options.consumers > 1 and options.feed is None:
+    if options.ranks.count > 1 and options.feed is None:
         raise InvalidPipelineError(
-            f"cache() after distribute() with {options.consumers} consumers: one that has not cached the whole first "
+            f"cache() after distribute() with {options.ranks.count} consumers: one that has not cached the whole first "
             "epoch, because it was restarted or max_bytes was too small, would wait for the others in every epoch, and "
             "they read their caches. save() what is the same in every epoch and read that, or leave cache() out"
         )

@@ -95,7 +95,7 @@ class Piped:
         places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
         operators = copy.deepcopy(merged(places) if len(places) > 1 else places[0])
         options = self.options
-        own = [one for one in saved if one.consumers == options.consumers and one.consumer in (None, options.consumer)]
+        own = [one for one in saved if one.consumers == options.ranks.count and one.consumer in (None, options.rank)]
         return PipedPlace(operators, (own[0].attempts or []) if own else [])
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
-from penstock.api.dataset import Dataset, OnError, skip_policy
+from penstock.api.dataset import Dataset
+from penstock.api.operators import OnError, skip_policy
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph import readers
 from penstock.graph.expressions import Expression

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,7 @@ from penstock.api.services import LocalService
 from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.feeds import NamedSplits
+from penstock.client.limits import Limits
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions, check_options
 from penstock.client.submit import Prepared, prepare, submission
@@ -46,7 +47,12 @@ REGISTERED_SHARDINGS = ("dynamic", "off")
 
 
 def register(
-    service: Service, dataset: Dataset, *, id: str, sharding: str = "dynamic", timeout: float | None = None
+    service: Service,
+    dataset: Dataset,
+    *,
+    id: str,
+    sharding: Literal["dynamic", "off"] = "dynamic",
+    timeout_s: float | None = None,
 ) -> None:
     """Put a pipeline into a service, to be read by `read_registered(service, id)` without its code.
 
@@ -58,9 +64,9 @@ def register(
         raise choice("sharding", sharding, REGISTERED_SHARDINGS)
     if isinstance(dataset, Loader):
         raise InvalidPipelineError("this is a loader already: register the dataset it was made from")
-    options = check_options(sharding=sharding, timeout=timeout)
+    options = check_options(sharding=sharding, limits=Limits(timeout_s=timeout_s))
     made = submission(prepare(dataset._plan, options), options, seed=dataset._plan.seed, workers=lambda: 1)
-    patience = Patience(timeout, f"registering pipeline {id!r}")
+    patience = Patience(timeout_s, f"registering pipeline {id!r}")
     link = _connect(service, patience)
     try:
         while not isinstance(answer := link.ask(PutPipeline(id=id, spec=made.spec), patience, "registering"), Done):
@@ -83,7 +89,7 @@ def read_registered(service: Service, id: str, **options: Any) -> Loader:
     """
     _check_id(id)
     checked = check_options(**options)
-    patience = Patience(checked.timeout_s, f"pipeline {id!r}")
+    patience = Patience(checked.limits.timeout_s, f"pipeline {id!r}")
     link = _connect(service, patience)
     try:
         answer = link.ask(GetPipeline(id=id), patience, "the registered pipeline")
@@ -94,12 +100,14 @@ def read_registered(service: Service, id: str, **options: Any) -> Loader:
         graph, listings = (_fetch(link, name, patience) for name in (answer.spec.graph, answer.spec.splits))
     finally:
         link.close()
-    if "sharding" not in options and answer.spec.sharding == "off":
+    if "sharding" not in options and answer.spec.sharding.off:
         checked = check_options(**{**options, "sharding": "off"})
     dataset = _Registered(id, answer.spec, graph, listings)
     dataset.check(checked)
     backend = _RegisteredBackend(dataset, checked, _finder(service))
-    return Loader(FromService(backend=backend, dataset=dataset), memory_bytes=checked.memory_bytes)
+    return Loader(
+        FromService(backend=backend, dataset=dataset), memory_bytes=checked.limits.memory_bytes, seed=checked.seed
+    )
 
 
 class _Registered(Dataset):
@@ -113,20 +121,21 @@ class _Registered(Dataset):
 
     def check(self, options: JobOptions) -> None:
         """Refuse what a pipeline that was cut and checked elsewhere cannot be read with."""
-        if options.sharding in ("file", "file_or_data", "custom"):
+        if options.sharding.policy in ("file", "file_or_data", "custom"):
             raise InvalidArgumentError(
-                f"sharding={options.sharding!r}: pipeline {self.id!r} was cut into splits when it was registered; use "
-                "'dynamic', 'data', 'hint' or 'off', or distribute() the dataset itself"
+                f"sharding={options.sharding.policy!r}: pipeline {self.id!r} was cut into splits when it was "
+                "registered; use 'dynamic', 'data', 'hint' or 'off', or distribute() the dataset itself"
             )
         if options.feed is not None:
             raise InvalidArgumentError(
                 f"feed= with pipeline {self.id!r}: it was cut into splits when it was registered; distribute() the "
                 "dataset itself"
             )
-        if self.spec.sharding == "off" and options.sharding != "off":
-            for_workers(self.node, options.sharding)
+        if self.spec.sharding.off and not options.sharding.off:
+            for_workers(self.node, options.sharding.policy)
             raise InvalidArgumentError(
-                f"sharding={options.sharding!r}: pipeline {self.id!r} was registered with sharding='off'; read it so"
+                f"sharding={options.sharding.policy!r}: pipeline {self.id!r} was registered with sharding='off'; read "
+                "it so"
             )
 
     def prepared(self) -> Prepared:
@@ -176,10 +185,10 @@ class _RegisteredPlan(Plan):
     def source_length(self, node: SourceNode) -> int | None:
         return None if _has_code(node) else super().source_length(node)
 
-    def explain(self, *, analyze: bool, mermaid: bool, seconds: float) -> str:
+    def explain(self, *, analyze: bool, mermaid: bool, duration_s: float) -> str:
         if analyze:
             raise InvalidArgumentError("a registered pipeline runs on workers only; explain it without analyze=True")
-        return super().explain(analyze=False, mermaid=mermaid, seconds=seconds)
+        return super().explain(analyze=False, mermaid=mermaid, duration_s=duration_s)
 
 
 class _RegisteredBackend(ServiceBackend):

@@ -23,9 +23,9 @@ from typing import Any
 
 from penstock.api.dataset import Dataset
 from penstock.api.distribute import Destination
-from penstock.api.loader import Loader
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
+from penstock.client.limits import Limits
 from penstock.core.element import Element
 from penstock.core.errors import DataError, InvalidArgumentError, InvalidPipelineError, SaveMismatchError
 from penstock.graph.length import endless_operator
@@ -77,8 +77,6 @@ def save_dataset(
     progress: bool,
 ) -> SavedDataset:
     """See `Dataset.save`."""
-    if isinstance(dataset, Loader):
-        raise InvalidPipelineError("this is a loader already: save the dataset it was made from")
     if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
         raise InvalidArgumentError(f"rows_per_file={rows_per_file!r} must be a whole number of at least 1")
     if is_remote(path):
@@ -173,7 +171,7 @@ def _write(
     shown: bool,
 ) -> Manifest:
     """Read records until there are no more, and return the manifest that is left to publish."""
-    with writing.distribute(service, job=job, timeout=timeout_s) as loader:
+    with writing.distribute(service, job=job, limits=Limits(timeout_s=timeout_s)) as loader:
         book = _Book(folder, fingerprint, begun.parts if begun is not None else [], _ProgressLine(folder, shown))
         if begun is not None:
             if begun.state is None:
@@ -237,7 +235,7 @@ def _publish(service: Destination, folder: str, manifest: Manifest, job: str, ti
     content = encode_manifest(manifest)
     name = f"{job}-publish-{hashlib.blake2b(content, digest_size=4).hexdigest()}"
     publishing = from_items([content]).map(partial(publish_manifest, folder))
-    with publishing.distribute(service, job=name, timeout=timeout_s) as loader:
+    with publishing.distribute(service, job=name, limits=Limits(timeout_s=timeout_s)) as loader:
         for _ in loader:
             pass
     if not os.path.exists(os.path.join(folder, MANIFEST)):

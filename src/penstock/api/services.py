@@ -96,13 +96,13 @@ class LocalService:
         return [self._processes.nursery_pid, *(child.pid for child in self._processes.children() if child.pid)]
 
     def jobs(self) -> list[JobLine]:
-        """Return a line for each job, as `penstock jobs` shows them."""
+        """Return a line for each job that the service has."""
         answer = self._processes.control().ask(ListJobs(), timeout_s=30.0, what="the list of jobs")
         assert isinstance(answer, Jobs)
         return list(answer.jobs)
 
     def workers(self) -> list[WorkerLine]:
-        """Return a line for each worker, as `penstock jobs` shows them."""
+        """Return a line for each worker: where it is, and what it does."""
         answer = self._processes.control().ask(ListWorkers(), timeout_s=30.0, what="the list of workers")
         assert isinstance(answer, Workers)
         return list(answer.workers)
@@ -133,7 +133,7 @@ class LocalService:
         self._readers.add(reader)
 
     def close(self) -> None:
-        """End its processes. Loaders that read it get a `ServiceClosedError`."""
+        """End all processes of the service, and wait for them. Loaders that read it get a `ServiceClosedError`."""
         self._closed = True
         for reader in list(self._readers):
             reader.refuse(ServiceClosedError())

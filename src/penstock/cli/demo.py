@@ -147,7 +147,7 @@ def run_demo(*, keep: bool) -> int:
                 show(step, (section.__doc__ or name).rstrip("."))
                 findings[name] = list(section(data))
             show(len(SECTIONS) + 1, "Measure what limits the image pipeline")
-            plan = image_pipeline(data).explain(analyze=True, seconds=ANALYZE_S)
+            plan = image_pipeline(data).explain(analyze=True, duration_s=ANALYZE_S)
             command = f"penstock replay {data.quarantine} {next(iter(read_quarantine(data.quarantine)), 'ID')}"
     finally:
         if not keep:

@@ -31,6 +31,7 @@ AHEAD_BYTES = 32 << 20
 """What may be received ahead where something is killed: so little that there is work left to lose."""
 ROUNDS = 3
 TIMEOUT_S = 60.0
+LIMITS = ps.Limits(timeout_s=TIMEOUT_S)
 
 Seen = Counter[tuple[str, int]]
 
@@ -39,7 +40,7 @@ def service(data: DemoData) -> Iterator[Finding]:
     """Read the same pipeline through worker processes."""
     dataset = image_pipeline(data)
     began = perf_counter()
-    with ps.LocalService(WORKERS) as local, dataset.distribute(local, timeout=TIMEOUT_S) as loader:
+    with ps.LocalService(WORKERS) as local, dataset.distribute(local, limits=LIMITS) as loader:
         iterator = iter(loader)
         first = next(iterator)
         started_s = perf_counter() - began
@@ -51,7 +52,7 @@ def service(data: DemoData) -> Iterator[Finding]:
         yield _compare("the same images as on threads, pixel for pixel", read, _expected(data))
 
         calls = ps.range(CALLS).map(hold_the_gil).batch(50)
-        with calls.distribute(local, timeout=TIMEOUT_S) as away:
+        with calls.distribute(local, limits=LIMITS) as away:
             _time(away)  # now its processes are there
             both_s = [(_time(calls), _time(away)) for _ in range(ROUNDS)]
         here_s, away_s = (statistics.median(times) for times in zip(*both_s))
@@ -69,7 +70,7 @@ def kills(data: DemoData) -> Iterator[Finding]:
     step, dispatcher, longest_s, began = 0, 0, 0.0, perf_counter()
     with (
         ps.LocalService(WORKERS) as local,
-        dataset.distribute(local, timeout=TIMEOUT_S, memory_bytes=AHEAD_BYTES) as loader,
+        dataset.distribute(local, limits=ps.Limits(timeout_s=TIMEOUT_S, memory_bytes=AHEAD_BYTES)) as loader,
     ):
         for batch in loader:
             step += 1
@@ -99,10 +100,13 @@ def moving(data: DemoData) -> Iterator[Finding]:
     """Save a state on one service and go on from it on another."""
     dataset = image_pipeline(data)
     half = len(dataset) // 2
-    with ps.LocalService(WORKERS) as local, dataset.distribute(local, timeout=TIMEOUT_S) as loader:
+    with ps.LocalService(WORKERS) as local, dataset.distribute(local, limits=LIMITS) as loader:
         read = _seen(itertools.islice(loader, half))
         saved = json.dumps(loader.state_dict())
-    with ps.LocalService(FEWER_WORKERS) as local, dataset.distribute(local, timeout=TIMEOUT_S) as loader:
+    with (
+        ps.LocalService(FEWER_WORKERS) as local,
+        dataset.distribute(local, limits=LIMITS) as loader,
+    ):
         loader.load_state_dict(json.loads(saved))
         read += _seen(loader)
     yield Finding(f"state after {half} steps on {WORKERS} workers, as JSON", f"{len(saved):,} bytes")

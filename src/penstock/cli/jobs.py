@@ -12,7 +12,7 @@ from penstock.wire.credentials import find_service
 from penstock.wire.messages import DrainWorker, Jobs, ListJobs, ListWorkers, SteerJob, Workers
 
 TIMEOUT_S = 10.0
-JOB_COLUMNS = ("job", "owner", "epoch", "consumers", "clients", "workers", "streams", "splits left", "status")
+JOB_COLUMNS = ("job", "owner", "epoch", "ranks", "clients", "workers", "streams", "splits left", "status")
 TRAINER_COLUMNS = ("job", "trainer", "epoch", "read", "skipped", "shared", "hits")
 WORKER_COLUMNS = ("worker", "host", "tags", "jobs", "streams", "rounds/s", "cores", "memory", "status")
 DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
@@ -50,7 +50,7 @@ def _list(control: ControlClient) -> int:
             each.job,
             each.owner,
             str(each.epoch),
-            str(each.consumers),
+            str(each.ranks),
             str(each.clients),
             str(each.workers),
             str(each.streams),

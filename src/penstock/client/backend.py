@@ -21,6 +21,7 @@ from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
 from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
+from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
 
@@ -63,8 +64,8 @@ class ServiceBackend:
     def job(self) -> JobName:
         if self._job is None:
             name, options = job_name(self.options, self.prepared.fingerprint), self.options
-            own = options.feed is not None and options.consumers > 1
-            self._job = JobName(f"{name}.{options.consumer}") if own else name
+            own = options.feed is not None and options.ranks.count > 1
+            self._job = JobName(f"{name}.{options.rank}") if own else name
         return self._job
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -78,9 +79,9 @@ class ServiceBackend:
         if options.feed is not None:
             if checkpoint.own is None:
                 raise StateMismatchError(
-                    f"the state was saved by {state.consumers} consumers and there are {options.consumers} now: where "
-                    "each one's sampler stood says nothing about other samplers. Load it with as many consumers, or "
-                    "start the epoch anew"
+                    f"the state was saved by {state.consumers} consumers and there are {options.ranks.count} now: "
+                    "where each one's sampler stood says nothing about other samplers. Load it with as many consumers, "
+                    "or start the epoch anew"
                 )
             return
         if state.splits != self.prepared.splits_digest:
@@ -93,14 +94,14 @@ class ServiceBackend:
                 f"the state was saved with order={state.order!r} and this loader has order={options.order!r}; "
                 "which elements follow depends on it"
             )
-        if state.coordinated != options.coordinated:
+        if state.coordinated != options.ranks.coordinated:
             raise StateMismatchError(
                 f"the state was saved with coordinated={state.coordinated} and this loader has "
-                f"coordinated={options.coordinated}; rounds are grouped in another way"
+                f"coordinated={options.ranks.coordinated}; rounds are grouped in another way"
             )
-        if (state.uneven == "allow") != (options.uneven == "allow"):
+        if (state.uneven == "allow") != (options.ranks.uneven == "allow"):
             raise StateMismatchError(
-                f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.uneven!r}"
+                f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.ranks.uneven!r}"
             )
 
     def open(self, beginning: Beginning) -> EpochReader:
@@ -115,13 +116,13 @@ class ServiceBackend:
         streams = checkpoint.first.width if checkpoint is not None else 0
         if options.feed is not None:
             feeder = self._feeder(options.feed, beginning)
-            options = replace(options, consumers=1, consumer=0)  # a job of this consumer's own
+            options = replace(options, ranks=Ranks(), rank=0)  # a job of this consumer's own
         prepared, job, link = self.prepared, self.job, self._link()
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
         session = EpochSession(link, job, options, submitted, beginning, feeder)
-        memory_bytes = options.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
+        memory_bytes = options.limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
         try:
-            return EpochReader(session, memory_bytes=memory_bytes, timeout_s=options.timeout_s, owner=self)
+            return EpochReader(session, memory_bytes=memory_bytes, timeout_s=options.limits.timeout_s, owner=self)
         except BaseException:
             session.close(finished=False)
             raise
@@ -133,7 +134,7 @@ class ServiceBackend:
             raise InvalidArgumentError(
                 f"set_weights() with {argument}: what is read there is not this loader's alone to say, or not mixed"
             )
-        return mix_weights(for_workers(self._pipeline.node, self.options.sharding), tuple(weights))
+        return mix_weights(for_workers(self._pipeline.node, self.options.sharding.policy), tuple(weights))
 
     def check_weights_midway(self) -> None:
         """Refuse other weights in the middle of an epoch where something read by the old ones is held back."""
@@ -159,7 +160,7 @@ class ServiceBackend:
             raise InvalidArgumentError(
                 "the sampler gave lists of indices in one epoch and single ones in another; it must give one kind"
             )
-        return Feeder(drawing, ahead=feed.ahead, consumer=options.consumer, consumers=options.consumers)
+        return Feeder(drawing, ahead=feed.ahead, consumer=options.rank, consumers=options.ranks.count)
 
     def fed_length(self) -> int | None:
         """Return how many outputs an epoch of the consumer's own sampler has, where it says."""
@@ -179,14 +180,14 @@ class ServiceBackend:
 
     def _count_workers(self, link: ServiceLink) -> int:
         if self._workers is None:
-            patience = Patience(self.options.timeout_s, "the first worker")
+            patience = Patience(self.options.limits.timeout_s, "the first worker")
             self._workers = link.count_workers(patience, self._expected_workers())
         return self._workers
 
     def _link(self) -> ServiceLink:
         if not self._links:
-            service = find_when_there(self._find, Patience(self.options.timeout_s, "the service"))
-            self._links.append(ServiceLink(service, name=f"loader-{self.options.consumer}"))
+            service = find_when_there(self._find, Patience(self.options.limits.timeout_s, "the service"))
+            self._links.append(ServiceLink(service, name=f"loader-{self.options.rank}"))
         return self._links[0]
 
     def refuse(self, error: Exception) -> None:

@@ -39,6 +39,7 @@ from penstock.wire.frames import (
     StreamLeft,
     ToRunner,
 )
+from penstock.wire.modes import Transport
 from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
@@ -130,7 +131,9 @@ def _own(buffer: Any) -> Any:
 
 
 class RunnerConnection:
-    def __init__(self, link: ServiceLink, runner: RunnerId, address: str, *, access: Access) -> None:
+    def __init__(
+        self, link: ServiceLink, runner: RunnerId, address: str, *, access: Access, transport: Transport
+    ) -> None:
         self.runner = runner
         self._access = access
         self._outbox: deque[bytes] = deque()
@@ -139,7 +142,7 @@ class RunnerConnection:
         self._look_at = 0.0
         parsed = RunnerAddress.parse(address)
         self.slabs = link.slabs.get(runner)
-        may_share = os.environ.get(NO_SLABS_VARIABLE, "") != "1"
+        may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if self.slabs is None and may_share and parsed.slab and parsed.host == host_id():
             self.slabs = SlabReader.connect(parsed.slab, writable=access == "own")
         self.socket = dial(link.context, link.credentials, parsed.tcp, data=True)
@@ -229,9 +232,9 @@ class RunnerConnection:
 class Connections:
     """One connection a runner."""
 
-    def __init__(self, link: ServiceLink, storage: StorageOptions, access: Access) -> None:
+    def __init__(self, link: ServiceLink, storage: StorageOptions, access: Access, transport: Transport) -> None:
         """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays."""
-        self._link, self._storage, self._access = link, storage, access
+        self._link, self._storage, self._access, self._transport = link, storage, access, transport
         self._connections: dict[RunnerId, RunnerConnection] = {}
 
     def all(self) -> list[RunnerConnection]:
@@ -242,7 +245,9 @@ class Connections:
         message, connection = tell.message, self._connections.get(tell.runner)
         if isinstance(message, OpenStream):
             if connection is None:
-                connection = RunnerConnection(self._link, tell.runner, tell.address, access=self._access)
+                connection = RunnerConnection(
+                    self._link, tell.runner, tell.address, access=self._access, transport=self._transport
+                )
                 self._connections[tell.runner] = connection
             message = replace(message, slab=connection.slabs is not None, storage=self._storage)
         elif isinstance(message, Credit) and connection is not None and connection.slabs is not None:

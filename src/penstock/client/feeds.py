@@ -17,7 +17,8 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
 from penstock.runtime.stream_limits import stream_limit
 from penstock.sources.base import Split
-from penstock.wire.jobs import Feed, Sharding
+from penstock.wire.jobs import Feed
+from penstock.wire.modes import Policy
 
 
 class NamedSplits(NamedTuple):
@@ -32,7 +33,7 @@ class NamedSplits(NamedTuple):
 
 
 def feeds_for(
-    sharding: Sharding, sources: Sequence[NamedSplits], workers: int, shard: ShardingFunction | None = None
+    sharding: Policy, sources: Sequence[NamedSplits], workers: int, shard: ShardingFunction | None = None
 ) -> tuple[Feed, ...]:
     """Return the feed of each worker; `InvalidArgumentError` says why the splits cannot be dealt so."""
     if workers < 1:

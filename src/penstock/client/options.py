@@ -1,216 +1,225 @@
-"""What `distribute` was asked for, checked at once: an argument that cannot work is refused before anything is sent."""
+"""What `distribute` was asked for, checked at once: an argument that cannot work is refused before anything is sent.
+
+Each record of `wire.modes` has checked itself; `check_together` has the rules about several of them.
+"""
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
-from penstock.client.sampling import DEFAULT_AHEAD, Feed, check_feed
-from penstock.client.sharing import SharingOptions, check_sharing
+from msgspec.structs import replace
+
+from penstock.client.limits import Limits
+from penstock.client.sampling import Feed
+from penstock.core.checks import check_choice, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
-from penstock.runtime.budget import check_memory
-from penstock.wire.jobs import Guarantee, Order, Sharding, Target, Uneven
+from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
-Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
 """`f(splits, workers)`: for each worker the numbers of the splits it reads."""
 
-SHARDINGS = ("dynamic", "off", "file", "data", "file_or_data", "hint")
-STATIC_SHARDINGS = frozenset({"file", "data", "file_or_data", "hint", "custom"})
-GUARANTEES = get_args(Guarantee)
-ORDERS = get_args(Order)
-UNEVENS = get_args(Uneven)
-TARGETS = get_args(Target)
-COMPRESSIONS = get_args(Compression)
-STREAMS_PER_CONSUMER = 16
+STREAMS_PER_RANK = 16
 """In deterministic order: enough to spread over many workers, few enough to be read in turn."""
 COORDINATED_STREAMS = 8
-"""In deterministic order with coordinated reads: each stream fills windows for all consumers, so fewer are enough."""
+"""In deterministic order with coordinated reads: each stream fills windows for all ranks, so fewer are enough."""
 LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
+
+_Record = TypeVar("_Record")
 
 _default_names: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Checked arguments of `distribute`. `sharding` is "custom" where the user gave a function."""
+    """Checked arguments of `distribute`: what the whole job agrees on, and what is this process's own."""
 
     job: str | None
-    consumers: int
-    consumer: int
-    replica: int
-    sharding: Sharding
-    shard: ShardingFunction | None
-    guarantee: Guarantee
+    ranks: Ranks
     order: Order
-    uneven: Uneven
-    coordinated: bool
-    streams: int
-    target: Target
-    requires: tuple[str, ...]
-    owner: str
-    weight: float
-    max_workers: int
-    max_bytes: int
-    compression: Compression
-    collect_after_s: float
-    timeout_s: float | None
-    memory_bytes: int | None
-    sharing: SharingOptions | None = None
-    feed: Feed | None = None
-    """The consumer's own sampler says what is read: see `client.fed`."""
+    seed: int | None
+    """Of all random numbers; None: the dataset's."""
+    sharding: Sharding
+    sharing: Share | None
+    placement: Placement
+    transport: Transport
+    limits: Limits
+    rank: int
+    """Which of the ranks this process is."""
+    replica: int
+    trainer: str | None
+    """Which of the trainers that share the job this process is of."""
+    writable: bool
+    """What trainers share is copied, so that it may be written to."""
+    shard: ShardingFunction | None
+    """The user's own sharding."""
+    feed: Feed | None
+    """The process's own sampler says what is read: see `client.fed`."""
 
     @property
     def dealt_streams(self) -> int:
         """How many streams there are where splits are dealt to them, as in deterministic order."""
-        return self.streams or (COORDINATED_STREAMS if self.coordinated else STREAMS_PER_CONSUMER * self.consumers)
-
-    @property
-    def static(self) -> bool:
-        """Splits are assigned up front."""
-        return self.sharding in STATIC_SHARDINGS
+        return self.sharding.streams or _dealt_streams(self.ranks)
 
 
 def check_options(
     *,
     job: str | None = None,
-    consumers: int = 1,
-    consumer: int | None = None,
-    replica: int = 0,
-    sharding: str | ShardingFunction = "dynamic",
-    guarantee: str | None = None,
-    order: str = "relaxed",
-    uneven: str = "drop",
-    coordinated: bool = False,
-    streams: int | None = None,
-    target: str = "any",
-    requires: str | Iterable[str] = (),
-    owner: str | None = None,
-    weight: float = 1.0,
-    max_workers: int | None = None,
-    max_bytes: int | None = None,
-    compression: str = "none",
-    collect_after: float = 600.0,
-    timeout: float | None = None,
-    memory_bytes: int | None = None,
-    sharing: str | None = None,
-    trainer: str | None = None,
-    window_bytes: int | None = None,
-    trainer_timeout: float | None = None,
-    trainers: int | None = None,
-    writable: bool = False,
+    ranks: Ranks | None = None,
+    order: Order = "relaxed",
+    seed: int | None = None,
+    sharding: Policy | ShardingFunction | Sharding = "dynamic",
+    sharing: Share | None = None,
     feed: Any = None,
-    feed_ahead: int = DEFAULT_AHEAD,
+    placement: Placement | None = None,
+    transport: Transport = "auto",
+    limits: Limits | None = None,
 ) -> JobOptions:
-    """Return the options, or raise `InvalidArgumentError` naming the argument and the choices."""
+    """Return the options, with what follows from several of them: the order, and how many streams there are."""
     if job is not None and (not isinstance(job, str) or not job.strip()):
         raise InvalidArgumentError(f"job={job!r} must be a name; leave it out to have one made")
-    _whole("consumers", consumers, 1)
-    _whole("replica", replica, 0)
-    own = _consumer(consumers, consumer)
-    kind, function = _sharding(sharding)
-    _one_of("order", order, ORDERS)
-    _one_of("uneven", uneven, UNEVENS)
-    _one_of("target", target, TARGETS)
-    _one_of("compression", compression, COMPRESSIONS)
-    promised = _guarantee(guarantee, kind)
-    _whole("streams", streams, 1)
-    _whole("max_workers", max_workers, 1)
-    _whole("max_bytes", max_bytes, 1)
-    _whole("memory_bytes", memory_bytes, 1)
-    if memory_bytes is not None:
-        check_memory(memory_bytes)
-    _positive("weight", weight)
-    _positive("timeout", timeout)
-    _positive("collect_after", collect_after)
-    if owner is not None and not isinstance(owner, str):
-        raise InvalidArgumentError(f"owner={owner!r} must be a name")
-    tags = tuple(requires) if isinstance(requires, Iterable) and not isinstance(requires, str) else (requires,)
-    if not all(isinstance(tag, str) and tag for tag in tags):
-        raise InvalidArgumentError(f"requires={requires!r} must be tags of workers: names")
-    if coordinated:
-        _check_coordinated(consumer, kind, uneven)
-    fed = None if feed is None else check_feed(feed, feed_ahead)
-    if fed is not None:
-        _check_fed(kind, promised, uneven, replica, coordinated=bool(coordinated), sharing=bool(sharing))
-        order = "deterministic"  # the sampler's
-        count = streams or 0
-    else:
-        count = _streams(streams, order, kind, consumers, coordinated=bool(coordinated))
-    if count == 1:
-        order = "deterministic"  # a single stream has but one order, and as many as the job says are made only there
-    if replica and order != "deterministic":
-        raise InvalidArgumentError(
-            f"replica={replica} with order={order!r}: what comes first differs between two readers, so replicas would "
-            "not read identical batches; use order='deterministic' (or streams=1)"
-        )
-    if uneven == "allow" and order == "deterministic":
-        raise InvalidArgumentError(
-            "uneven='allow' gives each stream to whichever consumer has room, so it has no fixed order; "
-            "use uneven='drop' or 'pad' with order='deterministic'"
-        )
-    shared = check_sharing(
-        sharing,
-        trainer=trainer,
-        window_bytes=window_bytes,
-        trainer_timeout=trainer_timeout,
-        trainers=trainers,
-        writable=writable,
-        coordinated=bool(coordinated),
-        uneven=uneven,
-        replica=replica,
-        order=order,
-    )
+    if seed is not None:
+        check_whole("seed", seed, 0)
+    check_choice("order", order, get_args(Order))
+    check_choice("transport", transport, get_args(Transport))
+    ranks = _record("ranks", ranks, Ranks, "Ranks(8, rank)") or Ranks()
+    sharing = _record("sharing", sharing, Share, "Share('wait', trainer='lr-0.01')")
+    placement = _record("placement", placement, Placement, "Placement(max_workers=4)") or Placement()
+    limits = _record("limits", limits, Limits, "Limits(timeout_s=60)") or Limits()
+    sharding = _sharding(sharding)
+    fed = feed if feed is None or isinstance(feed, Feed) else Feed(feed)
+    if fed is not None or sharding.streams == 1:
+        order = "deterministic"  # the sampler's; or a single stream's, which has but one
+    check_together(ranks, order, sharding, sharing, fed)
     return JobOptions(
         job=job,
-        consumers=consumers,
-        consumer=own,
-        replica=replica,
-        sharding=kind,
-        shard=function,
-        guarantee=promised,
-        order=cast(Order, order),
-        uneven=cast(Uneven, uneven),
-        coordinated=bool(coordinated),
-        streams=count,
-        target=cast(Target, target),
-        requires=tags,
-        owner=owner or "",
-        weight=float(weight),
-        max_workers=max_workers or 0,
-        max_bytes=max_bytes or 0,
-        compression=cast(Compression, compression),
-        collect_after_s=float(collect_after),
-        timeout_s=timeout,
-        memory_bytes=memory_bytes,
-        sharing=shared,
+        ranks=ranks.agreed(),
+        order=order,
+        seed=seed,
+        sharding=_with_streams(sharding, order, ranks, fed).agreed(),
+        sharing=None if sharing is None else sharing.agreed(),
+        placement=placement,
+        transport=transport,
+        limits=limits,
+        rank=ranks.rank or 0,
+        replica=ranks.replica,
+        trainer=None if sharing is None else sharing.trainer,
+        writable=sharing is not None and sharing.writable,
+        shard=sharding.function,
         feed=fed,
     )
 
 
-def _check_fed(
-    sharding: Sharding, guarantee: Guarantee, uneven: str, replica: int, *, coordinated: bool, sharing: bool
-) -> None:
+def _record(argument: str, value: _Record | None, kind: type[_Record], example: str) -> _Record | None:
+    if value is None or isinstance(value, kind):
+        return value
+    raise InvalidArgumentError(f"{argument}={value!r} must be a ps.{kind.__name__}, such as ps.{example}")
+
+
+def _sharding(given: str | ShardingFunction | Sharding) -> Sharding:
+    if isinstance(given, Sharding):
+        return given
+    return Sharding("custom", function=given) if callable(given) else Sharding(cast(Policy, given))
+
+
+def check_together(ranks: Ranks, order: Order, sharding: Sharding, sharing: Share | None, feed: Feed | None) -> None:
+    """Refuse records that do not go together; each has been checked by itself."""
+    in_order = order == "deterministic"
+    if ranks.rank is None and (ranks.count > 1 or ranks.coordinated):
+        raise InvalidArgumentError(
+            f"{ranks.count} ranks without a rank: say which of them this process is, 0 to {ranks.count - 1}"
+            if ranks.count > 1
+            else "coordinated=True without a rank: say how many processes read in step, and which of them this is"
+        )
+    if sharding.policy == "custom" and sharding.function is None:
+        raise choice("sharding", "custom", (*get_args(Policy)[:-1], "a function of splits and workers"))
+    if feed is not None:
+        _check_fed(ranks, sharding, sharing)
+    if ranks.coordinated and sharding.off:
+        raise InvalidArgumentError(
+            "coordinated=True with sharding='off': every worker runs over everything, so a round has no one group; "
+            "use sharding='dynamic'"
+        )
+    if in_order and sharding.off:
+        raise InvalidArgumentError(
+            "order='deterministic' with sharding='off': every worker runs over everything in its own order; "
+            "use sharding='dynamic'"
+        )
+    if not in_order and not ranks.coordinated and sharding.streams is not None:
+        raise InvalidArgumentError(
+            f"streams={sharding.streams} with order='relaxed': there every worker opens a stream as it joins; "
+            "limit them with placement=ps.Placement(max_workers=), or use order='deterministic'"
+        )
+    if ranks.replica and not in_order:
+        raise InvalidArgumentError(
+            f"replica={ranks.replica} with order={order!r}: what comes first differs between two readers, so replicas "
+            "would not read identical batches; use order='deterministic' (or streams=1)"
+        )
+    if ranks.uneven == "allow" and in_order:
+        raise InvalidArgumentError(
+            "uneven='allow' gives each stream to whichever rank has room, so it has no fixed order; "
+            "use uneven='drop' or 'pad' with order='deterministic'"
+        )
+    if sharing is not None:
+        _check_shared(sharing, ranks, in_order=in_order)
+
+
+def _check_fed(ranks: Ranks, sharding: Sharding, sharing: Share | None) -> None:
     found = {
-        f"sharding={sharding!r}": sharding != "dynamic",
-        f"guarantee={guarantee!r}": guarantee != "exactly_once",
-        f"uneven={uneven!r}": uneven != "drop",
-        f"replica={replica}": bool(replica),
-        "coordinated=True": coordinated,
-        "sharing=": sharing,
+        f"sharding={sharding.policy!r}": sharding.policy != "dynamic",
+        f"guarantee={sharding.guarantee!r}": sharding.guarantee != "exactly_once",
+        f"uneven={ranks.uneven!r}": ranks.uneven != "drop",
+        f"replica={ranks.replica}": bool(ranks.replica),
+        "coordinated=True": ranks.coordinated,
+        "sharing=": sharing is not None,
     }
     for argument, given in found.items():
         if given:
             raise InvalidArgumentError(
-                f"{argument} with feed=: a consumer reads what its own sampler says, alone and in its order; "
-                "leave it out"
+                f"{argument} with feed=: a rank reads what its own sampler says, alone and in its order; leave it out"
             )
+
+
+def _check_shared(sharing: Share, ranks: Ranks, *, in_order: bool) -> None:
+    if sharing.trainer is None:
+        raise InvalidArgumentError(
+            f"sharing={sharing.kind!r} without trainer=: the window keeps a place for each trainer, so each needs an "
+            "id of its own that it has again when it is restarted, such as trainer='lr-0.01'"
+        )
+    if ranks.replica:
+        raise InvalidArgumentError(
+            f"sharing={sharing.kind!r} with replica={ranks.replica}: a trainer's place in the window is known by its "
+            "trainer= id; give each replica an id of its own, and leave replica= out"
+        )
+    if ranks.uneven == "allow":
+        raise InvalidArgumentError(
+            f"sharing={sharing.kind!r} with uneven='allow': the ranks of a trainer take equal steps, whatever it "
+            "skips; use uneven='drop' or 'pad'"
+        )
+    if in_order and not ranks.coordinated:
+        raise InvalidArgumentError(
+            f"sharing={sharing.kind!r} with order='deterministic' (or streams=1): there streams take turns by rounds "
+            "that may be gone from the window; use order='relaxed'"
+        )
+
+
+def _with_streams(sharding: Sharding, order: Order, ranks: Ranks, feed: Feed | None) -> Sharding:
+    """Return the sharding with the number of streams of a deterministic order, where none was given.
+
+    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `client.fed`.
+    """
+    if sharding.streams or order != "deterministic" or feed is not None or sharding.policy != "dynamic":
+        return sharding
+    return replace(sharding, streams=_dealt_streams(ranks))
+
+
+def _dealt_streams(ranks: Ranks) -> int:
+    return COORDINATED_STREAMS if ranks.coordinated else STREAMS_PER_RANK * ranks.count
 
 
 def job_name(
@@ -236,118 +245,10 @@ def job_name(
             counts = _default_names if counts is None else counts
             counts[name] += 1
             return JobName(name if counts[name] == 1 else f"{name}-{counts[name]}")
-    if options.consumers > 1:
+    if options.ranks.count > 1:
         raise InvalidArgumentError(
-            f"consumers={options.consumers} need one job name on all ranks: give job=, or start under a launcher "
+            f"{options.ranks.count} ranks need one job name: give job=, or start under a launcher "
             f"that sets {' or '.join('$' + name for name in LAUNCHER_IDS)}"
         )
     # As `secrets` would, without importing it: a loader's own processes are started only when this module is there.
     return JobName(f"{os.urandom(4).hex()}-{short}")
-
-
-def _consumer(consumers: int, consumer: int | None) -> int:
-    if consumer is None:
-        if consumers > 1:
-            raise InvalidArgumentError(
-                f"consumers={consumers} without consumer=: say which of them this process is, 0 to {consumers - 1}"
-            )
-        return 0
-    _whole("consumer", consumer, 0)
-    if consumer >= consumers:
-        raise InvalidArgumentError(
-            f"consumer={consumer} is not one of consumers={consumers}: they are 0 to {consumers - 1}"
-        )
-    return consumer
-
-
-def _sharding(sharding: object) -> tuple[Sharding, ShardingFunction | None]:
-    if callable(sharding):
-        return "custom", cast(ShardingFunction, sharding)
-    if sharding not in SHARDINGS:
-        raise choice("sharding", sharding, (*SHARDINGS, "a function of splits and workers"))
-    return cast(Sharding, sharding), None
-
-
-def _guarantee(guarantee: str | None, sharding: Sharding) -> Guarantee:
-    if guarantee is not None:
-        _one_of("guarantee", guarantee, GUARANTEES)
-    if sharding == "off":
-        if guarantee not in (None, "zero_or_more"):
-            raise InvalidArgumentError(
-                f"guarantee={guarantee!r} with sharding='off': every worker reads everything, "
-                "so only guarantee='zero_or_more' can be promised"
-            )
-        return "zero_or_more"
-    if sharding == "dynamic" and guarantee == "zero_or_more":
-        raise InvalidArgumentError(
-            "guarantee='zero_or_more' is what sharding='off' gives; dynamic sharding promises "
-            "'exactly_once' or 'at_most_once'"
-        )
-    return cast(Guarantee, guarantee or "exactly_once")
-
-
-def _check_coordinated(consumer: int | None, sharding: Sharding, uneven: str) -> None:
-    if consumer is None:
-        raise InvalidArgumentError(
-            "coordinated=True without consumers= and consumer=: say how many processes read in step, and which of "
-            "them this is"
-        )
-    if sharding == "off":
-        raise InvalidArgumentError(
-            "coordinated=True with sharding='off': every worker runs over everything, so a round has no one group; "
-            "use sharding='dynamic'"
-        )
-    if uneven == "allow":
-        raise InvalidArgumentError(
-            "coordinated=True with uneven='allow': consumers would end at different steps, and nobody reads in step "
-            "with one that has ended; use uneven='drop' or 'pad'"
-        )
-
-
-def _streams(streams: int | None, order: str, sharding: Sharding, consumers: int, *, coordinated: bool = False) -> int:
-    if sharding in STATIC_SHARDINGS:
-        if streams is not None:
-            raise InvalidArgumentError(
-                f"streams={streams} with sharding={sharding!r}: there is one stream a worker where splits are assigned "
-                "up front; leave streams= out"
-            )
-        return 0
-    if sharding == "off":
-        if order == "deterministic":
-            raise InvalidArgumentError(
-                "order='deterministic' with sharding='off': every worker runs over everything in its own order; "
-                "use sharding='dynamic'"
-            )
-        if streams is not None:
-            raise InvalidArgumentError(f"streams={streams} with sharding='off': there is one stream a worker")
-        return 0
-    if coordinated:
-        # In relaxed order the dispatcher, who knows the workers, fills a 0 in.
-        return streams or (COORDINATED_STREAMS if order == "deterministic" else 0)
-    if order == "deterministic":
-        return streams or STREAMS_PER_CONSUMER * consumers
-    if streams is not None and streams > 1:
-        raise InvalidArgumentError(
-            f"streams={streams} with order='relaxed': there every worker opens a stream as it joins; "
-            "limit them with max_workers=, or use order='deterministic'"
-        )
-    return streams or 0
-
-
-def _one_of(argument: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise choice(argument, value, allowed)
-
-
-def _whole(argument: str, value: object, least: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgumentError(f"{argument}={value!r} must be a whole number of at least {least}")
-
-
-def _positive(argument: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):
-        raise InvalidArgumentError(f"{argument}={value!r} must be a number above 0")

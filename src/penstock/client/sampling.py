@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, StateMismatchError, never_the_end
 
 Unit: TypeAlias = tuple[int, ...]
@@ -34,12 +35,31 @@ DEEPEST = 4  # samplers that draw from samplers, as BatchSampler does
 _NONE_LEFT = object()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Feed:
-    """Checked arguments of `distribute`: what to draw from, and how many units may be ahead of the trainer."""
+    """A sampler that says what a loader reads, and how many of its outputs may be ahead of the trainer.
+
+    >>> Feed([2, 0, 1]).ahead
+    64
+    """
 
     sampler: Any
-    ahead: int
+    """Gives indices, or lists of them, each epoch anew; or a function of the epoch that returns such a sampler."""
+    ahead: int = DEFAULT_AHEAD
+
+    def __post_init__(self) -> None:
+        sampler = self.sampler
+        check_whole("ahead", self.ahead, 2)
+        if isinstance(sampler, (str, bytes)) or not (hasattr(sampler, "__iter__") or callable(sampler)):
+            raise InvalidArgumentError(
+                f"feed={sampler!r} must be a sampler (something that can be iterated over once an epoch and gives "
+                "indices, or lists of them), or a function that takes the epoch and returns one"
+            )
+        if isinstance(sampler, Iterator):
+            raise InvalidArgumentError(
+                f"feed={type(sampler).__name__} can be iterated over only once; give a sampler, or a function that "
+                "takes the epoch and returns an iterator"
+            )
 
     def length(self, grouping: Grouping | None, lists: bool | None) -> int | None:
         """Return how many units an epoch has, where the sampler says; epochs are taken to be alike."""
@@ -93,23 +113,6 @@ class Place:
             held_by=held_by,
             state=None if held_by is None else plain[held_by],
         )
-
-
-def check_feed(feed: Any, ahead: object) -> Feed:
-    """Return the feed, or raise `InvalidArgumentError`."""
-    if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 2:
-        raise InvalidArgumentError(f"feed_ahead={ahead!r} must be a whole number of at least 2")
-    if isinstance(feed, (str, bytes)) or not (hasattr(feed, "__iter__") or callable(feed)):
-        raise InvalidArgumentError(
-            f"feed={feed!r} must be a sampler (something that can be iterated over once an epoch and gives indices, or "
-            "lists of them), or a function that takes the epoch and returns one"
-        )
-    if isinstance(feed, Iterator):
-        raise InvalidArgumentError(
-            f"feed={type(feed).__name__} can be iterated over only once; give a sampler, or a function that takes the "
-            "epoch and returns an iterator"
-        )
-    return Feed(sampler=feed, ahead=ahead)
 
 
 class Drawing:

@@ -23,7 +23,7 @@ from penstock.client.fed import Feeder
 from penstock.client.link import Board, Patience, ServiceLink
 from penstock.client.options import JobOptions
 from penstock.client.sampling import Place as SamplerPlace
-from penstock.client.sharing import USUAL_WINDOW_BYTES, trainer_number
+from penstock.client.sharing import USUAL_WINDOW_BYTES
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
@@ -81,12 +81,9 @@ class EpochSession:
         feeder: Feeder | None = None,
     ) -> None:
         """`feeder`: of a job that its consumer feeds."""
-        sharing = options.sharing
         self.link, self.feeder = link, feeder
         self.epoch = beginning.epoch
-        self.seat = Seat(job, options.consumer, options.replica)
-        if sharing is not None:
-            self.seat = Seat(job, options.consumer, trainer_number(sharing.trainer), sharing.trainer)
+        self.seat = Seat(job, options.rank, options.replica, options.trainer or "")
         self.board, self.metrics = Board(ask=self._beat), Metrics()
         self._resumed = False
         """The attempt began at a checkpoint."""
@@ -110,9 +107,9 @@ class EpochSession:
 
     def connections(self) -> Connections:
         """Return the ways to runners, none of them gone yet."""
-        sharing = self._options.sharing
-        access: Access = "own" if sharing is None else "copied" if sharing.writable else "read-only"
-        return Connections(self.link, self._submission.storage, access)
+        options = self._options
+        access: Access = "own" if options.sharing is None else "copied" if options.writable else "read-only"
+        return Connections(self.link, self._submission.storage, access, options.transport)
 
     def consumer(self, memory_bytes: int, *, now: float) -> Consumer:
         """Return the protocol of this consumer's reading, at its beginning."""
@@ -124,7 +121,7 @@ class EpochSession:
             self.delivery,
             self._progress,
             self.opened.view,
-            memory=Memory(memory_bytes, spec.window_bytes or USUAL_WINDOW_BYTES),
+            memory=Memory(memory_bytes, self.delivery.window_bytes or USUAL_WINDOW_BYTES),
             first_opening=time_ns() // 1_000_000,
             resumed=self._resumed,
             now=now,
@@ -133,7 +130,7 @@ class EpochSession:
     # Opening
 
     def _patience(self) -> Patience:
-        return Patience(self._options.timeout_s, f"epoch {self.epoch} of job {self.seat.job!r}")
+        return Patience(self._options.limits.timeout_s, f"epoch {self.epoch} of job {self.seat.job!r}")
 
     def _open(self, beginning: Beginning) -> Progress:
         """Open the epoch, and return where this consumer begins in it."""
@@ -153,11 +150,11 @@ class EpochSession:
                 self._ask(patience)
                 return Progress()
         self._start_from(checkpoint, patience)
-        return begin_at(checkpoint, consumers=self._options.consumers, done=self.opened.done)
+        return begin_at(checkpoint, consumers=self._options.ranks.count, done=self.opened.done)
 
     def _start_from(self, checkpoint: Checkpoint, patience: Patience) -> None:
         feeds = self._feeds(checkpoint.first)
-        resume = resume_from(checkpoint, epoch=self.epoch, consumers=self._options.consumers, feeds=feeds)
+        resume = resume_from(checkpoint, epoch=self.epoch, consumers=self._options.ranks.count, feeds=feeds)
         self._ask(patience, resume=resume)
         self._resumed = True
 
@@ -199,7 +196,7 @@ class EpochSession:
         numbers = [position.number for position in state.progress.streams]
         if spec.feeds:
             return dict(enumerate(spec.feeds))
-        if spec.sharding == "off":
+        if spec.sharding.off:
             return dict.fromkeys(numbers, Feed(kind="dealt", number=0, of=1))
         if spec.order == "deterministic":
             return {number: Feed(kind="dealt", number=number, of=state.width) for number in range(state.width)}
@@ -211,10 +208,10 @@ class EpochSession:
 
     def resume(self, state: ConsumerState) -> None:
         """Start a new attempt from where this consumer stands."""
-        if self._options.consumers > 1:
+        if self._options.ranks.count > 1:
             raise JobFailedError(
                 self.seat.job,
-                f"the service lost attempt {self.attempt}, and one of {self._options.consumers} consumers cannot "
+                f"the service lost attempt {self.attempt}, and one of {self._options.ranks.count} consumers cannot "
                 "start a new one alone; load the last checkpoint on all ranks",
             )
         self._start_from(Checkpoint((state,), state), self._patience())
@@ -225,11 +222,11 @@ class EpochSession:
         state = ConsumerState(
             attempt=self.attempt,
             splits=self._submission.splits_digest,
-            width=len(spec.feeds) or spec.streams,
+            width=len(spec.feeds) or spec.sharding.streams or 0,
             order=spec.order,
-            uneven=spec.uneven,
-            coordinated=spec.coordinated,
-            consumers=self._options.consumers,
+            uneven=spec.ranks.uneven,
+            coordinated=spec.ranks.coordinated,
+            consumers=self._options.ranks.count,
             consumer=self.seat.consumer,
             progress=progress,
         )

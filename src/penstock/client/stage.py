@@ -44,7 +44,7 @@ class ServiceStage(Stage):
         self.stop()
         beginning, options = replace(self._beginning, epoch=pass_), self._backend.options
         if state is not None:
-            checkpoint = read_states(state, consumer=options.consumer, consumers=options.consumers)
+            checkpoint = read_states(state, consumer=options.rank, consumers=options.ranks.count)
             beginning = replace(beginning, checkpoint=checkpoint)
         elif self.attempt is not None and self.attempt[0] == pass_ and beginning.may_rejoin:
             beginning = replace(beginning, rejoin=AttemptId(self.attempt[1]))

@@ -7,13 +7,15 @@ that cannot be shipped, splits that cannot be dealt.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.client.fed import check_fed, fed_streams, how_many_streams, not_indexable, with_batches
 from penstock.client.feeds import (
@@ -99,16 +101,16 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
     """
     if options.feed is not None:
         check_fed(pipeline.node)
-    graph = canonicalize(for_workers(pipeline.node, options.sharding))
+    graph = canonicalize(for_workers(pipeline.node, options.sharding.policy))
     if fed_lists:
         graph = with_batches(graph)
-    if options.coordinated:
+    if options.ranks.coordinated:
         check_coordinated(graph)
-    if options.sharding == "hint":
+    if options.sharding.policy == "hint":
         _check_marks(graph)
     encoded = encode_graph(graph)
     nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
-    by_file = options.sharding in ("file", "file_or_data")
+    by_file = options.sharding.policy in ("file", "file_or_data")
     sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
     counts = split_counts(sources)
     return Prepared(
@@ -179,15 +181,20 @@ def submission(
     A state that is loaded says how many streams were assigned splits: they are what it knows.
     """
     feeds: tuple[Feed, ...] = ()
-    if options.static:
-        feeds = feeds_for(options.sharding, prepared.sources, streams or workers(), options.shard)
-        if options.sharding != "hint":  # how many elements there are at a mark is not known
+    sharding = options.sharding
+    if sharding.static:
+        feeds = feeds_for(sharding.policy, prepared.sources, streams or workers(), options.shard)
+        if sharding.policy != "hint":  # how many elements there are at a mark is not known
             check_needs(prepared.root, prepared.sources, feeds)
     elif options.feed is not None:
-        most = min(workers(), options.max_workers or sys.maxsize)
-        feeds = fed_streams(how_many_streams(options.streams, most, options.feed.ahead))
-    elif options.order == "relaxed" and options.sharding == "dynamic" and ends_with_an_input(prepared.root):
+        most = min(workers(), options.placement.max_workers or sys.maxsize)
+        feeds = fed_streams(how_many_streams(sharding.streams or 0, most, options.feed.ahead))
+    elif options.order == "relaxed" and sharding.policy == "dynamic" and ends_with_an_input(prepared.root):
         feeds = dealt_feeds(streams or _at_most(options.dealt_streams, prepared), _owners(options))
+    if feeds:
+        sharding = replace(sharding, streams=None)
+    elif sharding.streams:
+        sharding = replace(sharding, streams=max(1, _at_most(sharding.streams, prepared)))
     graph, splits = blob_hash(prepared.graph), blob_hash(prepared.listings)
     spec = JobSpec(
         fingerprint=prepared.fingerprint,
@@ -195,24 +202,16 @@ def submission(
         splits=splits,
         split_counts=prepared.counts,
         seed=seed,
-        sharding=options.sharding,
-        guarantee=options.guarantee,
+        ranks=options.ranks,
+        sharding=sharding,
         order=options.order,
-        consumers=options.consumers,
-        uneven=options.uneven,
-        coordinated=options.coordinated,
-        streams=0 if feeds else _at_most(options.streams, prepared),
+        sharing=options.sharing,
+        placement=options.placement,
+        transport=options.transport,
         feeds=feeds,
-        compression=options.compression,
-        requires=options.requires,
-        target=options.target,
         host=host_id(),
-        owner=options.owner,
-        weight=options.weight,
-        max_workers=options.max_workers,
-        max_bytes=options.max_bytes,
-        collect_after_s=options.collect_after_s,
-        **_sharing(options),
+        owner=os.environ.get("USER", ""),
+        collect_after_s=options.limits.collect_after_s,
         versions=prepared.versions,
     )
     blobs = {graph: prepared.graph, splits: prepared.listings}
@@ -230,19 +229,7 @@ def _at_most(streams: int, prepared: Prepared) -> int:
 
 def _owners(options: JobOptions) -> int:
     """Return how many consumers need a stream of their own."""
-    return options.consumers if options.uneven == "allow" else 1
-
-
-def _sharing(options: JobOptions) -> dict[str, Any]:
-    shared = options.sharing
-    if shared is None:
-        return {}
-    return {
-        "sharing": shared.kind,
-        "window_bytes": shared.window_bytes,
-        "trainer_timeout_s": shared.trainer_timeout_s,
-        "trainers": shared.trainers,
-    }
+    return options.ranks.count if options.ranks.uneven == "allow" else 1
 
 
 def _named(node: SourceNode, source: Source) -> NamedSplits:

@@ -8,12 +8,13 @@ from penstock.control import events as e
 from penstock.control.draft import Decision, Draft
 from penstock.control.opening import drop_left_behind, superseded
 from penstock.control.placing import take_away
-from penstock.control.records import Iteration, Slot, Stream
+from penstock.control.records import Iteration, Stream
 from penstock.control.runners import settle
 from penstock.control.sharing import newest_life
 from penstock.control.state import ClusterState
 from penstock.control.views import change_since, view_of
 from penstock.core.ids import ClientId
+from penstock.wire.jobs import Slot
 from penstock.wire.messages import Answer, Beat, Changes, CloseClient, Done, NotKnown, Rebind, Refused, View
 
 
@@ -24,16 +25,16 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
         return Decision((), NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}"))
     slot = _slot_of(iteration, request.client, request.consumer)
     if slot is None:
-        now_there = [held.reader for slot, held in iteration.opened.items() if slot[0] == request.consumer]
+        now_there = [held.reader for slot, held in iteration.opened.items() if slot.consumer == request.consumer]
         reason = superseded(request.consumer, now_there[0] if len(now_there) == 1 else "")
         return Decision((), Refused(reason=reason, kind="superseded"))
     held = iteration.opened[slot]
-    if held.life < newest_life(iteration, slot[1]):
+    if held.life < newest_life(iteration, slot.trainer):
         reason = f"the trainer of consumer {request.consumer} has begun anew, without its states; restart all its ranks"
         return Decision((), Refused(reason=reason, kind="superseded"))
     if held.closed:
         return Decision((), Done())
-    seen = e.ClientSeen(request.job, request.attempt, *slot, request.client, peer, now, request)
+    seen = e.ClientSeen(request.job, request.attempt, slot, request.client, peer, now, request)
     if state.reads(request.job, request.client):
         answer: Answer = Done()
         if request.version != state.view_version(request.attempt):
@@ -52,7 +53,7 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
 
 def _slot_of(iteration: Iteration, client: ClientId, consumer: int) -> Slot | None:
     return next(
-        (slot for slot, held in iteration.opened.items() if slot[0] == consumer and held.client == client), None
+        (slot for slot, held in iteration.opened.items() if slot.consumer == consumer and held.client == client), None
     )
 
 
@@ -87,7 +88,7 @@ def close_client(draft: Draft, request: CloseClient) -> Answer:
     if iteration is not None:
         slot = _slot_of(iteration, request.client, request.consumer)
         if slot is not None and not iteration.opened[slot].closed:
-            draft.emit(e.ConsumerClosed(request.job, request.attempt, *slot, request.client, request.finished))
+            draft.emit(e.ConsumerClosed(request.job, request.attempt, slot, request.client, request.finished))
             drop_left_behind(draft, request.job)
     if draft.state.reads(request.job, request.client):
         draft.emit(e.ClientGone(request.job, request.client, draft.now))

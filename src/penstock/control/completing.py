@@ -45,7 +45,7 @@ def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
         for stream in sorted(iteration.streams.values(), key=lambda stream: stream.number)
         if stream.leftover is not None and not stream.lost
     )
-    if iteration.tail is None and leftovers and job.spec.sharding != "off":
+    if iteration.tail is None and leftovers and not job.spec.sharding.off:
         number = iteration.next_number
         feed = Feed(kind="tail", leftovers=leftovers)
         owner = delivery_of(job.spec).owner_of(number, feed)
@@ -58,14 +58,14 @@ def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
 def _all_ended(draft: Draft, job: Job, iteration: Iteration) -> bool:
     if not iteration.streams or iteration.streams.unfinished:
         return False
-    if iteration.tail is not None or job.spec.sharding != "off":
+    if iteration.tail is not None or not job.spec.sharding.off:
         return True
     return any(stream.ended for stream in iteration.streams.values()) and not _yet_to_run(draft, job, iteration)
 
 
 def _all_asked_for(job: Job, iteration: Iteration) -> bool:
     """Say whether a stream has ended that vouches for there being no split that no stream was granted."""
-    if job.spec.sharding == "off" or delivery_of(job.spec).streams is not None or iteration.tail is not None:
+    if job.spec.sharding.off or delivery_of(job.spec).streams is not None or iteration.tail is not None:
         return True
     ended = [stream for stream in iteration.streams.values() if stream.ended and not stream.lost]
     in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams)

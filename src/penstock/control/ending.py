@@ -18,7 +18,7 @@ def end_stream(draft: Draft, request: EndStream) -> Answer:
         return NotKnown(what=f"stream {request.stream!r} of attempt {request.attempt!r}")
     if stream.lost:
         return Done()
-    readers = range(draft.job(request.job).spec.consumers) if stream.owner is None else (stream.owner,)
+    readers = range(draft.job(request.job).spec.ranks.count) if stream.owner is None else (stream.owner,)
     if request.consumer not in readers:
         return Refused(reason=f"stream {request.stream!r} is not consumer {request.consumer}'s", kind="not_the_owner")
     for consumer, rounds in stream.ended_by.items():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, Feed, JobSpec, Resume
+from penstock.wire.jobs import Cut, Feed, JobSpec, Resume, Slot
 from penstock.wire.messages import Beat, WorkerPlace
 
 Element: TypeAlias = tuple[int, int, int]
@@ -93,8 +93,7 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
 
     job: JobName
     attempt: AttemptId
-    consumer: int
-    replica: int
+    slot: Slot
     client: ClientId
     reader: str = ""
     """Which process that is, for people."""
@@ -105,8 +104,7 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
 class ConsumerClosed(Journaled, frozen=True, tag="closed"):
     job: JobName
     attempt: AttemptId
-    consumer: int
-    replica: int
+    slot: Slot
     client: ClientId
     finished: bool
 
@@ -271,8 +269,7 @@ class StartFailed(Soft, frozen=True, tag="start_failed"):
 class ClientSeen(Soft, frozen=True, tag="client_seen"):
     job: JobName
     attempt: AttemptId
-    consumer: int
-    replica: int
+    slot: Slot
     client: ClientId
     peer: str
     now: float
@@ -290,8 +287,7 @@ class RestartAsked(Soft, frozen=True, tag="restart_asked"):
 
     job: JobName
     attempt: AttemptId
-    consumer: int
-    replica: int
+    slot: Slot
     client: ClientId
     now: float
 

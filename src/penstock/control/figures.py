@@ -9,6 +9,7 @@ import msgspec
 from penstock.control.records import Agent
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.wire.jobs import Slot
 from penstock.wire.messages import Beat, RunnerFigures
 
 
@@ -24,8 +25,7 @@ class ClientFigures(msgspec.Struct, frozen=True):
     """A consumer that reads a job now."""
 
     job: JobName
-    consumer: int
-    replica: int
+    slot: Slot
     beat: Beat
 
 
@@ -49,11 +49,9 @@ def _told_by(agent: Agent) -> Iterator[tuple[RunnerId, RunnerFigures]]:
 
 
 def client_figures(state: ClusterState) -> tuple[ClientFigures, ...]:
-    found: dict[tuple[JobName, int, int], ClientFigures] = {}
+    found: dict[tuple[JobName, Slot], ClientFigures] = {}
     for job, leases in state.clients.items():
         for lease in leases.values():
             if lease.beat is not None:
-                found[job, lease.consumer, lease.replica] = ClientFigures(
-                    job, lease.consumer, lease.replica, lease.beat
-                )
+                found[job, lease.slot] = ClientFigures(job, lease.slot, lease.beat)
     return tuple(found.values())

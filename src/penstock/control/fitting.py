@@ -27,9 +27,9 @@ def misfit(state: ClusterState, spec: JobSpec, worker: Worker) -> Misfit | None:
     agent = state.agents[worker.agent]
     if worker.leaving or worker.worker in state.drained:
         return Misfit("leaving")
-    if not set(spec.requires) <= set(worker.tags):
+    if not set(spec.placement.requires) <= set(worker.tags):
         return Misfit("tags")
-    if (spec.target == "local" and agent.host != spec.host) or (spec.target == "remote" and agent.host == spec.host):
+    if not spec.placement.takes(agent.host, creator=spec.host):
         return Misfit("host")
     differing = differing_versions(spec, agent)
     if differing:
@@ -81,7 +81,7 @@ def fitting_workers(state: ClusterState, job: Job) -> list[Worker]:
 def most_workers(spec: JobSpec) -> int | None:
     """Return how many workers serve a job at most; None: all that fit."""
     fixed = delivery_of(spec).streams
-    limits = [limit for limit in (spec.max_workers or None, None if fixed is None else max(1, fixed)) if limit]
+    limits = [limit for limit in (spec.placement.max_workers, None if fixed is None else max(1, fixed)) if limit]
     return min(limits, default=None)
 
 
@@ -89,7 +89,7 @@ def spec_of(job: Job, iteration: Iteration) -> JobSpec:
     """Return the job as one of its epochs has it: one that goes on from a checkpoint has the streams it had there."""
     if job.spec.feeds or not iteration.width:
         return job.spec
-    return msgspec.structs.replace(job.spec, streams=iteration.width)
+    return job.spec.with_streams(iteration.width)
 
 
 def runners_of(state: ClusterState, name: JobName) -> Runners:
@@ -148,9 +148,9 @@ def waiting_for_runners(state: ClusterState, job: Job) -> str:
     if "host" in kinds:
         return (
             "no worker runs on the trainer's host"
-            if job.spec.target == "local"
+            if job.spec.placement.target == "local"
             else "no worker runs on another host than the trainer's"
         )
     if "tags" in kinds:
-        return f"no worker has the tags {', '.join(job.spec.requires)}"
+        return f"no worker has the tags {', '.join(job.spec.placement.requires)}"
     return "all workers are being drained"

@@ -1,6 +1,6 @@
 """A consumer opens an epoch: who starts one, who joins one, who waits.
 
-- A slot (consumer, replica) has one reader; the newest wins, and the older one is told so at once.
+- A slot (`wire.jobs.Slot`) has one reader; the newest wins, and the older one is told so at once.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
   closed it or opened a newer one.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import msgspec
 
@@ -19,7 +19,7 @@ from penstock.control.completing import complete
 from penstock.control.draft import Draft
 from penstock.control.fitting import misfit, spec_of
 from penstock.control.placing import create_fixed_streams
-from penstock.control.records import Iteration, Job, Slot
+from penstock.control.records import Iteration, Job
 from penstock.control.runners import settle
 from penstock.control.sharing import (
     epoch_to_join,
@@ -31,8 +31,9 @@ from penstock.control.sharing import (
 )
 from penstock.control.views import view_of
 from penstock.core.ids import AttemptId, BlobHash, JobName
-from penstock.wire.jobs import JobSpec
+from penstock.wire.jobs import JobSpec, Slot
 from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused, Superseded
+from penstock.wire.modes import Mode
 
 WISH_LASTS_S = 5.0  # clients that are told "not yet" ask again well within it
 FEWEST_IN_TURN = 4  # streams of coordinated reads: each has its own windows to fill, so not more than are of use
@@ -72,9 +73,9 @@ def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[Blo
 def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
     if not request.job:
         return Refused(reason="a job needs a name", kind="invalid_argument")
-    if not 0 <= request.consumer < request.spec.consumers:
+    if not 0 <= request.consumer < request.spec.ranks.count:
         return Refused(
-            reason=f"consumer={request.consumer} is not one of 0 to {request.spec.consumers - 1}, as consumers= says",
+            reason=f"consumer={request.consumer} is not one of 0 to {request.spec.ranks.count - 1}, as the job has it",
             kind="invalid_argument",
         )
     if request.replica < 0:
@@ -130,11 +131,11 @@ def _given_up(job: Job) -> bool:
 
 def _with_streams(draft: Draft, spec: JobSpec) -> JobSpec:
     """Return the spec with a number of streams, where it is the job's and was left to us."""
-    if not spec.coordinated or spec.streams or spec.feeds:
+    if not spec.ranks.coordinated or spec.sharding.streams or spec.feeds:
         return spec
     workers = sum(misfit(draft.state, spec, worker) is None for worker in draft.state.workers.values())
-    workers = min(workers, spec.max_workers or workers)
-    return msgspec.structs.replace(spec, streams=max(FEWEST_IN_TURN, IN_TURN_A_WORKER * workers))
+    workers = min(workers, spec.placement.max_workers or workers)
+    return spec.with_streams(max(FEWEST_IN_TURN, IN_TURN_A_WORKER * workers))
 
 
 def missing_blobs(spec: JobSpec, blobs: Container[BlobHash]) -> NotYet | None:
@@ -149,16 +150,19 @@ def _collect(draft: Draft, name: JobName, reason: str) -> None:
 
 def differing_fields(job: JobSpec, asked: JobSpec, *, seed_too: bool = False) -> list[str]:
     """Return each field in which two consumers of one job must agree and do not, with both values."""
-    differing = []
-    for name in JobSpec.__struct_fields__:
-        if name in CREATORS and not (seed_too and name == "seed"):
-            continue
-        if name == "streams" and asked.coordinated and not asked.streams:
-            continue  # left to the job
-        one, other = getattr(job, name), getattr(asked, name)
-        if one != other:
-            differing.append(f"{name}: {other!r} here, {one!r} in the job")
-    return differing
+    if asked.ranks.coordinated and asked.sharding.streams is None:
+        asked = asked.with_streams(job.sharding.streams)  # left to the job
+    creators = CREATORS - {"seed"} if seed_too else CREATORS
+    compared = (name for name in JobSpec.__struct_fields__ if name not in creators)
+    return [text for name in compared for text in _differences(name, getattr(job, name), getattr(asked, name))]
+
+
+def _differences(name: str, job: object, asked: object) -> Iterator[str]:
+    if isinstance(job, Mode) and type(job) is type(asked):
+        for field in job.__struct_fields__:
+            yield from _differences(f"{name}.{field}", getattr(job, field), getattr(asked, field))
+    elif job != asked:
+        yield f"{name}: {asked!r} here, {job!r} in the job"
 
 
 def _mismatch(name: str, differing: list[str]) -> str:
@@ -174,12 +178,12 @@ def _mismatch(name: str, differing: list[str]) -> str:
 def _close_finished(draft: Draft, request: OpenEpoch) -> None:
     """Close the epoch that the reader says it is through with: what it said then may have been overtaken by this."""
     iteration = None if request.after is None else draft.state.iteration(request.job, request.after)
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     if iteration is None or slot not in iteration.opened:
         return
     held = iteration.opened[slot]
     if not held.finished:
-        draft.emit(e.ConsumerClosed(request.job, iteration.attempt, *slot, held.client, True))
+        draft.emit(e.ConsumerClosed(request.job, iteration.attempt, slot, held.client, True))
         if held.client in draft.state.clients.get(request.job, {}):
             draft.emit(e.ClientGone(request.job, held.client, draft.now))
 
@@ -192,7 +196,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
         return NotKnown(what=f"attempt {request.rejoin!r} of job {request.job!r}")
     if job.spec.sharing:
         return _choose_shared(draft, job, request)
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     present = _present(job, request)
     if present is None:
         return _start(draft, request)
@@ -208,9 +212,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
         return _start(draft, request)
     if all(held.closed for held in present.opened.values()):
         return _start(draft, request, instead_of=present.attempt)
-    draft.emit(
-        e.RestartAsked(request.job, present.attempt, request.consumer, request.replica, request.client, draft.now)
-    )
+    draft.emit(e.RestartAsked(request.job, present.attempt, request.slot, request.client, draft.now))
     asking = {*wishes, slot}
     reading = [s for s, held in present.opened.items() if not held.finished and s not in asking]
     if reading:
@@ -232,24 +234,24 @@ def _choose_shared(draft: Draft, job: Job, request: OpenEpoch) -> AttemptId | An
 
 def _join_shared(draft: Draft, joined: Iteration, request: OpenEpoch) -> AttemptId | Answer:
     """Let a rank in. One that was there and returns without its state waits for the others of its trainer."""
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     held = joined.opened.get(slot)
-    present = newest_life(joined, request.replica)
+    present = newest_life(joined, request.trainer)
     if (
-        draft.job(request.job).spec.consumers == 1
+        draft.job(request.job).spec.ranks.count == 1
         or held is None
         or held.client == request.client
         or held.life < present
     ):
         return joined.attempt
     asking = {*_wishes(draft, joined), slot}
-    draft.emit(e.RestartAsked(request.job, joined.attempt, *slot, request.client, draft.now))
-    ranks = [other for other, opened in joined.opened.items() if other[1] == slot[1] and not opened.closed]
+    draft.emit(e.RestartAsked(request.job, joined.attempt, slot, request.client, draft.now))
+    ranks = [other for other, opened in joined.opened.items() if other.trainer == slot.trainer and not opened.closed]
     reading = [other for other in ranks if other not in asking]
     if reading:
         return NotYet(waiting_for=_returned_alone(slot, reading))
     for other in ranks:
-        draft.emit(e.ConsumerClosed(request.job, joined.attempt, *other, joined.opened[other].client, False))
+        draft.emit(e.ConsumerClosed(request.job, joined.attempt, other, joined.opened[other].client, False))
     return joined.attempt
 
 
@@ -269,9 +271,9 @@ def _present(job: Job, request: OpenEpoch) -> Iteration | None:
 
 
 def _returned_alone(slot: Slot, reading: list[Slot]) -> str:
-    others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
+    others = ", ".join(str(consumer) for consumer in sorted({other.consumer for other in reading}))
     return (
-        f"consumers {others} to start over: consumer {slot[0]} returned without its state while others go on; "
+        f"consumers {others} to start over: consumer {slot.consumer} returned without its state while others go on; "
         "load its state_dict(), or restart all consumers"
     )
 
@@ -296,7 +298,7 @@ def _start(draft: Draft, request: OpenEpoch, instead_of: AttemptId | None = None
         ):
             return NotYet(waiting_for=held_up)
         if request.resume is None and reading:
-            others = ", ".join(str(consumer) for consumer in sorted({consumer for consumer, _ in reading}))
+            others = ", ".join(str(consumer) for consumer in sorted({other.consumer for other in reading}))
             return NotYet(waiting_for=f"consumers {others} to be through with epoch {kept[0].epoch}")
         leaving.append(kept[0].attempt)
     for left in leaving:
@@ -318,7 +320,7 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
             continue  # trainers that share are left behind and skip the rest; another begins anew itself
         if newer is None:
             reason = "all consumers are in a newer epoch, and a consumer reads one at a time"
-        elif (lease.consumer, lease.replica) == (newer.consumer, newer.replica):
+        elif lease.slot == newer.slot:
             reason = superseded(newer.consumer, newer.reader)
         else:
             who = newer.reader or "another reader"
@@ -329,7 +331,7 @@ def _release_clients(draft: Draft, job: JobName, attempt: AttemptId, newer: Open
 def superseded(consumer: int, reader: str) -> str:
     return (
         f"{reader or 'another reader'} has taken consumer {consumer}'s place: a consumer has one reader, the newest. "
-        "Close one of the two, or give one of them another consumer= or job="
+        "Close one of the two, or give one of them another rank or job="
     )
 
 
@@ -337,17 +339,17 @@ def superseded(consumer: int, reader: str) -> str:
 
 
 def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, peer: str) -> None:
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     opened = draft.job(request.job).iterations[attempt].opened.get(slot)
     if opened is None or opened.client != request.client or opened.closed:
-        draft.emit(e.ConsumerOpened(request.job, attempt, *slot, request.client, request.reader, life))
+        draft.emit(e.ConsumerOpened(request.job, attempt, slot, request.client, request.reader, life))
         leases = draft.state.clients.get(request.job)
         older = leases.get(opened.client) if opened is not None and leases is not None else None
         if older is not None and older.client != request.client:
             draft.emit(e.ClientGone(request.job, older.client, draft.now))
             reason = superseded(request.consumer, request.reader)
             draft.pushes.append((older.peer, Superseded(client=older.client, reason=reason)))
-    draft.emit(e.ClientSeen(request.job, attempt, request.consumer, request.replica, request.client, peer, draft.now))
+    draft.emit(e.ClientSeen(request.job, attempt, request.slot, request.client, peer, draft.now))
 
 
 def drop_left_behind(draft: Draft, name: JobName) -> None:
@@ -364,13 +366,13 @@ def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
     """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one."""
     newer = {slot for other in job.iterations.values() if other is not iteration for slot in other.opened}
     reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
-    known = {consumer for consumer, _ in (*iteration.opened, *newer)}
-    return reading + [(c, 0) for c in range(job.spec.consumers) if c not in known]
+    known = {slot.consumer for slot in (*iteration.opened, *newer)}
+    return reading + [Slot(c) for c in range(job.spec.ranks.count) if c not in known]
 
 
 def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:
     """Return the readers of the oldest iteration that keep a third one from starting; the dead do not."""
-    if job.spec.sharing == "skip":
+    if job.spec.sharing is not None and not job.spec.sharing.waits:
         return []  # nobody waits for anybody: what is left of it is skipped
     alive = {lease.client for lease in draft.state.leases(job.name)}
     return [

@@ -42,10 +42,9 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
         return
     dealt = tuple(Feed(kind="dealt", number=j, of=fixed) for j in range(fixed))
     feeds = spec.feeds or (dealt if spec.order == "deterministic" else (GRANTED,) * fixed)
-    share = spec.shuffle_parts or fixed
     there = {stream.number for stream in job.iterations[attempt].streams.values()}
     made = tuple(
-        e.NewStream(number, feed, share, delivery.owner_of(number, feed))
+        e.NewStream(number, feed, fixed, delivery.owner_of(number, feed))
         for number, feed in enumerate(feeds)
         if number not in there
     )
@@ -69,7 +68,7 @@ def place_streams(draft: Draft, name: JobName, arrived: Sequence[Runner] | None 
         if delivery_of(job.spec).streams is None and iteration.tail is None and not iteration.finished:
             made = (
                 _own_runs(draft, name, attempt, candidates)
-                if job.spec.sharding == "off"
+                if job.spec.sharding.off
                 else _newcomers(draft, name, attempt, _idle(draft, name, attempt, candidates))
             )
             if made:
@@ -124,7 +123,7 @@ def _is_given_up(spec: JobSpec, stream: Stream) -> bool:
     Given up, a coordinated stream would end at another step for each consumer: it goes on, which is once too. One that
     has ended is run again only for a consumer that came back, which asks for what it does not have.
     """
-    if spec.guarantee != "at_most_once" or spec.coordinated:
+    if spec.sharding.guarantee != "at_most_once" or spec.ranks.coordinated:
         return False
     return stream.bound is not None and not stream.ended and not stream.lost
 
@@ -164,7 +163,7 @@ def _waiting(draft: Draft, job: Job, iteration: Iteration) -> list[e.NewBinding]
 
 def _share(draft: Draft, job: Job, iteration: Iteration, ready: int) -> int:
     """Return how many streams that nobody has run yet a process is given at most."""
-    if job.spec.sharding in ("dynamic", "off"):
+    if not job.spec.sharding.static:
         return len(iteration.streams)
     starting = runners_of(draft.state, job.name).starting()
     awaited = sum(draft.now - runner.since <= WAIT_FOR_SHARE_S for runner in starting)
@@ -218,7 +217,7 @@ def _own_runs(
     made: list[tuple[e.NewStream, Runner]] = []
     for runner in sorted(without, key=lambda r: r.worker)[resumed:]:
         owner = delivery_of(job.spec).owner_of(number, feed)
-        made.append((e.NewStream(number, feed, job.spec.shuffle_parts or 1, owner, runner.worker), runner))
+        made.append((e.NewStream(number, feed, 1, owner, runner.worker), runner))
         number += 1
     return made
 
@@ -236,11 +235,10 @@ def granted_streams(draft: Draft, job: Job, iteration: Iteration, *, processes: 
     """Return new streams for so many processes, to be granted splits from the epoch's beginning on."""
     if not processes:
         return ()
-    spec = job.spec
-    share = spec.shuffle_parts or expected_streams(draft, job)
+    share, delivery = expected_streams(draft, job), delivery_of(job.spec)
     first = iteration.next_number
     return tuple(
-        e.NewStream(number, GRANTED, share, delivery_of(spec).owner_of(number, GRANTED))
+        e.NewStream(number, GRANTED, share, delivery.owner_of(number, GRANTED))
         for number in range(first, first + processes * streams_a_process(job))
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import chain, takewhile
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -18,11 +18,8 @@ from penstock.control.events import Element, Suspect, ViewRaised
 from penstock.control.ledger import Ledger
 from penstock.control.tables import ABSENT, Rows, Table
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, Feed, JobSpec, Ranges
+from penstock.wire.jobs import Cut, Feed, JobSpec, Ranges, Slot
 from penstock.wire.messages import Beat
-
-Slot: TypeAlias = tuple[int, int]
-"""(consumer, replica)"""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -346,8 +343,7 @@ class Runners(Table[RunnerId, Runner]):
 class Lease(Record, frozen=True):
     client: ClientId
     attempt: AttemptId
-    consumer: int
-    replica: int
+    slot: Slot
     peer: str
     seen: float
     beat: Beat | None = None

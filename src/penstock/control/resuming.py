@@ -52,10 +52,10 @@ def _is_under_way(held: Position) -> bool:
 
 
 def _stream(spec: JobSpec, attempt: AttemptId, held: Position, resume: Resume) -> Stream:
-    same = resume.consumers == spec.consumers
+    same = resume.consumers == spec.ranks.count
     feed = GRANTED if held.feed is None else held.feed
     owner = delivery_of(spec).owner_of(held.number, feed)
-    readers = range(spec.consumers) if owner is None else (owner,)
+    readers = range(spec.ranks.count) if owner is None else (owner,)
     return Stream(
         stream=stream_id(attempt, held.number),
         number=held.number,

@@ -20,17 +20,18 @@ from __future__ import annotations
 from penstock.control import events as e
 from penstock.control.draft import Draft
 from penstock.control.fitting import ready_runners
-from penstock.control.records import Iteration, Job, Slot
+from penstock.control.records import Iteration, Job
 from penstock.control.runners import RESTART_GRACE_S
 from penstock.core.ids import AttemptId
+from penstock.wire.jobs import Slot
 from penstock.wire.messages import OpenEpoch, Refused
 
 
 def surplus_trainer(job: Job, request: OpenEpoch) -> Refused | None:
     """Refuse one more than the job has, by any epoch that all of them have opened."""
-    most = job.spec.trainers
+    most = job.spec.awaited_trainers
     come = [trainers_in(iteration) for iteration in job.iterations.values()]
-    full = any(most and request.replica not in known and len(known) >= most for known in come)
+    full = any(most and request.trainer not in known and len(known) >= most for known in come)
     if not full:
         return None
     return Refused(
@@ -44,15 +45,15 @@ def surplus_trainer(job: Job, request: OpenEpoch) -> Refused | None:
 
 def epoch_to_join(draft: Draft, job: Job, request: OpenEpoch) -> Iteration | None:
     """Return the epoch this trainer reads; None: the next one is to be started."""
-    slot = (request.consumer, request.replica)
+    slot = request.slot
     for iteration in job.iterations.values():
         held = iteration.opened.get(slot)
         if held is not None and held.client == request.client:
             return iteration  # said twice
-    present = next((i for i in reversed(job.iterations.values()) if request.replica in trainers_in(i)), None)
-    if job.spec.consumers > 1 and present is not None and not _is_through(job, present, request):
+    present = next((i for i in reversed(job.iterations.values()) if request.trainer in trainers_in(i)), None)
+    if job.spec.ranks.count > 1 and present is not None and not _is_through(job, present, request):
         return present
-    if job.spec.trainers:
+    if job.spec.awaited_trainers:
         return next((i for i in job.iterations.values() if not _has_finished(i, slot)), None)
     newest = next(reversed(job.iterations.values()), None)
     if newest is None or _has_finished(newest, slot):
@@ -66,13 +67,13 @@ def _is_through(job: Job, iteration: Iteration, request: OpenEpoch) -> bool:
 
     One that has finished it and does not say so was started anew, and reads what its trainer does.
     """
-    ranks = [(consumer, request.replica) for consumer in range(job.spec.consumers)]
-    own = _has_finished(iteration, (request.consumer, request.replica))
+    ranks = [request.slot._replace(consumer=consumer) for consumer in range(job.spec.ranks.count)]
+    own = _has_finished(iteration, request.slot)
     return (own and request.after == iteration.attempt) or all(_has_finished(iteration, rank) for rank in ranks)
 
 
-def newest_life(iteration: Iteration, trainer: int) -> int:
-    return max((held.life for (_, of), held in iteration.opened.items() if of == trainer), default=0)
+def newest_life(iteration: Iteration, trainer: str) -> int:
+    return max((held.life for slot, held in iteration.opened.items() if slot.trainer == trainer), default=0)
 
 
 def life_of(job: Job, attempt: AttemptId, request: OpenEpoch) -> int:
@@ -80,8 +81,8 @@ def life_of(job: Job, attempt: AttemptId, request: OpenEpoch) -> int:
     if not job.spec.sharing:
         return 0
     iteration = job.iterations[attempt]
-    held = iteration.opened.get((request.consumer, request.replica))
-    newest = newest_life(iteration, request.replica)
+    held = iteration.opened.get(request.slot)
+    newest = newest_life(iteration, request.trainer)
     if held is None or held.client == request.client or held.life < newest:
         return newest
     return newest if request.rejoin is not None else newest + 1
@@ -109,18 +110,19 @@ def held_up_by_trainers(draft: Draft, job: Job, request: OpenEpoch, reading: lis
         return f"{len(reading)} trainers to be through with epoch {oldest.epoch}"
     if not lacks_trainers(job, oldest):
         return ""
-    slot = (request.consumer, request.replica)
-    draft.emit(e.RestartAsked(request.job, oldest.attempt, *slot, request.client, draft.now))
-    if draft.now - draft.state.wishes[oldest.attempt][slot].since > job.spec.trainer_timeout_s:
+    slot = request.slot
+    draft.emit(e.RestartAsked(request.job, oldest.attempt, slot, request.client, draft.now))
+    assert job.spec.sharing is not None
+    if draft.now - draft.state.wishes[oldest.attempt][slot].since > job.spec.sharing.trainer_timeout_s:
         return ""
-    return f"{job.spec.trainers} trainers to open epoch {oldest.epoch}: {len(trainers_in(oldest))} have"
+    return f"{job.spec.awaited_trainers} trainers to open epoch {oldest.epoch}: {len(trainers_in(oldest))} have"
 
 
 def lacks_trainers(job: Job, iteration: Iteration) -> bool:
     """Say whether somebody is still to read an epoch from its beginning."""
-    return len(trainers_in(iteration)) < job.spec.trainers
+    return len(trainers_in(iteration)) < job.spec.awaited_trainers
 
 
-def trainers_in(iteration: Iteration) -> set[int]:
+def trainers_in(iteration: Iteration) -> set[str]:
     """Return the trainers of which a rank has opened an epoch."""
-    return {trainer for _, trainer in iteration.opened}
+    return {slot.trainer for slot in iteration.opened}

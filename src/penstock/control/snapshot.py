@@ -11,7 +11,7 @@ from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, StreamId, WorkerId
 from penstock.wire.jobs import JobSpec
 
-FORMAT = 1
+FORMAT = 2
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,6 @@ from penstock.control.records import (
     RestartWish,
     Runner,
     Runners,
-    Slot,
     ViewLog,
     Worker,
 )
@@ -40,7 +39,7 @@ from penstock.control.streams import after
 from penstock.control.tables import Table
 from penstock.core.errors import PenstockError
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, WorkerId
-from penstock.wire.jobs import JobSpec
+from penstock.wire.jobs import JobSpec, Slot
 
 STORY_LENGTH = 64
 
@@ -187,7 +186,7 @@ class ClusterState:
                 self._close_slot(event)
             case e.StreamsCreated() | e.StreamsBound() | e.StreamsLost() | e.StreamReopened() | e.ConsumerEnded():
                 job = self.jobs[event.job]
-                self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.consumers))
+                self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.ranks.count))
             case e.ElementsBlamed():
                 self._blame(event)
             case e.LeasesBegan():
@@ -254,10 +253,10 @@ class ClusterState:
                     self.idle_since.setdefault(event.job, event.now)
             case e.RestartAsked():
                 wishes = self.wishes.get(event.attempt, {})
-                before = wishes.get((event.consumer, event.replica))
+                before = wishes.get(event.slot)
                 since = before.since if before is not None and before.client == event.client else event.now
                 wish = RestartWish(client=event.client, seen=event.now, since=since)
-                self.wishes[event.attempt] = {**wishes, (event.consumer, event.replica): wish}
+                self.wishes[event.attempt] = {**wishes, event.slot: wish}
             case e.ViewRaised():
                 log = self.view_logs.get(event.attempt) or ViewLog(base=self.view_version(event.attempt))
                 self.view_logs[event.attempt] = log.add(event)
@@ -287,7 +286,7 @@ class ClusterState:
 
     def _open_slot(self, event: e.ConsumerOpened) -> None:
         iteration = self._iteration(event.job, event.attempt)
-        slot = (event.consumer, event.replica)
+        slot = event.slot
         before = iteration.opened.get(slot)
         held = Opened(client=event.client, reader=event.reader, life=event.life)
         opened = {**iteration.opened, slot: held}
@@ -301,7 +300,7 @@ class ClusterState:
 
     def _close_slot(self, event: e.ConsumerClosed) -> None:
         iteration = self._iteration(event.job, event.attempt)
-        slot = (event.consumer, event.replica)
+        slot = event.slot
         if iteration.opened[slot].client != event.client:
             raise ValueError(f"slot {slot} is read by {iteration.opened[slot].client!r}, not by {event.client!r}")
         closed = replace(iteration.opened[slot], closed=True, finished=event.finished)
@@ -330,8 +329,7 @@ class ClusterState:
         lease = Lease(
             client=event.client,
             attempt=event.attempt,
-            consumer=event.consumer,
-            replica=event.replica,
+            slot=event.slot,
             peer=event.peer,
             seen=event.now,
             beat=event.beat if event.beat is not None else None if held is None else held.beat,

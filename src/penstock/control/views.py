@@ -121,8 +121,8 @@ def _waiting_for(state: ClusterState, job: Job, iteration: Iteration) -> str:
     waiting = waiting_for_runners(state, job)
     if waiting:
         return waiting
-    here = {consumer for consumer, _ in iteration.opened}
-    missing = [str(c) for c in range(job.spec.consumers) if c not in here]
+    here = {slot.consumer for slot in iteration.opened}
+    missing = [str(c) for c in range(job.spec.ranks.count) if c not in here]
     return f"consumers {', '.join(missing)} have not opened the epoch" if missing else ""
 
 
@@ -145,7 +145,7 @@ def _job_line(state: ClusterState, job: Job, now: float) -> JobLine:
         job=job.name,
         owner=job.spec.owner,
         epoch=-1 if iteration is None else iteration.epoch,
-        consumers=job.spec.consumers,
+        ranks=job.spec.ranks.count,
         clients=sum(now - lease.seen <= SILENT_AFTER_S for lease in state.leases(job.name)),
         workers=len(ready_runners(state, job)),
         streams=0 if iteration is None else len(iteration.streams),
@@ -201,11 +201,11 @@ def _job_status(state: ClusterState, job: Job, iteration: Iteration | None, now:
     silent = [lease for lease in state.leases(job.name) if now - lease.seen > SILENT_AFTER_S]
     if not silent:
         return status
-    who = ", ".join(str(consumer) for consumer in sorted({lease.consumer for lease in silent}))
+    who = ", ".join(str(consumer) for consumer in sorted({lease.slot.consumer for lease in silent}))
     for_s = now - min(lease.seen for lease in silent)
     since = (
         f"consumer {who} not heard of for {for_s:.0f} s"
-        if job.spec.consumers > 1
+        if job.spec.ranks.count > 1
         else f"not heard of for {for_s:.0f} s"
     )
     return since if len(silent) == len(state.leases(job.name)) else f"{status}; {since}"

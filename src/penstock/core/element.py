@@ -34,7 +34,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Iterable[Any], dtype: Any = None) -> Ragged:
-        """Return the rows as one."""
+        """Return rows of different lengths as one array and its offsets."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(a) for a in arrays], out=offsets[1:])

@@ -66,7 +66,7 @@ def worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
 def client_metrics(clients: Iterable[ClientFigures]) -> Iterator[Metric]:
     clients = tuple(clients)
     for name, text, kind, value in _OF_CLIENTS:
-        metric = kind(name, text, labels=["job", "consumer", "replica"])
+        metric = kind(name, text, labels=["job", "consumer", "replica", "trainer"])
         for known in clients:
-            metric.add_metric([known.job, str(known.consumer), str(known.replica)], value(known.beat))
+            metric.add_metric([known.job, *map(str, known.slot)], value(known.beat))
         yield metric

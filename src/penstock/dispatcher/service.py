@@ -19,23 +19,10 @@ import zmq
 
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ClientFigures, WorkerFigures, client_figures, worker_figures
-from penstock.control.views import view_of
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
-from penstock.wire.messages import (
-    PROTOCOL,
-    Answer,
-    Ask,
-    Changes,
-    Push,
-    Refused,
-    Superseded,
-    TryAgain,
-    View,
-    ViewChanged,
-    ViewMoved,
-)
+from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
@@ -92,8 +79,6 @@ class Service:
         self._ticked_at, self._tick_cost_s, self._tick_wanted = float("-inf"), 0.0, True
         self._swept_at, self._published_at = now, float("-inf")
         self._turns = self._unreachable = self._garbage = 0
-        self._older: dict[bytes, int] = {}
-        """The protocol of peers that speak an older one: pushes have to be of it too."""
         self._commit_s = 0.0
         self._requests: Counter[str] = Counter()
         self.detailed = False
@@ -182,10 +167,8 @@ class Service:
                 self._push(decision.pushes)
                 # A beat that changed nothing is nothing to act on, and most of what a quiet service hears.
                 self._tick_wanted |= any(not isinstance(event, ClientSeen) for event in decision.events)
-            if ask.protocol < PROTOCOL:
-                self._older[peer] = ask.protocol
             if answer is not None:
-                self._outbox.append((peer, ask.protocol, ask.number, self._for(ask.protocol, answer)))
+                self._outbox.append((peer, ask.protocol, ask.number, answer))
         return True
 
     def _tick(self, now: float) -> None:
@@ -201,11 +184,7 @@ class Service:
 
     def _push(self, pushes: Iterable[tuple[str, Push]]) -> None:
         for name, push in pushes:
-            peer = name.encode("latin-1")
-            protocol = self._older.get(peer, PROTOCOL)
-            if protocol < PROTOCOL and isinstance(push, Superseded):
-                continue  # it learns at its next beat
-            self._outbox.append((peer, protocol, 0, self._for(protocol, push)))
+            self._outbox.append((name.encode("latin-1"), PROTOCOL, 0, push))
 
     def _commit(self) -> None:
         begin = self._clock()
@@ -226,14 +205,6 @@ class Service:
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
                 self._unreachable += 1
-                self._older.pop(peer, None)
-
-    def _for(self, protocol: int, body: Answer | Push) -> Answer | Push:
-        """Return the same as a client of the protocol before takes it: views are whole there."""
-        if protocol == PROTOCOL or not isinstance(body, ViewMoved | Changes):
-            return body
-        view = view_of(self._truth.state, body.change.job, body.change.attempt)
-        return View(view=view) if isinstance(body, Changes) else ViewChanged(view=view)
 
     def publish(self) -> None:
         """Make the statistics anew, for other threads to read."""

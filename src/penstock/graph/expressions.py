@@ -126,11 +126,13 @@ class Column(Expression):
         return ["col", self.name]
 
     def isin(self, values: Iterable[Scalar]) -> Expression:
+        """Return whether the column holds one of `values`."""
         if isinstance(values, (str, bytes)):
             raise InvalidArgumentError(f"isin({values!r}) takes a list of values; for one value use ==")
         return IsIn(self.name, tuple(values))
 
     def is_null(self) -> Expression:
+        """Return whether the column holds nothing."""
         return IsNull(self.name)
 
     def __eq__(self, value: object) -> Expression:  # type: ignore[override]

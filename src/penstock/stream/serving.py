@@ -84,8 +84,8 @@ class Reader:
         self.sent_bytes += nbytes
 
 
-Key: TypeAlias = tuple[int, int]
-"""Whose opening it is: (seat in the round, replica), or, where trainers share, (trainer, seat)."""
+Key: TypeAlias = tuple[str, int]
+"""Whose opening it is, a replica's or, where trainers share, a trainer's; and its seat in the round."""
 ReaderKind = TypeVar("ReaderKind", bound=Reader)
 
 
@@ -331,7 +331,7 @@ class Dealt(Served[DealtReader]):
         """Entries before them that are not kept any more."""
 
     def _key(self, message: OpenStream) -> Key:
-        return self.delivery.seat_of(message.consumer), message.replica
+        return str(message.replica), self.delivery.seat_of(message.consumer)
 
     def _let_in(self, peer: bytes, message: OpenStream, now: float) -> None:
         both = min(len(message.mixes), len(self._mixes))
@@ -339,12 +339,12 @@ class Dealt(Served[DealtReader]):
             self._refuse_weights(peer, message)
             return
         key = self._key(message)
-        reader = self.readers[key] = DealtReader(peer, message, key[0])
+        reader = self.readers[key] = DealtReader(peer, message, key[1])
         changed = reader.mixes != self._mixes and (self.delivery.width == 1 or len(reader.mixes) > both)
         self._mixes = reader.mixes if changed else self._mixes
         run = self._run
         if run is None:
-            seats = {seat for seat, _ in self.readers}
+            seats = {seat for _, seat in self.readers}
             from_beginning = reader.cut.engine is None and reader.cut_round == 0 and reader.due == 0
             if from_beginning or len(seats) >= self.delivery.width:
                 self._begin()

@@ -82,9 +82,9 @@ class Shared(Served[RankReader]):
         self._end: End | None = None
         self._evicted: list[Entry] = []
         self._absent: dict[Key, Absent] = {}
-        self._sent: dict[int, int] = {}
+        self._sent: dict[str, int] = {}
         """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
-        self._teams: dict[int, Team] = {}
+        self._teams: dict[str, Team] = {}
         """By trainer, of all that ever came."""
         self._passed_over: set[Key] = set()
         """Rounds they need are gone, and nobody makes them again for them."""
@@ -95,10 +95,10 @@ class Shared(Served[RankReader]):
     # What readers say
 
     def _key(self, message: OpenStream) -> Key:
-        return message.replica, self.delivery.seat_of(message.consumer)
+        return message.trainer, self.delivery.seat_of(message.consumer)
 
     def _refusal(self, message: OpenStream) -> str:
-        team = self._teams.get(message.replica)
+        team = self._teams.get(message.trainer)
         if team is not None and message.life < team.life:
             return "the trainer has begun anew, without its states"
         return super()._refusal(message)
@@ -117,7 +117,7 @@ class Shared(Served[RankReader]):
         team.await_ranks(now, complete=self._is_complete(trainer))
         self._admit(reader, now)
 
-    def _new_team(self, trainer: int, message: OpenStream) -> Team:
+    def _new_team(self, trainer: str, message: OpenStream) -> Team:
         """Begin a life of a trainer. What is left of the last one is gone, and nothing is given once more."""
         for key in [key for key in self.readers if key[0] == trainer]:
             del self.readers[key]
@@ -130,10 +130,10 @@ class Shared(Served[RankReader]):
         trainers = {reader.trainer for reader in self.readers.values() if reader.peer == peer}
         return [reader for reader in self.readers.values() if reader.trainer in trainers]
 
-    def _mates(self, trainer: int) -> list[RankReader]:
+    def _mates(self, trainer: str) -> list[RankReader]:
         return [reader for reader in self.readers.values() if reader.trainer == trainer]
 
-    def _is_complete(self, trainer: int) -> bool:
+    def _is_complete(self, trainer: str) -> bool:
         """Say whether all ranks of a trainer are here, or have been here to the end."""
         ended = self._teams[trainer].ended
         return all((trainer, seat) in self.readers or seat in ended for seat in range(self.delivery.width))
@@ -180,7 +180,7 @@ class Shared(Served[RankReader]):
         trainer, seat = key
         team = self._teams[trainer]
         if self._lowest_first and not leaving and seat not in team.ended and not reader.passed_over:
-            self._absent[key] = Absent(reader.name, reader.taken, now)
+            self._absent[key] = Absent(reader.trainer, reader.taken, now)
         if taken >= 0:
             self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
         team.await_ranks(now, complete=self._is_complete(trainer))
@@ -236,7 +236,7 @@ class Shared(Served[RankReader]):
         # Where rounds are kept for somebody, there must be room before one is made; else it is taken afterwards.
         return None if self._lowest_first and not self.make_room(frame_bytes, share) else frame_bytes
 
-    def _wanted_by(self) -> int | None:
+    def _wanted_by(self) -> str | None:
         """Return the first trainer that is through with what was made and has credit for more."""
         end = self.window.end
         wanting = (reader for reader in self.readers.values() if reader.hungry and reader.next_round >= end)
@@ -310,7 +310,7 @@ class Shared(Served[RankReader]):
             if reader.taken < after and not reader.passed_over and now - reader.heard_at > timeout_s:
                 reader.pass_over()
                 self._passed_over.add(key)
-                passed.append(f"trainer {reader.name!r} is silent")
+                passed.append(f"trainer {reader.trainer!r} is silent")
         for key, absent in list(self._absent.items()):
             if absent.taken < after and now - absent.since > gone_s:
                 del self._absent[key]

@@ -27,7 +27,6 @@ class RankReader(Reader):
     def __init__(self, peer: bytes, message: OpenStream, key: Key, now: float) -> None:
         super().__init__(peer, message, key[1])
         self.trainer = key[0]
-        self.name = message.trainer or str(key[0])
         self.fresh = message.fresh
         self.next_round = self.taken = message.round
         """What it is sent next; the first that its trainer has not taken."""

@@ -24,7 +24,7 @@ class Entry:
     cut: Cut
     nbytes: int
     payload: Any = None
-    made_for: int | None = None
+    made_for: str | None = None
     """The trainer that caused it."""
 
     @property

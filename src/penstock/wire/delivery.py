@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from penstock.wire.jobs import Feed, JobSpec, Sharing
+from penstock.wire.jobs import Feed, JobSpec
+from penstock.wire.modes import Share
 
 Kind: TypeAlias = Literal["by arrival", "in turns", "owned", "shared"]
 
@@ -26,8 +27,7 @@ class Delivery:
     """Outputs in a round: one for each consumer, or one where a stream has an owner."""
     in_turn: bool
     """Consumers take rounds from the streams in turn, so that all of them read the same round in the same step."""
-    sharing: Sharing
-    coordinated: bool
+    sharing: Share | None
     streams: int | None
     """How many there are, where that is the job's to say; None: as workers join."""
 
@@ -42,7 +42,12 @@ class Delivery:
     @property
     def skips(self) -> bool:
         """What a reader is too late for is gone."""
-        return self.sharing == "skip"
+        return self.sharing is not None and not self.sharing.waits
+
+    @property
+    def window_bytes(self) -> int | None:
+        """Of what trainers share, on each worker; None: it is left to the worker."""
+        return None if self.sharing is None else self.sharing.window_bytes
 
     @property
     def alike(self) -> bool:
@@ -69,23 +74,22 @@ class Delivery:
 
 
 def delivery_of(spec: JobSpec) -> Delivery:
-    in_turn = spec.order == "deterministic" or spec.coordinated
-    owned = spec.uneven == "allow" and not spec.sharing
-    kind: Kind = "shared" if spec.sharing else "owned" if owned else "in turns" if in_turn else "by arrival"
+    ranks, shared = spec.ranks, spec.sharing is not None
+    in_turn = spec.order == "deterministic" or ranks.coordinated
+    owned = ranks.uneven == "allow" and not shared
     return Delivery(
-        kind=kind,
-        consumers=spec.consumers,
-        width=1 if owned else spec.consumers,
+        kind="shared" if shared else "owned" if owned else "in turns" if in_turn else "by arrival",
+        consumers=ranks.count,
+        width=1 if owned else ranks.count,
         in_turn=in_turn,
         sharing=spec.sharing,
-        coordinated=spec.coordinated,
         streams=_fixed_streams(spec, in_turn=in_turn),
     )
 
 
 def _fixed_streams(spec: JobSpec, *, in_turn: bool) -> int | None:
-    if spec.sharding == "off":
+    if spec.sharding.off:
         return None
     if spec.feeds:
         return len(spec.feeds)
-    return max(1, spec.streams) if in_turn else None
+    return (spec.sharding.streams or 1) if in_turn else None

@@ -53,7 +53,7 @@ class OpenStream(Message, frozen=True, tag="open"):
     gaps: tuple[tuple[int, int], ...] = ()
     """Rounds that it skipped, as half-open ranges: the other ranks of its trainer skip them as well."""
     trainer: str = ""
-    """Its id, for messages."""
+    """Whose rank it is, where trainers share the stream."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """(round, weights): from that round on elements are mixed by these. All changes, in order."""
     storage: StorageOptions = NO_STORAGE_OPTIONS

@@ -8,18 +8,13 @@ msgpack here and through JSON in a trainer's checkpoint.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.ids import AttemptId, BlobHash, Fingerprint, JobName, RunnerId, StreamId, WorkerId
-
-Sharding: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "hint", "custom"]
-Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
-Order: TypeAlias = Literal["relaxed", "deterministic"]
-Uneven: TypeAlias = Literal["drop", "pad", "allow"]
-Target: TypeAlias = Literal["local", "remote", "any"]
-Sharing: TypeAlias = Literal["", "skip", "wait"]
+from penstock.wire.modes import Order, Placement, Ranks, Sharding, Share, Transport
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,39 +97,39 @@ class JobSpec(Message, frozen=True):
     split_counts: tuple[int, ...]
     """Of each source, in the order of `graph.traverse.walk`."""
     seed: int
-    sharding: Sharding = "dynamic"
-    guarantee: Guarantee = "exactly_once"
+    ranks: Ranks
+    sharding: Sharding
     order: Order = "relaxed"
-    consumers: int = 1
-    uneven: Uneven = "drop"
-    streams: int = 0
-    """How many, where that is the job's to say (deterministic order, splits assigned up front, coordinated reads); 0:
-    as workers join, or, for coordinated reads, as many as the workers there are when the job is made suggest."""
+    sharing: Share | None = None
+    placement: Placement = Placement()
+    transport: Transport = "auto"
     feeds: tuple[Feed, ...] = ()
     """One a stream, where splits are assigned up front."""
-    coordinated: bool = False
-    """Each round is one group (the batches of one bucket), and consumers take rounds from the streams in turn."""
-    shuffle_parts: int = 0
-    """Into how many parts streams cut the shuffle; 0: as many as there are streams when each opens."""
-    compression: Literal["none", "lz4", "zstd"] = "none"
-    requires: tuple[str, ...] = ()
-    target: Target = "any"
     host: str = ""
-    """The creator's host, for `target`."""
+    """The creator's, which `placement` refers to."""
     owner: str = ""
-    weight: float = 1.0
-    max_workers: int = 0
-    max_bytes: int = 0
     collect_after_s: float = 600.0
-    sharing: Sharing = ""
-    """Trainers read the same outputs out of a window. "skip": what a slow one misses is gone. "wait": nothing is."""
-    window_bytes: int = 0
-    """Of each worker; 0: a worker decides."""
-    trainer_timeout_s: float = 30.0
-    trainers: int = 0
-    """How many will read every epoch from its beginning (`sharing="wait"`); 0: whoever comes."""
     versions: tuple[tuple[str, str], ...] = ()
     """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""
+
+    @property
+    def awaited_trainers(self) -> int:
+        """How many trainers will read every epoch from its beginning; 0: those who come."""
+        return 0 if self.sharing is None else self.sharing.trainers or 0
+
+    def with_streams(self, streams: int | None) -> JobSpec:
+        """Return the spec with so many streams, which were left to others to say or are another epoch's."""
+        return replace(self, sharding=replace(self.sharding, streams=streams))
+
+
+class Slot(NamedTuple):
+    """Whose reading it is. A slot has one reader: the newest wins."""
+
+    consumer: int
+    replica: int = 0
+    """Replicas of a consumer read the same."""
+    trainer: str = ""
+    """Where trainers share the job: whose consumer it is."""
 
 
 class Stride(msgspec.Struct, frozen=True, array_like=True):

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, ViewChange
+from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
 
-PROTOCOL = 3
-OLDEST_PROTOCOL = 2
+PROTOCOL = 4
+OLDEST_PROTOCOL = 4
 
 
 class OpenEpoch(Message, frozen=True, tag="open_epoch"):
@@ -35,11 +35,15 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     rejoin: AttemptId | None = None
     resume: Resume | None = None
     trainer: str = ""
-    """Who reads, in a job with `sharing`; `replica` is the number made of it."""
+    """Whose rank reads, in a job with `sharing`."""
     after: AttemptId | None = None
     """The attempt that this reader has read to its end: its `CloseClient` may come later, or never."""
     reader: str = ""
     """Which process reads, for people: the one whose place it takes is told."""
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.consumer, self.replica, self.trainer)
 
 
 class EpochOpened(Message, frozen=True, tag="epoch_opened"):
@@ -294,10 +298,12 @@ class Spec(Message, frozen=True, tag="spec"):
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as its service lists it. `status` is for people."""
+
     job: str
     owner: str
     epoch: int
-    consumers: int
+    ranks: int
     clients: int
     workers: int
     streams: int
@@ -318,6 +324,8 @@ class TrainerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as its service lists it. `status` is for people."""
+
     worker: str
     host: str
     tags: tuple[str, ...]
@@ -379,12 +387,6 @@ class ViewMoved(Message, frozen=True, tag="view_moved"):
     change: ViewChange
 
 
-class ViewChanged(Message, frozen=True, tag="view_changed"):
-    """The same for clients of protocol 2, who take whole views."""
-
-    view: JobView
-
-
 Request: TypeAlias = (
     OpenEpoch
     | PutBlob
@@ -422,7 +424,7 @@ Answer: TypeAlias = (
     | Refused
     | TryAgain
 )
-Push: TypeAlias = StartRunner | StopRunner | ViewMoved | ViewChanged | Superseded
+Push: TypeAlias = StartRunner | StopRunner | ViewMoved | Superseded
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):

@@ -119,7 +119,7 @@ class Job:
             graph=graph,
             listings=tuple(listings),
             caches=any(isinstance(node, ops.Cache) for node in walk(graph)),
-            makes_rounds=spec.spec.coordinated and makes_rounds(last_regrouping(graph)),
+            makes_rounds=spec.spec.ranks.coordinated and makes_rounds(last_regrouping(graph)),
         )
 
     def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:

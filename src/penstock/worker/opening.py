@@ -44,11 +44,11 @@ class Opening:
     @property
     def final(self) -> bool:
         """Nothing is left over at its end: a tail, or a stream that reads everything by itself."""
-        return self.terms.feed.kind in ("tail", "fed") or self.plan.job.spec.sharding == "off"
+        return self.terms.feed.kind in ("tail", "fed") or self.plan.job.spec.sharding.off
 
     @property
     def pad(self) -> bool:
-        return self.plan.job.spec.uneven == "pad"
+        return self.plan.job.spec.ranks.uneven == "pad"
 
     def open(self, pump: Busy, cut: Cut, weights: Weights | None) -> Run:
         run = self._run(cut, weights)
@@ -66,7 +66,7 @@ class Opening:
         pipeline = Pipeline(
             graph=job.graph,
             # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
-            seed=spec.seed + stream_number(self.stream) if spec.sharding == "off" else spec.seed,
+            seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
             epoch=self.terms.epoch,
             source_of=job.source_opener(self.storage()),
         )
@@ -77,7 +77,7 @@ class Opening:
             shuffle_parts=self.terms.share,
             keep=feed.keep,
             leftovers=tuple(_left(leftover, job) for leftover in feed.leftovers),
-            coordinated=spec.consumers if spec.coordinated else 0,
+            coordinated=spec.ranks.count if spec.ranks.coordinated else 0,
             torn=_torn(cut) if job.makes_rounds else None,
             dropped=frozenset(excluded.dropped),
             suspects=frozenset(excluded.suspects),
@@ -92,7 +92,7 @@ class Opening:
             budget=self.budget(),
             part=part,
             leftovers=feed.leftovers,
-            width=spec.consumers,
+            width=spec.ranks.count,
             split_counts=spec.split_counts,
         )
 
@@ -107,15 +107,15 @@ class RunOpener:
         self._figures = figures
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
-        self._storage: defaultdict[StreamId, dict[tuple[int, int], StorageOptions]] = defaultdict(dict)
-        """What each reader of a stream lent, by (consumer, replica): a reader replaces nothing but its own."""
+        self._storage: defaultdict[StreamId, dict[tuple[int, int, str], StorageOptions]] = defaultdict(dict)
+        """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
 
     def take_units(self, message: Units) -> None:
         self._fed[message.stream].take(message)
 
     def lend(self, message: OpenStream) -> None:
         """Keep what a reader's sources open their storage with."""
-        self._storage[message.stream][message.consumer, message.replica] = message.storage
+        self._storage[message.stream][message.consumer, message.replica, message.trainer] = message.storage
 
     def _lent_for(self, stream: StreamId) -> StorageOptions:
         """Return what the first of a stream's readers lent: they read the same data."""
@@ -167,7 +167,7 @@ class RunOpener:
 
 
 def _left(leftover: Leftover, job: LoadedJob) -> Left:
-    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.consumers
+    cut, keep, consumers = leftover.cut, leftover.feed.keep, job.spec.ranks.count
     if job.makes_rounds:
         return Left(cut.engine, cut.since * consumers, cut.share, keep, _torn(cut))
     return Left(cut.engine, len(received(cut, consumers)), cut.share, keep)

@@ -86,9 +86,11 @@ class SharedStream(HostedStream[Shared]):
 
     def __init__(self, stream: StreamId, host: Host) -> None:
         spec = host.job.spec
-        terms = SharingTerms(waits=spec.sharing == "wait", trainers=spec.trainers, timeout_s=spec.trainer_timeout_s)
+        assert spec.sharing is not None
+        share, timeout_s = spec.sharing, spec.sharing.trainer_timeout_s
+        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=timeout_s)
         super().__init__(Shared(stream, delivery_of(spec), terms, now=monotonic()), host)
-        self._timeout_s = spec.trainer_timeout_s
+        self._timeout_s = timeout_s
         self._arena = host.lending.arena
         self._leaving = Leaving()
         self._own_bytes = 0
@@ -101,8 +103,8 @@ class SharedStream(HostedStream[Shared]):
         with self._changed:
             for who in self.served.pass_over(self._host.window_share(), now):
                 self._host.say(
-                    f"stream {self.served.id}: {who} and others wait; after {self._timeout_s:.0f} s (trainer_timeout) "
-                    "they go on without, and what leaves the window meanwhile will be skipped"
+                    f"stream {self.served.id}: {who} and others wait; after {self._timeout_s:.0f} s "
+                    "(trainer_timeout_s) they go on without, and what leaves the window meanwhile will be skipped"
                 )
             return super().tick(now)
 

@@ -66,7 +66,7 @@ class Host:
     @property
     def window_bytes(self) -> int:
         """What sharing may take."""
-        asked, memory_bytes = self.job.spec.window_bytes, self.config.memory_bytes
+        asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
         return min(asked or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
 
     def window_share(self) -> int:
@@ -83,8 +83,8 @@ class Host:
         return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
 
     def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-        kind = self.job.spec.compression
-        return ("", buffers) if kind == "none" else (kind, compress(kind, buffers))
+        kind = self.job.spec.transport
+        return ("", buffers) if kind in ("auto", "sockets") else (kind, compress(kind, buffers))
 
     def say(self, text: str) -> None:
         """Tell whoever reads here."""

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from penstock.core.ids import BlobHash, Fingerprint, JobName
 from penstock.runtime.streams import PASS_ENDED, PLACE, SplitFeed
-from penstock.wire.jobs import Feed, JobSpec, Leftover, Sharing, Uneven
+from penstock.wire.jobs import Feed, JobSpec, Leftover
+from penstock.wire.modes import Ranks, Sharding, Share, ShareKind, Uneven
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import UNKNOWN, PassKey, leftover_feed
 
@@ -37,7 +38,7 @@ class Shape:
     uneven: Uneven = "drop"
     fed: bool = False
     """The one consumer says what is read: batches of all elements, in order, are units and dealt to streams in turn."""
-    sharing: Sharing = ""
+    sharing: ShareKind | None = None
     trainers: int = 1
 
     @property
@@ -86,16 +87,18 @@ class Shape:
             splits=BlobHash("splits"),
             split_counts=(len(self.splits),),
             seed=0,
-            consumers=self.consumers,
+            ranks=Ranks(self.consumers, uneven=self.uneven, coordinated=self.coordinated),
+            sharding=Sharding(streams=self.streams or None),
             order="deterministic" if self.deals else "relaxed",
-            coordinated=self.coordinated,
-            streams=self.streams,
-            uneven=self.uneven,
             feeds=self.feeds if self.fed else (),
-            sharing=self.sharing,
-            trainers=self.trainers if self.sharing == "wait" else 0,
-            trainer_timeout_s=20.0,
+            sharing=self._share(),
         )
+
+    def _share(self) -> Share | None:
+        if self.sharing is None:
+            return None
+        trainers = self.trainers if self.sharing == "wait" else None
+        return Share(self.sharing, trainers=trainers, trainer_timeout_s=20.0)
 
 
 class Made(NamedTuple):

@@ -24,8 +24,8 @@ from penstock.testing.simulator.engine import Shape
 from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, World
-from penstock.wire.jobs import Sharing, Uneven
 from penstock.wire.messages import DrainWorker
+from penstock.wire.modes import ShareKind, Uneven
 
 Kind: TypeAlias = Literal[
     "kill runner",
@@ -98,7 +98,7 @@ def make_schedule(seed: int) -> Schedule:
     possible: tuple[Uneven, ...] = (
         ("drop",) if fed or shared else ("drop", "pad") if shape.streams else ("drop", "pad", "allow")
     )
-    sharing: tuple[Sharing, ...] = ("skip", "wait") if shared else ("",)
+    sharing: tuple[ShareKind | None, ...] = ("skip", "wait") if shared else (None,)
     shape = replace(
         shape,
         coordinated=coordinated,

@@ -149,7 +149,9 @@ class SharedStream(FakeStream):
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
         super().__init__(runner, stream)
         spec = runner.spec
-        terms = SharingTerms(waits=spec.sharing == "wait", trainers=spec.trainers, timeout_s=spec.trainer_timeout_s)
+        assert spec.sharing is not None
+        share = spec.sharing
+        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=share.trainer_timeout_s)
         self.served = Shared(stream, self.delivery, terms, now=self.world.now)
 
     def tick(self) -> None:

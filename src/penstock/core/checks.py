@@ -1,0 +1,38 @@
+"""Checks of one argument: each passes, or raises `InvalidArgumentError` with its name and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from penstock.core.errors import InvalidArgumentError, choice
+
+
+def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:
+    """Refuse what is not one of `allowed`."""
+    if value not in allowed:
+        raise choice(argument, value, allowed)
+
+
+def check_whole(argument: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least `least`.
+
+    >>> check_whole("streams", 0, 1)
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: streams=0 must be a whole number of at least 1
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgumentError(f"{argument}={value!r} must be a whole number of at least {least}")
+
+
+def check_positive(argument: str, value: object) -> None:
+    """Refuse what is not a number above 0."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):
+        raise InvalidArgumentError(f"{argument}={value!r} must be a number above 0")
+
+
+def check_flag(argument: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{argument}={value!r} must be True or False")

@@ -1,0 +1,259 @@
+"""How a job is read, as values: each record is one decision, and refuses at once what cannot work.
+
+All processes of a job agree on these records but for what is a process's own: which rank it is, of which trainer, and
+the like. `agreed()` is a record without that, as it stands in the job's spec. Rules about several records together are
+in `client.options`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec.structs import force_setattr, replace
+
+from penstock.core.checks import check_choice, check_flag, check_positive, check_whole
+from penstock.core.errors import InvalidArgumentError
+
+Order: TypeAlias = Literal["relaxed", "deterministic"]
+Uneven: TypeAlias = Literal["drop", "pad", "allow"]
+Policy: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "hint", "custom"]
+Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
+ShareKind: TypeAlias = Literal["skip", "wait"]
+Target: TypeAlias = Literal["local", "remote", "any"]
+Transport: TypeAlias = Literal["auto", "sockets", "lz4", "zstd"]
+"""auto: shared memory where a worker and its reader are on one host, sockets elsewhere. sockets: always. lz4, zstd: as
+auto, with what goes through sockets compressed."""
+
+LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLURM_NTASKS")}
+"""Where launchers say which process this is, and of how many. The first that does is believed."""
+STATIC_POLICIES = frozenset({"file", "data", "file_or_data", "hint", "custom"})
+SMALLEST_WINDOW_BYTES = 4096
+
+
+class Mode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of the records."""
+
+
+class Ranks(Mode, frozen=True):
+    """How many processes read one job together, and which of them this one is. All take the same number of steps.
+
+    >>> Ranks(8, 3)
+    Ranks(count=8, rank=3, uneven='drop', coordinated=False, replica=0)
+    >>> Ranks(8, 8)
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: rank=8 is not one of 8 ranks: they are 0 to 7
+    """
+
+    count: int = 1
+    rank: int | None = None
+    """Which of them this process is, from 0 on. Its own."""
+    uneven: Uneven = "drop"
+    """What becomes of a last round that is not enough for all: dropped, filled up with elements of before, or each
+    rank reads what there is for it, however many that are."""
+    coordinated: bool = False
+    """Each round is one group (the batches of one bucket), and ranks take rounds from the streams in turn: in each
+    step all of them have batches of one bucket, padded alike."""
+    replica: int = 0
+    """Processes of one rank and different replicas read the same. Its own."""
+
+    def __post_init__(self) -> None:
+        check_whole("count", self.count, 1)
+        check_whole("replica", self.replica, 0)
+        check_choice("uneven", self.uneven, get_args(Uneven))
+        check_flag("coordinated", self.coordinated)
+        if self.rank is not None:
+            check_whole("rank", self.rank, 0)
+            if self.rank >= self.count:
+                raise InvalidArgumentError(
+                    f"rank={self.rank} is not one of {self.count} ranks: they are 0 to {self.count - 1}"
+                )
+        if self.coordinated and self.uneven == "allow":
+            raise InvalidArgumentError(
+                "coordinated=True with uneven='allow': ranks would end at different steps, and nobody reads in step "
+                "with one that has ended; use uneven='drop' or 'pad'"
+            )
+
+    @classmethod
+    def from_environment(
+        cls,
+        *,
+        uneven: Uneven = "drop",
+        coordinated: bool = False,
+        replica: int = 0,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Ranks:
+        """Return the rank that the launcher gave this process: torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID).
+
+        >>> Ranks.from_environment(environment={"RANK": "3", "WORLD_SIZE": "8"}).rank
+        3
+        """
+        for launcher, (own, all_) in LAUNCHERS.items():
+            rank, count = environment.get(own), environment.get(all_)
+            if rank is None and count is None:
+                continue
+            if rank is None or count is None or not rank.isdecimal() or not count.isdecimal():
+                raise InvalidArgumentError(
+                    f"{launcher} sets ${own} and ${all_} to whole numbers, and here they are {rank!r} and {count!r}; "
+                    "give ranks=Ranks(count, rank)"
+                )
+            return cls(int(count), int(rank), uneven, coordinated, replica)
+        names = " or ".join(f"${own} and ${all_}" for own, all_ in LAUNCHERS.values())
+        raise InvalidArgumentError(
+            f"no launcher says which rank this is: {names} are not set; start the process with torchrun or srun, or "
+            "give ranks=Ranks(count, rank)"
+        )
+
+    def agreed(self) -> Ranks:
+        """Return what all processes of the job agree on."""
+        return replace(self, rank=None, replica=0)
+
+
+class Sharding(Mode, frozen=True):
+    """Which worker reads what, and what is promised when one of them dies.
+
+    >>> Sharding("file").guarantee
+    'exactly_once'
+    >>> Sharding("off", "exactly_once")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: guarantee='exactly_once' with sharding='off': every worker reads \
+everything, so only guarantee='zero_or_more' can be promised
+    """
+
+    policy: Policy = "dynamic"
+    """dynamic: splits are granted to workers one after the other. off: every worker reads everything. file, data,
+    file_or_data, hint: each worker's part is fixed up front. custom: a function of the user's says each worker's."""
+    guarantee: Guarantee | None = None
+    """None: the most the policy can promise, and that is what it becomes."""
+    streams: int | None = None
+    """How many, where that is the job's to say (deterministic order, coordinated reads); None: as workers join, or,
+    for coordinated reads, as many as the workers there are when the job is made suggest."""
+    function: Any = None
+    """`f(splits, workers)`, of policy custom: for each worker the numbers of the splits it reads. Its own."""
+
+    def __post_init__(self) -> None:
+        check_choice("sharding", self.policy, get_args(Policy))
+        if self.function is not None and (self.policy != "custom" or not callable(self.function)):
+            raise InvalidArgumentError(
+                f"function={self.function!r} with sharding={self.policy!r}: a function of splits and workers goes with "
+                "sharding='custom'"
+            )
+        force_setattr(self, "guarantee", self._promise())
+        if self.streams is None:
+            return
+        check_whole("streams", self.streams, 1)
+        if self.policy == "off":
+            raise InvalidArgumentError(f"streams={self.streams} with sharding='off': there is one stream a worker")
+        if self.static:
+            raise InvalidArgumentError(
+                f"streams={self.streams} with sharding={self.policy!r}: there is one stream a worker where splits are "
+                "assigned up front; leave streams= out"
+            )
+
+    def _promise(self) -> Guarantee:
+        guarantee, off = self.guarantee, self.policy == "off"
+        if guarantee is None:
+            return "zero_or_more" if off else "exactly_once"
+        check_choice("guarantee", guarantee, get_args(Guarantee))
+        if off and guarantee != "zero_or_more":
+            raise InvalidArgumentError(
+                f"guarantee={guarantee!r} with sharding='off': every worker reads everything, "
+                "so only guarantee='zero_or_more' can be promised"
+            )
+        if self.policy == "dynamic" and guarantee == "zero_or_more":
+            raise InvalidArgumentError(
+                "guarantee='zero_or_more' is what sharding='off' gives; dynamic sharding promises "
+                "'exactly_once' or 'at_most_once'"
+            )
+        return guarantee
+
+    @property
+    def off(self) -> bool:
+        """Every worker reads everything."""
+        return self.policy == "off"
+
+    @property
+    def static(self) -> bool:
+        """Splits are assigned up front."""
+        return self.policy in STATIC_POLICIES
+
+    def agreed(self) -> Sharding:
+        """Return what all processes of the job agree on."""
+        return replace(self, function=None)
+
+
+class Share(Mode, frozen=True):
+    """Trainers read the same outputs out of a window on each worker, which makes them once.
+
+    >>> Share("wait", "lr-0.01", trainers=4).waits
+    True
+    """
+
+    kind: ShareKind
+    """skip: what a slow trainer misses is gone. wait: the others wait for it."""
+    trainer: str | None = None
+    """An id that this trainer has again when it is restarted. Its own."""
+    window_bytes: int | None = None
+    """Of each worker; None: a worker decides."""
+    trainer_timeout_s: float = 30.0
+    """After so long without a word a trainer is gone, and waited for no more."""
+    trainers: int | None = None
+    """How many will read every epoch from its beginning, where trainers are waited for; None: those who come."""
+    writable: bool = False
+    """Arrays may be written to: each is a copy of what the window holds. Its own."""
+
+    def __post_init__(self) -> None:
+        check_choice("sharing", self.kind, get_args(ShareKind))
+        if self.trainer is not None and (not isinstance(self.trainer, str) or not self.trainer.strip()):
+            raise InvalidArgumentError(f"trainer={self.trainer!r} must be a name, such as trainer='lr-0.01'")
+        if self.window_bytes is not None:
+            check_whole("window_bytes", self.window_bytes, SMALLEST_WINDOW_BYTES)
+        check_positive("trainer_timeout_s", self.trainer_timeout_s)
+        if self.trainers is not None:
+            check_whole("trainers", self.trainers, 1)
+            if not self.waits:
+                raise InvalidArgumentError(
+                    f"trainers={self.trainers} says who is waited for, and sharing={self.kind!r} waits for none"
+                )
+        check_flag("writable", self.writable)
+
+    @property
+    def waits(self) -> bool:
+        """Nothing leaves the window before all trainers have read it."""
+        return self.kind == "wait"
+
+    def agreed(self) -> Share:
+        """Return what all processes of the job agree on."""
+        return replace(self, trainer=None, writable=False)
+
+
+class Placement(Mode, frozen=True):
+    """Which workers serve the job.
+
+    >>> Placement(requires="gpu").requires
+    ('gpu',)
+    """
+
+    target: Target = "any"
+    """Of the hosts: the one that made the job, the others, or all."""
+    requires: tuple[str, ...] = ()
+    """Tags that a worker must have, all of them; one may be given as it is."""
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("target", self.target, get_args(Target))
+        given: object = self.requires
+        tags = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+        if not all(isinstance(tag, str) and tag for tag in tags):
+            raise InvalidArgumentError(f"requires={self.requires!r} must be tags of workers: names")
+        force_setattr(self, "requires", tags)
+        if self.max_workers is not None:
+            check_whole("max_workers", self.max_workers, 1)
+
+    def takes(self, host: str, *, creator: str) -> bool:
+        """Say whether workers on `host` may serve a job that was made on the host `creator`."""
+        return self.target == "any" or (self.target == "local") == (host == creator)
