@@ -65,7 +65,10 @@ class Epoch:
         ended = all(portion.ended for portion in self.parts[-1].portions)
         if case.pipeline.endless:
             self._check_universe(expected, got)
-            if any(len(p.outputs) < (case.limit or 0) and p.ended for p in self.parts[-1].portions) and expected:
+            least = min(
+                [case.limit or 0, *(step.arguments["count"] for step in case.modes.after if step.name == "take")]
+            )
+            if any(len(p.outputs) < least and p.ended for p in self.parts[-1].portions) and expected:
                 raise Failure("ended", f"epoch {self.epoch} of an endless pipeline ended")
             return
         if self._cut_otherwise and case.pipeline.has("filter_rng", "flat_map_rng"):

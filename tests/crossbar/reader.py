@@ -152,7 +152,7 @@ class Reader:
             step = len(portion.outputs)
             if self._needs_states and len(portion.states) == step:
                 portion.states.append(self._state(for_all=shared.saves_for_all and leg.reads_on))
-            event = next((event for event in due if event.step == step), None)
+            event = next((event for event in due if event.step <= step), None)
             if event is not None:
                 due.remove(event)
                 self.happened.append(event.what)
