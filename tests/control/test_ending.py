@@ -154,16 +154,17 @@ def test_what_a_stream_had_that_no_owners_state_knows_is_read_before_the_epoch_e
     assert cluster.view().streams[-1].feed.kind == "tail"
 
 
-def test_it_is_read_too_where_every_process_has_a_stream_that_passed_it_by() -> None:
+@pytest.mark.parametrize("uneven", ["allow", "pad"])
+def test_it_is_read_too_where_every_process_has_a_stream_that_passed_it_by(uneven: str) -> None:
     """Split 1 of pass 0 is in no state, and the one stream of the checkpoint stands in pass 1."""
     cluster = Cluster()
     cluster.register("w0")
     cut = Cut(engine=["@", 0, 1, 0, 4], named=(Named(0, 1, (0,)),))
     resumed(
         cluster,
-        Position(number=0, cut=cut, round=3, marks=()),
+        Position(number=0, cut=cut, round=3, marks=(3,) if uneven == "pad" else ()),
         done=(Ranges(0, 0, ((0, 1),)),),
-        uneven="allow",
+        uneven=uneven,
         split_counts=(2,),
     )
     (stream,) = cluster.view().streams

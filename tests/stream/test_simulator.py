@@ -118,6 +118,12 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert fails(failed.schedule) is None
 
 
+@pytest.mark.parametrize("seed", [108480, 109878, 117171, 119285])
+def test_a_stream_that_had_left_a_pass_reads_no_more_of_it_after_a_load(seed: int) -> None:
+    """A split that went back was granted to it there, so that all it had made after that pass moved."""
+    simulate(seed)
+
+
 @pytest.mark.parametrize("seed", [17, 23, 31, 40])
 def test_a_seed_says_everything(seed: int) -> None:
     one, other = simulate(seed), simulate(seed)

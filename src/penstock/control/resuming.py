@@ -2,6 +2,12 @@
 
 All splits of a pass = done + named by a cut + left. Done and named ones are never granted again; a stream's list begins
 with the ones its cut names.
+
+What is left may include splits that were granted and that no cut names, because their stream had not opened them. A
+stream that had asked for them before it went on to the next pass was told that there is no more. It may be made again
+from inside the older pass, since a rank lags behind or a frame was only half taken, and others have received what it
+made after that pass. One more split there would move all of it: elements would be lost, and others given twice. So
+nothing is granted to a stream of a pass before the latest that its cut names. Other streams read what is left.
 """
 
 from __future__ import annotations
@@ -75,6 +81,7 @@ def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Posit
     taken: dict[tuple[int, int], set[int]] = {}
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     lists: dict[tuple[StreamId, int, int], list[int]] = {}
+    reached: dict[tuple[StreamId, int], int] = {}
     for done in resume.done:
         ranges.setdefault((done.source, done.pass_), []).extend(done.ranges)
     for held in kept:
@@ -85,13 +92,14 @@ def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Posit
             stream = stream_id(attempt, held.number)
             for named in held.cut.named:
                 lists.setdefault((stream, named.source, named.pass_), []).extend(named.ordinals)
+                reached[stream, named.source] = max(named.pass_, reached.get((stream, named.source), 0))
     cursors: dict[tuple[int, int], Cursor] = {}
     for key in sorted({*taken, *ranges}):
         singles = ((o, o + 1) for o in taken.get(key, ()))
         merged = merge_ranges([*ranges.get(key, ()), *singles])
         count = spec.split_counts[key[0]]
         cursors[key] = Cursor(count=count, left=count - sum(stop - start for start, stop in merged), taken=merged)
-    return Ledger(counts=spec.split_counts, lists=lists, cursors=cursors)
+    return Ledger(counts=spec.split_counts, lists=lists, cursors=cursors, reached=reached)
 
 
 def _cuts(held: Position) -> Iterable[Cut]:
