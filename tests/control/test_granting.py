@@ -111,15 +111,16 @@ def test_after_a_resume_only_what_is_left_is_granted() -> None:
     cluster.restart()
 
 
-def test_a_stream_is_granted_nothing_of_a_pass_that_a_rank_has_seen_it_leave() -> None:
-    """Stream 0 is made again from inside pass 0, up to where a rank stands in pass 1, and split 1 went back.
+@pytest.mark.parametrize("left", [(Named(0, 0, (0,)), Named(0, 1, (0,))), (Named(0, 0, (0,), ended=True),)])
+def test_a_stream_is_granted_nothing_of_a_pass_that_a_rank_has_seen_it_leave(left: tuple[Named, ...]) -> None:
+    """Stream 0 is made again from inside pass 0, up to where a rank stands after it, and split 1 went back.
 
     A split more in pass 0 would move what that rank has received.
     """
     cluster = Cluster()
     cluster.register("w0")
     cluster.register("w1")
-    ahead = Cut(engine=["@", 0, 0, 0, 2], named=(Named(0, 0, (0,)), Named(0, 1, (0,))))
+    ahead = Cut(engine=["@", 0, 0, 0, 2], named=left)
     resume = Resume(
         epoch=0,
         consumers=2,
@@ -136,6 +137,7 @@ def test_a_stream_is_granted_nothing_of_a_pass_that_a_rank_has_seen_it_leave() -
     one, other = cluster.view().streams
     assert cluster.grant(one) == (0,)
     assert cluster.grant(one, 0) == ()
+    assert cluster.grant(one, pass_=1) == (0,)
     assert cluster.grant(one, 0, pass_=1) == (1,)
     assert cluster.grant(other, 2) == (1,)
     assert cluster.grant(one, 0) == ()

@@ -213,6 +213,14 @@ def test_splits_of_several_passes_stay_apart() -> None:
     assert stream.cut.named == (Named(0, 0, (3, 8)), Named(0, 1, (0, 1)))
 
 
+def test_a_list_that_had_ended_for_the_rank_ahead_has_ended() -> None:
+    """As of the first of two sources that are read one after the other."""
+    ahead = Position(0, 12, Cut([9], named=(Named(0, 0, (), ended=True), Named(1, 0, (5,)))), trail=(Stride(0, 0, 8),))
+    behind = Position(0, 9, Cut([3], named=(Named(0, 0, (3,)),)))
+    (stream,) = resume(*ranks(progress(ahead), progress(behind))).streams
+    assert stream.cut.named == (Named(0, 0, (3, 8), ended=True), Named(1, 0, (5,)))
+
+
 def test_at_equal_rounds_the_one_that_has_not_ended_counts() -> None:
     over, going = position(0, 9, ended=True, leftover=True), position(0, 9, cut(index=1))
     (stream,) = resume(*ranks(progress(over), progress(going))).streams

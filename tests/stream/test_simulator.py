@@ -118,7 +118,7 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert fails(failed.schedule) is None
 
 
-@pytest.mark.parametrize("seed", [108480, 109878, 117171, 119285])
+@pytest.mark.parametrize("seed", [108480, 109878, 117171, 119285, 305459])
 def test_a_stream_that_had_left_a_pass_reads_no_more_of_it_after_a_load(seed: int) -> None:
     """A split that went back was granted to it there, so that all it had made after that pass moved."""
     simulate(seed)
@@ -147,6 +147,7 @@ def test_schedules_are_of_all_kinds() -> None:
         ("consumers", {1, 2, 3}),
         ("epochs", {1, 2, 3}),
         ("repeat", {1, 2}),
+        ("concatenated", {True, False}),
         ("trainers", {1, 2, 3}),
         ("fed", {True, False}),
         ("sharing", set(get_args(Sharing))),
@@ -187,6 +188,7 @@ def undisturbed(**shape: Any) -> Schedule:
     [
         {},
         {"consumers": 2, "repeat": 2},
+        {"consumers": 2, "repeat": 2, "concatenated": True, "uneven": "pad"},
         {"streams": 2, "consumers": 2, "uneven": "pad"},
         {"streams": 2, "coordinated": True, "epochs": 2},
         {"streams": 2, "fed": True},

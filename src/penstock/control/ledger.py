@@ -49,7 +49,8 @@ class Ledger(msgspec.Struct, omit_defaults=True):
     cursors: dict[tuple[int, int], Cursor] = {}
     """(source, pass); absent: nothing of the pass was granted or taken."""
     reached: dict[tuple[StreamId, int], int] = {}
-    """(stream, source) -> the pass the stream was in at its checkpoint; of earlier ones it is granted nothing more."""
+    """(stream, source) -> the first pass that the stream had not left at its checkpoint: it is granted nothing more of
+    earlier ones."""
 
     def may_grow(self, stream: StreamId, source: int, pass_: int) -> bool:
         """Say whether more splits of a pass may be granted to a stream."""

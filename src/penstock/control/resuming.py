@@ -3,11 +3,12 @@
 All splits of a pass = done + named by a cut + left. Done and named ones are never granted again; a stream's list begins
 with the ones its cut names.
 
-What is left may include splits that were granted and that no cut names, because their stream had not opened them. A
-stream that had asked for them before it went on to the next pass was told that there is no more. It may be made again
-from inside the older pass, since a rank lags behind or a frame was only half taken, and others have received what it
-made after that pass. One more split there would move all of it: elements would be lost, and others given twice. So
-nothing is granted to a stream of a pass before the latest that its cut names. Other streams read what is left.
+What is left may include splits that were granted and that no cut names, because their stream had not opened them.
+Another stream was told that there is no more of that pass, and went on to the next one, or to another source. It may be
+made again from inside the older pass, since a rank lags behind or a frame was only half taken, and ranks have received
+what it made after that pass. One more split there would move all of it: elements would be lost, and others given twice.
+So a stream is granted nothing more of a pass that its cut says has ended for it, nor of one before the latest that the
+cut names. Other streams read what is left.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Posit
             stream = stream_id(attempt, held.number)
             for named in held.cut.named:
                 lists.setdefault((stream, named.source, named.pass_), []).extend(named.ordinals)
-                reached[stream, named.source] = max(named.pass_, reached.get((stream, named.source), 0))
+                first_left = named.pass_ + named.ended
+                reached[stream, named.source] = max(first_left, reached.get((stream, named.source), 0))
     cursors: dict[tuple[int, int], Cursor] = {}
     for key in sorted({*taken, *ranges}):
         singles = ((o, o + 1) for o in taken.get(key, ()))

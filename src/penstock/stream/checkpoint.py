@@ -29,9 +29,8 @@ from penstock.stream.position import (
     SplitKey,
     Standing,
     done_of,
-    named_of,
+    joined,
     ranges_of,
-    splits_in,
     splits_of,
     with_done,
 )
@@ -226,6 +225,10 @@ class _Rank:
         source, pass_, ordinal = split
         return ordinal in self.done.get((source, pass_), ())
 
+    def without_done(self, named: Named) -> Named:
+        done = self.done.get((named.source, named.pass_), ())
+        return replace(named, ordinals=tuple(ordinal for ordinal in named.ordinals if ordinal not in done))
+
 
 def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Mapping[int, Feed]) -> Resume:
     """Return the merged checkpoint. `feeds` are those of streams whose splits follow from the job."""
@@ -318,7 +321,7 @@ def _highest(held: Sequence[Position | None]) -> Position:
 
 def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tuple[Named, ...]:
     """Return the splits of the stream from the lowest position up to the highest, in the stream's order."""
-    splits = list(splits_in(cut.named))
+    found = list(cut.named)
     for position in sorted(positions, key=lambda position: position.round):
         trail = list(splits_of(position.trail))
         if position.trail_lost and trail and not lowest.has_done(trail[0]):
@@ -326,9 +329,9 @@ def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tupl
                 f"consumers were too far apart in stream {position.number} when the states were saved: which splits "
                 "lay between them is not known. Load the states into the service that ran the job"
             )
-        after = (*trail, *splits_in(position.cut.named))
-        splits += [split for split in after if not lowest.has_done(split)]
-    return tuple(sorted(named_of(splits), key=lambda named: (named.source, named.pass_)))
+        behind = (Named(source, pass_, (ordinal,)) for source, pass_, ordinal in trail)
+        found += [lowest.without_done(named) for named in (*behind, *position.cut.named)]
+    return tuple(sorted(joined(found), key=lambda named: (named.source, named.pass_)))
 
 
 def _without_rest(stream: Position) -> Position:
