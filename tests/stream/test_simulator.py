@@ -124,6 +124,11 @@ def test_a_stream_that_had_left_a_pass_reads_no_more_of_it_after_a_load(seed: in
     simulate(seed)
 
 
+def test_a_split_that_one_rank_is_through_with_and_another_is_not_is_granted_to_no_other_stream() -> None:
+    """Some ranks had seen the end of its stream at the first of two loads."""
+    simulate(127180)
+
+
 @pytest.mark.parametrize("seed", [17, 23, 31, 40])
 def test_a_seed_says_everything(seed: int) -> None:
     one, other = simulate(seed), simulate(seed)
