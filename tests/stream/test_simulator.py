@@ -129,6 +129,10 @@ def test_a_split_that_one_rank_is_through_with_and_another_is_not_is_granted_to_
     simulate(127180)
 
 
+def test_a_stream_whose_reader_came_back_from_before_its_end_is_served_though_the_tail_has_ended() -> None:
+    simulate(501645)
+
+
 @pytest.mark.parametrize("seed", [17, 23, 31, 40])
 def test_a_seed_says_everything(seed: int) -> None:
     one, other = simulate(seed), simulate(seed)

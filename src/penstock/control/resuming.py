@@ -40,7 +40,8 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
         first_number=1 + max((held.number for held in resume.streams), default=-1),
         ledger=_ledger(spec, attempt, resume, kept),
         tail=None if tail is None else tail.stream,
-        finished=tail is not None and tail.ended,
+        # A tail may have ended before a stream whose reader came back from before the stream's end.
+        finished=tail is not None and all(stream.ended for stream in streams.values()),
     )
 
 
@@ -48,7 +49,8 @@ def _without_idle_tails(streams: tuple[Position, ...]) -> tuple[Position, ...]:
     """Leave out a tail of which nothing was given.
 
     Its leftovers are those of the old lists of splits, and streams that had not ended for all consumers get new ones.
-    When all have ended, it is made again. One of which something was given comes after the ends of all others.
+    When all have ended, it is made again. When one was made of which something was given, all others had ended: what
+    they had left over is in it, and one that is read again from before its end leaves nothing else.
     """
     return tuple(held for held in streams if held.feed is None or held.feed.kind != "tail" or _is_under_way(held))
 
