@@ -118,6 +118,28 @@ def resumed(cluster: Cluster, *streams: Position, epoch: int = 0, done: tuple[Ra
     cluster.ready()
 
 
+def test_a_checkpoint_whose_tail_has_ended_goes_on_with_a_stream_that_has_not() -> None:
+    """Its owner had seen the end of the stream, so that there was a tail, and came back from before it."""
+    cluster = Cluster()
+    cluster.register("w0")
+    inside = Cut(engine=["@", 0, 0, 1, 4], named=(Named(0, 0, (1,)),))
+    tail = Feed(kind="tail", leftovers=(Leftover(1, Cut(named=(Named(0, 0, (0,)),)), Feed(kind="granted")),))
+    resumed(
+        cluster,
+        Position(number=0, cut=inside, round=2),
+        Position(number=1, cut=Cut(named=(Named(0, 0, (0,)),)), round=0, ended=True, leftover=True),
+        Position(number=2, cut=Cut(engine=[1]), round=1, ended=True, feed=tail),
+        uneven="allow",
+        split_counts=(2,),
+    )
+    stream = cluster.view().streams[0]
+    assert not cluster.view().finished and stream.runner
+    assert cluster.grant(stream, 1) == ()
+    cluster.end(stream)
+    assert cluster.view().finished
+    cluster.restart()
+
+
 def test_an_epoch_that_goes_on_in_a_later_pass_ends_with_its_streams() -> None:
     cluster = Cluster()
     cluster.register("w0")
@@ -154,16 +176,17 @@ def test_what_a_stream_had_that_no_owners_state_knows_is_read_before_the_epoch_e
     assert cluster.view().streams[-1].feed.kind == "tail"
 
 
-def test_it_is_read_too_where_every_process_has_a_stream_that_passed_it_by() -> None:
+@pytest.mark.parametrize("uneven", ["allow", "pad"])
+def test_it_is_read_too_where_every_process_has_a_stream_that_passed_it_by(uneven: str) -> None:
     """Split 1 of pass 0 is in no state, and the one stream of the checkpoint stands in pass 1."""
     cluster = Cluster()
     cluster.register("w0")
     cut = Cut(engine=["@", 0, 1, 0, 4], named=(Named(0, 1, (0,)),))
     resumed(
         cluster,
-        Position(number=0, cut=cut, round=3, marks=()),
+        Position(number=0, cut=cut, round=3, marks=(3,) if uneven == "pad" else ()),
         done=(Ranges(0, 0, ((0, 1),)),),
-        uneven="allow",
+        uneven=uneven,
         split_counts=(2,),
     )
     (stream,) = cluster.view().streams

@@ -111,6 +111,39 @@ def test_after_a_resume_only_what_is_left_is_granted() -> None:
     cluster.restart()
 
 
+@pytest.mark.parametrize("left", [(Named(0, 0, (0,)), Named(0, 1, (0,))), (Named(0, 0, (0,), ended=True),)])
+def test_a_stream_is_granted_nothing_of_a_pass_that_a_rank_has_seen_it_leave(left: tuple[Named, ...]) -> None:
+    """Stream 0 is made again from inside pass 0, up to where a rank stands after it, and split 1 went back.
+
+    A split more in pass 0 would move what that rank has received.
+    """
+    cluster = Cluster()
+    cluster.register("w0")
+    cluster.register("w1")
+    ahead = Cut(engine=["@", 0, 0, 0, 2], named=left)
+    resume = Resume(
+        epoch=0,
+        consumers=2,
+        streams=(
+            Position(number=0, cut=ahead, round=1, marks=(3, 1)),
+            Position(number=1, cut=Cut(named=(Named(0, 0, (2,)),)), round=0, marks=(0, 2)),
+        ),
+        digest="d",
+    )
+    described = spec(consumers=2, split_counts=(3,))
+    for consumer in (0, 1):
+        cluster.open(consumer, resume=resume, spec=described)
+    cluster.ready()
+    one, other = cluster.view().streams
+    assert cluster.grant(one) == (0,)
+    assert cluster.grant(one, 0) == ()
+    assert cluster.grant(one, pass_=1) == (0,)
+    assert cluster.grant(one, 0, pass_=1) == (1,)
+    assert cluster.grant(other, 2) == (1,)
+    assert cluster.grant(one, 0) == ()
+    cluster.restart()
+
+
 def test_many_short_splits_are_granted_without_looking_at_all_of_them() -> None:
     cluster = started(split_counts=(1_000_000,))
     stream = cluster.view().streams[0]

@@ -213,6 +213,32 @@ def test_splits_of_several_passes_stay_apart() -> None:
     assert stream.cut.named == (Named(0, 0, (3, 8)), Named(0, 1, (0, 1)))
 
 
+def test_a_list_that_had_ended_for_the_rank_ahead_has_ended() -> None:
+    """As of the first of two sources that are read one after the other."""
+    ahead = Position(0, 12, Cut([9], named=(Named(0, 0, (), ended=True), Named(1, 0, (5,)))), trail=(Stride(0, 0, 8),))
+    behind = Position(0, 9, Cut([3], named=(Named(0, 0, (3,)),)))
+    (stream,) = resume(*ranks(progress(ahead), progress(behind))).streams
+    assert stream.cut.named == (Named(0, 0, (3, 8), ended=True), Named(1, 0, (5,)))
+
+
+def test_a_split_that_one_rank_is_not_through_with_is_named_though_the_lowest_is() -> None:
+    """Rank 0 had seen the end of the stream when it was loaded before, and rank 1 had not: their cuts are one place."""
+    over = progress(position(0, 9, cut(ordinal=3, named=()), trail=(Stride(0, 0, 2, 2),)), done=((0, 4),))
+    going = progress(position(0, 9, cut(ordinal=3, named=(3,)), trail=(Stride(0, 0, 2),)), done=((0, 3),))
+    for states in (ranks(over, going), ranks(going, over)):
+        found = resume(*states)
+        assert found.streams[0].cut.named == (Named(0, 0, (3,)),)
+        assert found.done == (Ranges(0, 0, ((0, 3),)),)
+
+
+def test_a_split_is_named_in_the_streams_order_where_only_a_rank_ahead_still_names_it() -> None:
+    """Rank 1 is inside a frame that began before the cut at which rank 0 stands."""
+    behind = progress(position(0, 9, cut(ordinal=6, named=(6,))), done=((0, 4),))
+    ahead = progress(position(0, 10, cut(ordinal=3, named=(3, 6, 8), since=4)), done=((0, 3),))
+    (stream,) = resume(*ranks(behind, ahead)).streams
+    assert (stream.round, stream.cut.named) == (9, (Named(0, 0, (3, 6, 8)),))
+
+
 def test_at_equal_rounds_the_one_that_has_not_ended_counts() -> None:
     over, going = position(0, 9, ended=True, leftover=True), position(0, 9, cut(index=1))
     (stream,) = resume(*ranks(progress(over), progress(going))).streams

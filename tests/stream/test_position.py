@@ -23,6 +23,9 @@ def test_inside_a_frame_the_cut_counts_the_rounds_since_and_names_what_they_are_
     assert inside.cut_here == Cut([4], 4, (Named(0, 0, (3, 6, 9)),))
     assert inside.position.cut == inside.cut_here
     assert before.cut_here == before.cut, "what was noted down stays true"
+    header = rounds(4, 3, cut=Cut([7], named=(Named(0, 0, (), ended=True), Named(1, 0, (2,)))), done=done(3))
+    ended = before.taken(header, 2, 2).cut_here.named
+    assert ended == (Named(0, 0, (3,), ended=True), Named(1, 0, (2,))), "it lies before the end of the list"
 
 
 def test_a_frame_without_splits_of_its_own_needs_those_of_the_cut_before_it() -> None:

@@ -118,6 +118,21 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert fails(failed.schedule) is None
 
 
+@pytest.mark.parametrize("seed", [108480, 109878, 117171, 119285, 305459])
+def test_a_stream_that_had_left_a_pass_reads_no_more_of_it_after_a_load(seed: int) -> None:
+    """A split that went back was granted to it there, so that all it had made after that pass moved."""
+    simulate(seed)
+
+
+def test_a_split_that_one_rank_is_through_with_and_another_is_not_is_granted_to_no_other_stream() -> None:
+    """Some ranks had seen the end of its stream at the first of two loads."""
+    simulate(127180)
+
+
+def test_a_stream_whose_reader_came_back_from_before_its_end_is_served_though_the_tail_has_ended() -> None:
+    simulate(501645)
+
+
 @pytest.mark.parametrize("seed", [17, 23, 31, 40])
 def test_a_seed_says_everything(seed: int) -> None:
     one, other = simulate(seed), simulate(seed)
@@ -141,6 +156,7 @@ def test_schedules_are_of_all_kinds() -> None:
         ("consumers", {1, 2, 3}),
         ("epochs", {1, 2, 3}),
         ("repeat", {1, 2}),
+        ("concatenated", {True, False}),
         ("trainers", {1, 2, 3}),
         ("fed", {True, False}),
         ("sharing", {None, *get_args(ShareKind)}),
@@ -181,6 +197,7 @@ def undisturbed(**shape: Any) -> Schedule:
     [
         {},
         {"consumers": 2, "repeat": 2},
+        {"consumers": 2, "repeat": 2, "concatenated": True, "uneven": "pad"},
         {"streams": 2, "consumers": 2, "uneven": "pad"},
         {"streams": 2, "coordinated": True, "epochs": 2},
         {"streams": 2, "fed": True},

@@ -145,6 +145,23 @@ def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed()
     assert ledger.settle([Place(0, 1, PASS_ENDED)]).named == (Named(0, 2, (20,)),)
 
 
+def test_a_cut_says_which_lists_have_ended() -> None:
+    """Opened there, the stream must not be granted more: what was received after their ends would move."""
+    ledger = Ledger()
+    ledger.granted((0, 0), None, [4])
+    ledger.following((0, 0), None)
+    ledger.granted((0, 0), 4, [])
+    ledger.granted((1, 0), None, [2, 3])
+    ledger.following((1, 0), None)
+    assert ledger.settle([Place(0, 0, 4)]).named == (Named(0, 0, (4,), ended=True), Named(1, 0, (2,)))
+    there = [Place(0, 0, PASS_ENDED), Place(1, 0, 2)]
+    assert ledger.settle(there) == ((Named(0, 0, (), ended=True), Named(1, 0, (2,))), (Named(0, 0, (4,)),))
+    ledger.following((1, 0), 2)
+    ledger.granted((1, 0), 3, [])
+    named, done = ledger.settle_all()
+    assert (named, done) == ((Named(0, 0, (), ended=True), Named(1, 0, (), ended=True)), (Named(1, 0, (2, 3)),))
+
+
 def test_the_same_grant_twice_changes_nothing() -> None:
     ledger = Ledger()
     ledger.granted((0, 0), None, [4])

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.core.ids import RunnerId
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import Rounds, StorageOptions
-from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
+from penstock.wire.jobs import Cut, Feed, Leftover, Named, Regroup
 from penstock.wire.liveness import _named
 
 
@@ -57,7 +57,8 @@ def test_one_stream_gives_everything_in_order(service: Harness) -> None:
     received = read_whole(service)
     assert received.elements == [x * 2 for x in range(1000)]
     assert received.end is not None
-    assert (received.end.seq, received.end.leftover, received.end.cut.named) == (1000, False, ())
+    assert (received.end.seq, received.end.leftover) == (1000, False)
+    assert received.end.cut.named == (Named(0, 0, (), ended=True),)
     splits = service.dispatcher.spec.split_counts[0]  # type: ignore[union-attr]
     assert received.done == {(0, 0, ordinal) for ordinal in range(splits)}
 

@@ -11,12 +11,15 @@ asked, and never the ledger. For which ends can be trusted, an attempt is looked
 - At the epoch's beginning. Any stream's end vouches for all: what others were granted is theirs, and they have ended.
 - At a checkpoint. A state holds every stream that its consumer had opened when it was saved, and only streams that
   somebody has opened are granted anything. So when a stream in it had passed something by, as it was told that there
-  was no more, whoever had got that is in the state as well, and reads on from before it. Two cases are different.
+  was no more, whoever had got that is in the state as well, and reads on from before it. Three cases are different.
   Where streams have owners, nobody's state but the owner's tells of a stream. Consumer 1 saves before it has seen its
   stream. The stream opens and is granted all that is left, consumer 0 sees its own end, and then saves, at the same
-  step. In the merged state everything has ended, and what the one stream was granted is nowhere. The other case is a
-  stream that is given up after it was loaded: what it had been granted before, and had not named, went back.
-  In both, one that begins at the beginning is made, and asks for what is left in every pass.
+  step. In the merged state everything has ended, and what the one stream was granted is nowhere. The second case is a
+  stream that is given up after it was loaded: what it had been granted before, and had not named, went back. The third
+  is the first without owners, one pass earlier: consumer 0 opens a new stream after it has saved, others are told that
+  a pass has no more and go on to the next, and then consumer 1 saves. Of a pass that they left behind streams are
+  granted nothing more (see `resuming`), and that something is left of it the ledger knows.
+  In all three, one that begins at the beginning is made, and asks for what is left in every pass.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def _all_asked_for(job: Job, iteration: Iteration) -> bool:
     if job.spec.sharding.off or delivery_of(job.spec).streams is not None or iteration.tail is not None:
         return True
     ended = [stream for stream in iteration.streams.values() if stream.ended and not stream.lost]
-    in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams)
+    in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams) or iteration.ledger.was_passed_by
     if iteration.digest is None or not in_doubt:
         return bool(ended)
     return any(stream.number >= iteration.first_number for stream in ended)

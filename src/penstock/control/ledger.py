@@ -48,6 +48,21 @@ class Ledger(msgspec.Struct, omit_defaults=True):
     """(stream, source, pass) -> ordinals"""
     cursors: dict[tuple[int, int], Cursor] = {}
     """(source, pass); absent: nothing of the pass was granted or taken."""
+    reached: dict[tuple[StreamId, int], int] = {}
+    """(stream, source) -> the first pass that the stream had not left at its checkpoint: it is granted nothing more of
+    earlier ones."""
+
+    def may_grow(self, stream: StreamId, source: int, pass_: int) -> bool:
+        """Say whether more splits of a pass may be granted to a stream."""
+        return pass_ >= self.reached.get((stream, source), 0)
+
+    @property
+    def was_passed_by(self) -> bool:
+        """Whether something is left of a pass that a stream of the checkpoint had left behind."""
+        latest: dict[int, int] = {}
+        for (_, source), pass_ in self.reached.items():
+            latest[source] = max(pass_, latest.get(source, pass_))
+        return any(cursor.left and pass_ < latest.get(source, 0) for (source, pass_), cursor in self.cursors.items())
 
     def cursor(self, source: int, pass_: int) -> Cursor:
         found = self.cursors.get((source, pass_))

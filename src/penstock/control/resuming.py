@@ -2,6 +2,13 @@
 
 All splits of a pass = done + named by a cut + left. Done and named ones are never granted again; a stream's list begins
 with the ones its cut names.
+
+What is left may include splits that were granted and that no cut names, because their stream had not opened them.
+Another stream was told that there is no more of that pass, and went on to the next one, or to another source. It may be
+made again from inside the older pass, since a rank lags behind or a frame was only half taken, and ranks have received
+what it made after that pass. One more split there would move all of it: elements would be lost, and others given twice.
+So a stream is granted nothing more of a pass that its cut says has ended for it, nor of one before the latest that the
+cut names. Other streams read what is left.
 """
 
 from __future__ import annotations
@@ -33,7 +40,8 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
         first_number=1 + max((held.number for held in resume.streams), default=-1),
         ledger=_ledger(spec, attempt, resume, kept),
         tail=None if tail is None else tail.stream,
-        finished=tail is not None and tail.ended,
+        # A tail may have ended before a stream whose reader came back from before the stream's end.
+        finished=tail is not None and all(stream.ended for stream in streams.values()),
     )
 
 
@@ -41,7 +49,8 @@ def _without_idle_tails(streams: tuple[Position, ...]) -> tuple[Position, ...]:
     """Leave out a tail of which nothing was given.
 
     Its leftovers are those of the old lists of splits, and streams that had not ended for all consumers get new ones.
-    When all have ended, it is made again. One of which something was given comes after the ends of all others.
+    When all have ended, it is made again. When one was made of which something was given, all others had ended: what
+    they had left over is in it, and one that is read again from before its end leaves nothing else.
     """
     return tuple(held for held in streams if held.feed is None or held.feed.kind != "tail" or _is_under_way(held))
 
@@ -75,6 +84,7 @@ def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Posit
     taken: dict[tuple[int, int], set[int]] = {}
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     lists: dict[tuple[StreamId, int, int], list[int]] = {}
+    reached: dict[tuple[StreamId, int], int] = {}
     for done in resume.done:
         ranges.setdefault((done.source, done.pass_), []).extend(done.ranges)
     for held in kept:
@@ -85,13 +95,15 @@ def _ledger(spec: JobSpec, attempt: AttemptId, resume: Resume, kept: tuple[Posit
             stream = stream_id(attempt, held.number)
             for named in held.cut.named:
                 lists.setdefault((stream, named.source, named.pass_), []).extend(named.ordinals)
+                first_left = named.pass_ + named.ended
+                reached[stream, named.source] = max(first_left, reached.get((stream, named.source), 0))
     cursors: dict[tuple[int, int], Cursor] = {}
     for key in sorted({*taken, *ranges}):
         singles = ((o, o + 1) for o in taken.get(key, ()))
         merged = merge_ranges([*ranges.get(key, ()), *singles])
         count = spec.split_counts[key[0]]
         cursors[key] = Cursor(count=count, left=count - sum(stop - start for start, stop in merged), taken=merged)
-    return Ledger(counts=spec.split_counts, lists=lists, cursors=cursors)
+    return Ledger(counts=spec.split_counts, lists=lists, cursors=cursors, reached=reached)
 
 
 def _cuts(held: Position) -> Iterable[Cut]:

@@ -29,9 +29,8 @@ from penstock.stream.position import (
     SplitKey,
     Standing,
     done_of,
-    named_of,
+    joined,
     ranges_of,
-    splits_in,
     splits_of,
     with_done,
 )
@@ -240,17 +239,17 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
     if alike:
         ranks = ranks * first.consumers
     owned = first.uneven == "allow"
+    done = _done_by_any(ranks) if owned else _done_by_all(ranks)
     streams = []
     for number in sorted({number for rank in ranks for number in rank.streams}):
         held = [rank.streams.get(number) for rank in ranks]
-        merged = _highest(held) if owned else _lowest(held, ranks)
+        merged = _highest(held) if owned else _lowest(held, ranks, done)
         merged = replace(merged, feed=merged.feed or feeds.get(number))
         if merged.ended and not merged.leftover:
             merged = _without_rest(merged)
         if first.consumers != consumers and not owned:
             merged = _with_width(merged, first.consumers, consumers, coordinated=first.coordinated)
         streams.append(merged)
-    done = _done_by_any(ranks) if owned else _done_by_all(ranks)
     width = first.width if first.alike else 0
     resume = Resume(epoch=epoch, consumers=consumers, streams=tuple(streams), done=ranges_of(done), width=width)
     same: Any = resume
@@ -292,14 +291,14 @@ def mixes_from(checkpoint: Checkpoint, *, consumers: int) -> tuple[tuple[int, Mi
     return tuple(found)
 
 
-def _lowest(held: Sequence[Position | None], ranks: Sequence[_Rank]) -> Position:
+def _lowest(held: Sequence[Position | None], ranks: Sequence[_Rank], done: Done) -> Position:
     known = next(position for position in held if position is not None)
     # A consumer whose state does not have it had not seen it when it was saved: it stood at its beginning.
     beginning = Position(known.number, cut=Cut(share=known.cut.share), feed=known.feed)
     positions = [beginning if position is None else position for position in held]
     lowest = min(range(len(positions)), key=lambda c: (positions[c].round, positions[c].ended))
     low = positions[lowest]
-    named = low.cut.named if len(positions) == 1 else _named_since(low.cut, positions, ranks[lowest])
+    named = low.cut.named if len(positions) == 1 else _named_by_any(positions, ranks[lowest], done)
     return Position(
         low.number,
         low.round,
@@ -316,9 +315,15 @@ def _highest(held: Sequence[Position | None]) -> Position:
     return replace(high, trail=(), trail_lost=False)
 
 
-def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tuple[Named, ...]:
-    """Return the splits of the stream from the lowest position up to the highest, in the stream's order."""
-    splits = list(splits_in(cut.named))
+def _named_by_any(positions: Iterable[Position], lowest: _Rank, done: Done) -> tuple[Named, ...]:
+    """Return the splits that lie behind some position or are named by it and are not done, in the stream's order.
+
+    They are more than the lowest position needs, where the rank that stands there is through with a split and another
+    is not: that rank has seen the end of the stream, or took in one frame what the other has in two. A split that is
+    neither done nor named would be granted again.
+    """
+    lists: dict[tuple[int, int], list[int]] = {}
+    ended: set[tuple[int, int]] = set()
     for position in sorted(positions, key=lambda position: position.round):
         trail = list(splits_of(position.trail))
         if position.trail_lost and trail and not lowest.has_done(trail[0]):
@@ -326,9 +331,27 @@ def _named_since(cut: Cut, positions: Iterable[Position], lowest: _Rank) -> tupl
                 f"consumers were too far apart in stream {position.number} when the states were saved: which splits "
                 "lay between them is not known. Load the states into the service that ran the job"
             )
-        after = (*trail, *splits_in(position.cut.named))
-        splits += [split for split in after if not lowest.has_done(split)]
-    return tuple(sorted(named_of(splits), key=lambda named: (named.source, named.pass_)))
+        behind = (Named(source, pass_, (ordinal,)) for source, pass_, ordinal in trail)
+        for named in joined((*behind, *position.cut.named)):
+            key = (named.source, named.pass_)
+            stretch = [ordinal for ordinal in named.ordinals if ordinal not in done.get(key, ())]
+            lists[key] = _woven(lists.get(key, []), stretch)
+            if named.ended:
+                ended.add(key)
+    return tuple(Named(*key, tuple(lists[key]), key in ended) for key in sorted(lists) if lists[key] or key in ended)
+
+
+def _woven(one: list[int], other: list[int]) -> list[int]:
+    """Return two stretches of one list together, in its order; where they have nothing in common `other` comes after.
+
+    >>> _woven([3, 6], [6, 2]), _woven([6, 2], [3, 6]), _woven([3], [6, 2])
+    ([3, 6, 2], [3, 6, 2], [3, 6, 2])
+    """
+    common = next((ordinal for ordinal in other if ordinal in one), None)
+    if common is None:
+        return one + other
+    here, there = one.index(common), other.index(common)
+    return one[:here] + other[:there] + one[here:] + [ordinal for ordinal in other[there:] if ordinal not in one]
 
 
 def _without_rest(stream: Position) -> Position:

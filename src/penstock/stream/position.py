@@ -96,7 +96,7 @@ class Standing(msgspec.Struct, frozen=True):
         ahead = self.round - self.cut_round
         if not ahead:
             return self.cut
-        named = named_of(splits_in((*self.cut.named, *self.opened))) if self.opened else self.cut.named
+        named = joined((*self.cut.named, *self.opened)) if self.opened else self.cut.named
         return replace(self.cut, since=self.cut.since + ahead, named=named)
 
     @property
@@ -231,12 +231,22 @@ def splits_in(named: Iterable[Named]) -> Iterator[SplitKey]:
     return ((each.source, each.pass_, ordinal) for each in named for ordinal in each.ordinals)
 
 
-def named_of(splits: Iterable[SplitKey]) -> tuple[Named, ...]:
-    """Return splits by source and pass, each once, in the order they come."""
+def joined(named: Iterable[Named]) -> tuple[Named, ...]:
+    """Return the splits of each source and pass together, each once, in the order they come.
+
+    >>> joined([Named(0, 0, (4, 7)), Named(0, 1, (2,)), Named(0, 0, (7, 9), True), Named(0, 2, ())])
+    (Named(source=0, pass_=0, ordinals=(4, 7, 9), ended=True), Named(source=0, pass_=1, ordinals=(2,), ended=False))
+    """
     lists: dict[tuple[int, int], dict[int, None]] = {}
-    for source, pass_, ordinal in splits:
-        lists.setdefault((source, pass_), {})[ordinal] = None
-    return tuple(Named(*key, tuple(ordinals)) for key, ordinals in lists.items())
+    ended: set[tuple[int, int]] = set()
+    for each in named:
+        key = (each.source, each.pass_)
+        lists.setdefault(key, {}).update(dict.fromkeys(each.ordinals))
+        if each.ended:
+            ended.add(key)
+    return tuple(
+        Named(*key, tuple(ordinals), key in ended) for key, ordinals in lists.items() if ordinals or key in ended
+    )
 
 
 def strides_of(splits: Iterable[SplitKey]) -> list[Stride]:

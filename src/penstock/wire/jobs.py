@@ -27,6 +27,8 @@ class Named(msgspec.Struct, frozen=True, array_like=True):
     source: int
     pass_: int
     ordinals: tuple[int, ...]
+    ended: bool = False
+    """The stream was told that there is no more of the pass for it."""
 
 
 class Ranges(msgspec.Struct, frozen=True, array_like=True):

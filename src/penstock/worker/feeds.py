@@ -99,6 +99,11 @@ class _List:
             self.last = ordinal if self.last is None else self.last
         return self.ordinals.index(ordinal)
 
+    @property
+    def is_through(self) -> bool:
+        """Whether the engine was given all there is."""
+        return self.ended and self.handed == len(self.ordinals)
+
     def forget(self, count: int) -> tuple[int, ...]:
         """Return the first `count`, which are done, and keep them no longer."""
         gone = tuple(self.ordinals[:count])
@@ -176,17 +181,24 @@ class Ledger:
                 elif key[1] < latest.get(key[0], key[1]):
                     done += self._forget(key, self._lists[key].handed)
                     del self._lists[key]
-            named = tuple(
-                Named(*key, tuple(found.ordinals[: found.handed]))
-                for key, found in sorted(self._lists.items())
-                if found.handed
-            )
-            return Settled(named, tuple(done))
+            return Settled(self._named(), tuple(done))
 
-    def settle_all(self) -> tuple[Named, ...]:
-        """The stream has ended and left nothing over: return all that is done by that."""
+    def settle_all(self) -> Settled:
+        """The stream has ended and left nothing over: return all that is done by that, and which lists had ended."""
         with self._lock:
-            return tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
+            done = tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
+            return Settled(self._named(), done)
+
+    def _named(self) -> tuple[Named, ...]:
+        """Return what was handed to the engine and is not done. A list that has ended is named without a split too.
+
+        Opened again before its end, the stream must not be granted more of it than it had: see `control.resuming`.
+        """
+        return tuple(
+            Named(*key, tuple(found.ordinals[: found.handed]), found.is_through)
+            for key, found in sorted(self._lists.items())
+            if found.handed or found.is_through
+        )
 
     def _forget(self, key: PassKey, count: int) -> list[Named]:
         return [Named(*key, gone)] if (gone := self._lists[key].forget(count)) else []

@@ -15,6 +15,8 @@ from collections import deque
 from time import perf_counter
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from penstock.core.element import element_bytes
 from penstock.core.ids import StreamId
 from penstock.runtime.iterator import Run
@@ -216,6 +218,6 @@ class Pump:
             leftover = maker.incomplete > 0 or self._run.has_rest
         cut, done = self._cut(opening, maker.standing)
         if not leftover and opening.ledger is not None:
-            done += opening.ledger.settle_all()
-            cut = Cut(cut.engine, cut.since, (), cut.share, cut.regroup)
+            settled = opening.ledger.settle_all()
+            cut, done = replace(cut, named=settled.named), done + settled.done
         self._audience.ended(self, End(maker.next_round, cut, leftover), done)

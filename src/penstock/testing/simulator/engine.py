@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from penstock.core.ids import BlobHash, Fingerprint, JobName
 from penstock.runtime.streams import PASS_ENDED, PLACE, SplitFeed
@@ -33,6 +33,8 @@ class Shape:
     """Read in turn, round by round, over so many streams; 0: relaxed, as they come."""
     epochs: int = 1
     repeat: int = 1
+    concatenated: bool = False
+    """What is repeated is read as so many sources, one after the other, instead of so many passes of one."""
     coordinated: bool = False
     """In turn, splits are granted to streams; without it they are dealt, which is deterministic order."""
     uneven: Uneven = "drop"
@@ -65,6 +67,14 @@ class Shape:
         return tuple(Feed(kind="fed" if self.fed else "dealt", number=n, of=self.streams) for n in numbers)
 
     @property
+    def split_counts(self) -> tuple[int, ...]:
+        return (len(self.splits),) * (self.repeat if self.concatenated else 1)
+
+    def part(self, number: int, epoch: int) -> PassKey:
+        """Return which pass of which source the repetition of that number is."""
+        return (number, epoch) if self.concatenated else (0, epoch * self.repeat + number)
+
+    @property
     def everything(self) -> list[int]:
         return [x + p * PASS for p in range(self.repeat) for split in self.splits for x in split]
 
@@ -85,7 +95,7 @@ class Shape:
             fingerprint=Fingerprint("f"),
             graph=BlobHash("graph"),
             splits=BlobHash("splits"),
-            split_counts=(len(self.splits),),
+            split_counts=self.split_counts,
             seed=0,
             ranks=Ranks(self.consumers, uneven=self.uneven, coordinated=self.coordinated),
             sharding=Sharding(streams=self.streams or None),
@@ -135,9 +145,9 @@ def known_splits(feed: SplitFeed) -> NextSplit:
 
 def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, rest: list[int]) -> Outputs:
     """Make batches of a stream's elements from a state on; what does not fill one is in `rest` at the end."""
-    first, place = (0, None) if state is None else state
+    first, place, *ends = cast(list[Any], state or [0, None])
     for number in range(first, shape.repeat):
-        key = (0, epoch * shape.repeat + number)
+        key = shape.part(number, epoch)
         ordinal, index = (None, 0) if place is None else (place[3], place[4])
         place = None
         while ordinal != PASS_ENDED:
@@ -145,12 +155,14 @@ def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, re
             for at in range(index, len(split)):
                 rest.append(split[at] + number * PASS)
                 if len(rest) == shape.batch:
-                    before, state = state, [number, [PLACE, *key, ordinal, at + 1]]
+                    before, state = state, [number, [PLACE, *key, ordinal, at + 1], *ends]
                     yield Made((tuple(rest),), before, state)
                     rest.clear()
             while (following := next_split(key, ordinal)) == UNKNOWN:
                 yield SplitNeeded(key, ordinal)
             ordinal, index = PASS_ENDED if following is None else following, 0
+        if shape.concatenated:
+            ends.append([PLACE, *key, PASS_ENDED, 0])
 
 
 def numbered(output: Callable[[int], Batch | SplitNeeded | None], state: Any) -> Outputs:
@@ -170,7 +182,7 @@ def tail_outputs(shape: Shape, epoch: int, leftovers: tuple[Leftover, ...]) -> l
     rest: list[int] = []
     for leftover in leftovers:
         unmade: list[int] = []
-        splits = known_splits(leftover_feed(leftover, (len(shape.splits),)))
+        splits = known_splits(leftover_feed(leftover, shape.split_counts))
         found = batches_from(shape, epoch, splits, leftover.cut.engine, unmade)
         made = [made.elements[0] for made in found if isinstance(made, Made)]
         flags = received(leftover.cut, shape.width)

@@ -108,6 +108,7 @@ def make_schedule(seed: int) -> Schedule:
         sharing=kind.choice(sharing),
         trainers=kind.randint(1, 3) if shared else 1,
     )
+    shape = replace(shape, concatenated=shape.repeat > 1 and kind.random() < 0.5)
     faults = [
         Fault(
             at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),

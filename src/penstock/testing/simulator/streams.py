@@ -253,8 +253,8 @@ class FakePump:
         leftover = not final and (maker.incomplete > 0 or bool(rest))
         cut, done = self._cut(maker.standing)
         if not leftover and self._ledger is not None:
-            done += self._ledger.settle_all()
-            cut = replace(cut, named=())
+            settled = self._ledger.settle_all()
+            cut, done = replace(cut, named=settled.named), done + settled.done
         self._stream.served.ended(self._start.number, End(maker.next_round, cut, leftover), done)
         self._stream.carry_out()
 
@@ -265,8 +265,8 @@ class FakePump:
             return numbered(dict(enumerate(tail_outputs(shape, terms.epoch, terms.feed.leftovers))).get, state)
         if terms.feed.kind == "fed":
             return numbered(self._fed_output, state)
-        ledger, counts = self._ledger, (len(shape.splits),)
-        next_split = known_splits(fixed_feed(terms.feed, counts)) if ledger is None else ledger.following
+        ledger = self._ledger
+        next_split = known_splits(fixed_feed(terms.feed, shape.split_counts)) if ledger is None else ledger.following
         return batches_from(shape, terms.epoch, next_split, state, rest)
 
     def _fed_output(self, ordinal: int) -> Batch | SplitNeeded | None:
