@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client.sampling import Drawing, check_feed
+from penstock.client.sampling import Drawing, Feed
 from penstock.runtime.quarantine import read_quarantine
 
 SAID = "raised StopIteration"
@@ -150,7 +150,7 @@ class NoEpoch:
 @pytest.mark.parametrize("sampler", [lambda epoch: next(iter(())), NoEpoch(), [NoTensor()]])
 def test_a_sampler_that_stops_by_mistake_has_not_ended(sampler):
     with pytest.raises(RuntimeError, match=f"sampler {SAID}"):
-        Drawing(check_feed(sampler, 2), epoch=0, grouping=None, count=10)
+        Drawing(Feed(sampler, 2), epoch=0, grouping=None, count=10)
 
 
 def test_what_stops_in_a_worker_reaches_the_trainer():
