@@ -22,7 +22,7 @@ TESTS = (
     "tests/test_totality.py",
     "tests/graph/test_graph_codec.py",
     "tests/passes/test_golden.py",
-    "tests/test_conformance.py",
+    "tests/runtime/test_conformance.py",
     "tests/runtime/test_streams.py",
 )
 
@@ -129,7 +129,7 @@ REVERSED_BATCH = (
         @builds(ops.ReversedBatch)
         def _reversed(node: ops.ReversedBatch, at: Site, upstream: Stage) -> Stage:
             stack = stacking(at.placement.empty)
-            return batching(node.size, node.drop_last, lambda rows: stack(rows[::-1]), at, upstream)
+            return batching(node.name, node.size, node.drop_last, lambda rows: stack(rows[::-1]), at, upstream)
         """,
     ),
     Edit(

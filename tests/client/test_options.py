@@ -98,3 +98,16 @@ def test_several_consumers_without_a_launcher_need_a_name() -> None:
 def test_what_is_documented_is_what_is_checked():
     documented = {p.name: p.default for p in list(inspect.signature(ps.Dataset.distribute).parameters.values())[2:]}
     assert documented == {p.name: p.default for p in inspect.signature(check_options).parameters.values()}
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ps.Placement(requires=5), "requires=5 must be tags"),
+        (lambda: ps.Placement(requires=("",)), "requires="),
+        (lambda: ps.Limits(memory_bytes=300), "memory_bytes=300 must be at least 1 MiB"),
+    ],
+)
+def test_a_record_refuses_what_cannot_be_meant(make: Any, sentence: str) -> None:
+    with pytest.raises(ps.InvalidArgumentError, match=sentence):
+        make()

@@ -34,7 +34,7 @@ def make_loader(
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
     if isinstance(to, LocalService):
-        find = partial(_described, to.for_clients(), to)
+        find = partial(_described, to._for_clients(), to)
         return _over(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
     text = None if to is None else os.fspath(to)
     try:

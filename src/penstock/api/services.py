@@ -72,7 +72,7 @@ class LocalService:
         """A file that names this service to other processes of this user: `distribute(to=...)`, $PENSTOCK_SERVICE."""
         path = self._processes.scratch / "service.json"
         if not path.exists() and not self._processes.closed:
-            self.for_clients().write(path)
+            self._for_clients().write(path)
         return path
 
     @property
@@ -122,7 +122,7 @@ class LocalService:
         """Return when the service runs. Not needed: loaders wait for it themselves."""
         self._processes.wait_ready(timeout_s)
 
-    def for_clients(self) -> ServiceFile:
+    def _for_clients(self) -> ServiceFile:
         """Return what a client needs to reach it."""
         if self._closed:
             raise ServiceClosedError

@@ -84,15 +84,16 @@ class Ranks(Mode, frozen=True):
         uneven: Uneven = "drop",
         coordinated: bool = False,
         replica: int = 0,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] | None = None,
     ) -> Ranks:
         """Return the rank that the launcher gave this process: torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID).
 
         >>> Ranks.from_environment(environment={"RANK": "3", "WORLD_SIZE": "8"}).rank
         3
         """
+        said = os.environ if environment is None else environment
         for launcher, (own, all_) in LAUNCHERS.items():
-            rank, count = environment.get(own), environment.get(all_)
+            rank, count = said.get(own), said.get(all_)
             if rank is None and count is None:
                 continue
             if rank is None or count is None or not rank.isdecimal() or not count.isdecimal():

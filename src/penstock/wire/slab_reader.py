@@ -28,7 +28,8 @@ from penstock.wire.liveness import process_name
 Array = np.ndarray[Any, Any]
 
 COPY_BELOW_BYTES = 1 << 20  # what is smaller is copied: the lease goes back at once, and nothing small pins a range
-RETURN_BYTES = 32 << 20  # so much is given back without waiting for another occasion: the runner uses it again
+RETURN_BYTES, RETURN_LEASES = 4 << 20, 4  # so much is given back without waiting for another occasion
+RETURN_LARGE_BYTES = 32 << 20  # in fewer leases too; sooner, a message for each costs more than what it frees
 CONNECT_S = 2.0
 _FORGOTTEN_AT_ONCE_BYTES = 4 << 20  # about a millisecond of a system call that keeps the GIL
 
@@ -164,7 +165,8 @@ class SlabReader:
     def owes_much(self) -> bool:
         """So much is to be given back that it should not wait."""
         self._drain()
-        return self._owed_bytes >= RETURN_BYTES
+        least = RETURN_BYTES if len(self._owed) >= RETURN_LEASES else RETURN_LARGE_BYTES
+        return self._owed_bytes >= least
 
     def returned(self) -> tuple[int, ...]:
         """Return the leases that ended since the last call: they are to be given back."""
