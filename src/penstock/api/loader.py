@@ -24,6 +24,7 @@ from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
 from penstock.stream.checkpoint import ConsumerState, Weights
+from penstock.wire.figures import JobFigures
 
 __all__ = ["FromService", "Loader"]
 
@@ -180,6 +181,17 @@ class Loader(Operators):
     def statistics(self) -> LoaderStatistics:
         """Return figures of the present epoch, or of the last one."""
         return LoaderStatistics() if self._epoch is None else self._epoch.statistics()
+
+    def job_figures(self, *, timeout_s: float = 10.0) -> JobFigures:
+        """Ask the service for what it knows of the job in numbers: its stages on workers, its workers, its trainers.
+
+        Sums are over all epochs, and over processes that are gone. They are one or two seconds old.
+        """
+        if len(self._sources) != 1:
+            raise InvalidArgumentError(
+                "job_figures() is for a loader over one service; statistics() has what runs in this process"
+            )
+        return self._sources[0].backend.figures(timeout_s)
 
     def close(self) -> None:
         """Let go of everything at once; what is on its way is dropped."""
