@@ -198,7 +198,7 @@ def test_a_function_that_holds_the_gil(one_worker: ps.LocalService, tmp_path: Pa
 
 def test_a_slow_source(one_worker: ps.LocalService, tmp_path: Path) -> None:
     trainer, spent = Trainer(), Spent(tmp_path / "spent")
-    nap = spent.asleep(0.02)
+    nap = spent.asleep(0.03)
 
     def rows() -> Iterator[int]:
         for i in range(100):
@@ -240,7 +240,7 @@ def test_a_runner_that_is_started_again(tmp_path: Path) -> None:
     spent, trainer = Spent(tmp_path / "spent"), Trainer()
     with (
         ps.LocalService(workers=1) as service,
-        read_through(service, ps.range(240).map(spent.asleep(0.05)).batch(4), "again") as loader,
+        read_through(service, ps.range(240).map(spent.asleep(0.08)).batch(4), "again") as loader,
     ):
         batches = iter(loader)
         trainer.train(islice(batches, 20))
@@ -300,7 +300,7 @@ def test_operators_after_distribute(one_worker: ps.LocalService, step_s: float) 
 
     def nap(x: Any) -> Any:
         began = time.perf_counter()
-        time.sleep(0.02)
+        time.sleep(0.08)
         spent_s.append(time.perf_counter() - began)
         return x
 
@@ -355,3 +355,15 @@ def test_fed(one_worker: ps.LocalService) -> None:
     with read_through(one_worker, dataset, "fed-figures", feed=ps.Feed(list(range(399, -1, -1)))) as loader:
         trainer.train(iter(loader))
         trainer.check(loader.statistics())
+
+
+def test_the_plan_of_a_loader_says_what_runs_where(one_worker: ps.LocalService) -> None:
+    dataset = ps.range(400).map(plus_one)
+    with read_through(one_worker, dataset, "planned") as direct:
+        there = direct.explain()
+        assert there.startswith("on workers, job 'planned'\n  as written\n") and "map(plus_one)" in there
+        assert "in this process" not in there
+        whole = direct.map(sleepy(0.0)).explain(analyze=True, duration_s=0.1)
+    workers, here = whole.split("\n\nin this process\n")
+    assert "map(plus_one)" in workers and "map(sleep)" not in workers and "map(sleep)" in here
+    assert "sampled in this process, not on workers: " in workers and "sampled" not in here

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import indent
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -214,14 +215,21 @@ class Loader(Operators):
     def explain(
         self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", duration_s: float = 2.0
     ) -> str:
-        """Return the plan: what the service runs, and what runs here."""
+        """Return the whole plan: what runs on workers, and what runs here.
+
+        With `analyze`, what stands before `distribute` is run here for `duration_s`, and what stands after it is not;
+        `job_figures()` has what workers measure.
+        """
         parts = [
             source.dataset.explain(analyze=analyze, format=format, duration_s=duration_s) for source in self._sources
         ]
-        if isinstance(self._kind, Direct):
-            return parts[0]
-        here = super().explain(analyze=analyze and not parts, format=format, duration_s=duration_s)
-        return "\n\n".join([*parts, here])
+        if not isinstance(self._kind, Direct):
+            parts.append(super().explain(analyze=analyze and not parts, format=format, duration_s=duration_s))
+        if format == "mermaid" or not self._sources:
+            return "\n\n".join(parts)
+        jobs = [source.backend.options.job for source in self._sources]
+        titles = [*("on workers" if job is None else f"on workers, job {job!r}" for job in jobs), "in this process"]
+        return "\n\n".join(f"{title}\n{indent(part, '  ')}" for title, part in zip(titles, parts))
 
     def _over(self, node: Node) -> Self:
         made = type(self)(node, threads=self._threads, memory_bytes=self._memory_bytes, seed=self._given_seed)
