@@ -146,6 +146,10 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "shard": (ops.Shard, lambda: ps.range(40).map(double).shard().shuffle(seed=3).map(noisy)),
         "with_length": (ops.WithLength, lambda: ps.range(40).filter(is_even).with_length(20)),
         "with_epoch": (ops.WithEpoch, lambda: ps.range(12).shuffle(seed=5).with_epoch(30)),
+        "identified": (
+            ops.Identified,
+            lambda: ps.Dataset(ops.Identified(upstream=ps.range(40).shuffle(8, seed=3).flat_map(children).node)),
+        ),
         "fused": (
             ops.Fused,
             lambda: ps.range(40).map(double, threads=2).map(noisy, threads=2).filter(_short, threads=2),

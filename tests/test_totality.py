@@ -25,7 +25,8 @@ from penstock.sources.registry import IMPLEMENTATIONS
 from tests.cases import operator_cases, source_cases
 from tests.passes.golden import GOLDEN_PLANS
 
-MADE_BY_PASSES = {ops.Fused, ops.FusedBatch}
+WITHOUT_A_METHOD = {ops.Fused, ops.FusedBatch, ops.Identified}
+"""Passes make them, or `distribute` does."""
 NODES = sorted((cls for cls in RECORDS.values() if issubclass(cls, Node)), key=lambda cls: cls.__name__)
 OPERATORS = [cls for cls in NODES if not issubclass(cls, SourceNode) and cls is not ops.Hole]
 SOURCES = [cls for cls in NODES if issubclass(cls, SourceNode)]
@@ -48,7 +49,7 @@ def test_operator_runs(operator, tmp_path):
         assert next(iterator, None) is not None
 
 
-@pytest.mark.parametrize("operator", [o for o in OPERATORS if o not in MADE_BY_PASSES], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("operator", [o for o in OPERATORS if o not in WITHOUT_A_METHOD], ids=lambda c: c.__name__)
 def test_operator_has_a_method_or_function(operator):
     name = snake_case(operator.__name__)
     assert callable(getattr(ps.Dataset, name, None) or getattr(ps, name, None)), name

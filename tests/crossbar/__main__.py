@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="begin no case after so long")
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="for making a failing case smaller; 0: none")
     parser.add_argument("--timeout", type=float, default=Limits().timeout_s, help="what a loader waits at most")
+    parser.add_argument("--only", help="a mode as the summary names it, such as 'rng after': no cases without it")
     parser.add_argument("--case", type=Path, help="a file with a case as JSON, instead of seeds; - is stdin")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each case")
     parser.add_argument("--lane", action="store_true", help=argparse.SUPPRESS)
@@ -50,6 +51,7 @@ def main() -> int:
         seconds=arguments.seconds,
         shrink_s=arguments.shrink_seconds,
         limits=limits,
+        only=arguments.only,
     )
     print(summary.text())
     return 1 if summary.found else 0

@@ -163,6 +163,7 @@ class Run:
             begins=None if states is None else self._beginnings(leg, states, count),
             refuses_weights=refuses_weights(case.pipeline),
             saves_for_all=saves_for_all,
+            holds=bool(case.modes.after),
             moves_on=case.modes.sharing is not None,
             stop=self._stop,
         )

@@ -9,15 +9,17 @@ from typing import Any
 from .case import Case
 from .driver import LegOutcome
 from .happenings import LOSES_A_STREAM
-from .modes import BATCH_OPERATORS
-from .outputs import Output, Row, without
-from .pipelines import COLUMN_BATCH, REGROUPING
+from .modes import BATCH_OPERATORS, ends_apart
+from .outputs import Output, Row, rows_of, without
+from .pipelines import COLUMN_BATCH, REGROUPING, WITH_RNG_OF_ROWS
 from .plain import Plain
 from .reader import Portion
 from .verdict import Failure
 
 GROUPS = {"bucket": 3}
 """How many groups each operator fills at a time."""
+MOST_CHILDREN = 2
+"""Of a `flat_map_rng`."""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Epoch:
         self._check_groups()
         self._check_numbers()
         expected = self.plain.rows(self.epoch)
-        got = Counter(row for output in self._outputs() for row in output.rows)
+        got = rows_of(self._outputs())
         hidden = self._hidden_fields()
         if hidden:
             expected, got = _hide(expected, hidden), _hide(got, hidden)
@@ -71,8 +73,8 @@ class Epoch:
             if any(len(p.outputs) < least and p.ended for p in self.parts[-1].portions) and expected:
                 raise Failure("ended", f"epoch {self.epoch} of an endless pipeline ended")
             return
-        if self._cut_otherwise and case.pipeline.has("filter_rng", "flat_map_rng"):
-            return  # chance decides there which rows come, and how often
+        if cut_otherwise(self.case) and self._has(*WITH_RNG_OF_ROWS):
+            return
         if modes.sharding == "off":
             self._check_off(expected, got, ended=ended)
             return
@@ -89,22 +91,20 @@ class Epoch:
     def _outputs(self) -> list[Output]:
         return [output for part in self.parts for portion in part.portions for output in portion.outputs]
 
+    def _has(self, *names: str) -> bool:
+        """Whether there is such a step, before or after `distribute`."""
+        return any(step.name in names for step in (*self.case.pipeline.steps, *self.case.modes.after))
+
     def _hidden_fields(self) -> tuple[str, ...]:
         pipeline = self.case.pipeline
         if self.case.modes.sharding == "off" and pipeline.unseeded:
             return ("noise", "drawn")  # every worker draws a seed of its own
-        return ("noise", "drawn") if self._cut_otherwise else ()
-
-    @property
-    def _cut_otherwise(self) -> bool:
-        """Whether small files, which the plain run reads several to a split, are splits of their own."""
-        by_file = self.case.modes.sharding in ("file", "file_or_data")
-        return by_file and any(source.files > 1 for source in self.case.pipeline.sources)
+        return ("noise", "drawn") if cut_otherwise(self.case) else ()
 
     def _check_universe(self, expected: Counter[Row], got: Counter[Row]) -> None:
         # Numbers drawn in a later pass are not those of the first.
         drawn = ("noise", "drawn")
-        if self.case.pipeline.has("filter_rng", "flat_map_rng"):
+        if self._has(*WITH_RNG_OF_ROWS):
             return
         strange = set(_hide(got, drawn)) - set(_hide(expected, drawn))
         if strange:
@@ -112,8 +112,7 @@ class Epoch:
 
     def _check_off(self, expected: Counter[Row], got: Counter[Row], *, ended: bool) -> None:
         leg = self.case.legs[self.parts[0].leg]
-        pipeline = self.case.pipeline
-        by_chance = self._hidden_fields() and pipeline.has("filter_rng", "flat_map_rng", "take", "skip")
+        by_chance = self._hidden_fields() and self._has(*WITH_RNG_OF_ROWS, "take", "skip")
         if by_chance:
             return
         if set(got) - set(expected):
@@ -159,6 +158,8 @@ class Epoch:
             lost += 3 * (ranks - 1)
         if ranks > 1 and modes.uneven == "pad":
             extra += (ranks - 1) * size
+        if any(step.name == "flat_map_rng" for step in modes.after):
+            lost, extra = lost * MOST_CHILDREN, extra * MOST_CHILDREN
         if first or counted or once:
             lost = float("inf")
         return lost, extra
@@ -189,7 +190,7 @@ class Epoch:
     def _check_steps(self) -> None:
         """All ranks take the same number of steps, unless they may end apart."""
         modes = self.case.modes
-        if modes.uneven == "allow" or any(step.name in ("filter", "unbatch", "rebatch") for step in modes.after):
+        if modes.uneven == "allow" or ends_apart(modes):
             return
         if modes.guarantee == "at_most_once" and LOSES_A_STREAM & set(self._event_here()):
             return  # a stream that was given up ends at another step for each rank
@@ -234,6 +235,12 @@ class Epoch:
             most = len(self.parts[-1].portions)
         if len(short) > most and not repeats:
             raise Failure("short batches", f"epoch {self.epoch}: {len(short)} of {short} rows, at most {most} may be")
+
+
+def cut_otherwise(case: Case) -> bool:
+    """Say whether small files, which the plain run reads several to a split, are splits of their own."""
+    by_file = case.modes.sharding in ("file", "file_or_data")
+    return by_file and any(source.files > 1 for source in case.pipeline.sources)
 
 
 def _hide(rows: Counter[Row], names: tuple[str, ...]) -> Counter[Row]:

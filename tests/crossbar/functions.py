@@ -121,6 +121,13 @@ def batch_column() -> Callable[[Row], Row]:
     return lambda batch: {**batch, "w": np.asarray(batch["id"]) * 2}
 
 
+def batch_chance() -> Callable[..., Row]:
+    def chance(batch: Row, rng: np.random.Generator) -> Row:
+        return {**batch, "chance": np.full(len(batch["id"]), rng.random())}
+
+    return chance
+
+
 def not_a_third() -> Callable[[Row], bool]:
     return lambda row: row["id"] % 3 != 0
 

@@ -40,7 +40,7 @@ def _judge(case: Case, services: Services, limits: Limits, outcomes: list[LegOut
     """Return whether the case was refused, rightly; `outcomes` are added to as they come about."""
     with scratch() as folder:
         dataset = build(case.pipeline, folder)
-        plain = Plain(case, seed_of(dataset), folder)
+        plain = Plain(case, _seed(case, dataset), folder)
         outcomes += Run(case, services, folder, limits, dataset).read()
         well = not any(outcome.errors or outcome.waited for outcome in outcomes)
         disturbed = len(case.legs) > 1 or case.legs[0].events or case.legs[0].workers != 1
@@ -48,6 +48,13 @@ def _judge(case: Case, services: Services, limits: Limits, outcomes: list[LegOut
         if well and disturbed and oracle.may_compare_order(case):
             undisturbed = _undisturbed(case, services, folder, limits, dataset, outcomes)
         return oracle.check(case, outcomes, plain, undisturbed)
+
+
+def _seed(case: Case, dataset: ps.Dataset) -> int:
+    """Return the seed of all random numbers: the first that is given, before the cut or after it."""
+    after = [step.arguments["seed"] for step in case.modes.after if step.name == "shuffle"]
+    given = [seed for seed in (*case.pipeline.seeds, *after) if seed is not None]
+    return given[0] if given else seed_of(dataset)
 
 
 def _undisturbed(

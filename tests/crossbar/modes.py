@@ -7,12 +7,13 @@ of the two is wrong: that is what a case then reports.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from .pipelines import COUNTED, INDEXABLE, REGROUPING, Pipeline, Step
+from .pipelines import COUNTED, INDEXABLE, REGROUPING, WITH_RNG_OF_ROWS, Pipeline, Step
 from .steps import STEPS, kind_of
 
 STATIC = frozenset({"file", "data", "file_or_data", "hint", "custom"})
@@ -229,6 +230,12 @@ def refuses_weights(pipeline: Pipeline) -> bool:
     )
 
 
+def ends_apart(modes: Modes) -> bool:
+    """Say whether ranks that get equal numbers of outputs make unequal ones of them, after `distribute`."""
+    unequal = WITH_RNG_OF_ROWS | {"filter", "unbatch", "rebatch"}
+    return any(step.name in unequal for step in modes.after)
+
+
 def refusals(pipeline: Pipeline, modes: Modes) -> list[Refusal]:
     """Return every rule that a combination breaks; none: it must work."""
     return [Refusal(rule, names) for rule, names, broken in RULES if broken(pipeline, modes)]
@@ -249,6 +256,24 @@ def draw_after(rng: random.Random, pipeline: Pipeline) -> Iterator[Step]:
         step = Step(name, STEPS[name].draw(rng, pipeline))
         kind = STEPS[name].gives or kind
         yield step
+
+
+DRAWING = ("noise", "filter_rng", "flat_map_rng", "batch_chance")
+
+
+def _with_chance(pipeline: Pipeline, after: tuple[Step, ...], ranks: int) -> tuple[Step, ...]:
+    """Give some a step after `distribute` that draws random numbers. Not drawn: what else a seed gives stays the same.
+
+    Of cases with operators there every other one gets one, of the others every eighth. A rank of several whose rows
+    chance left out would wait for ranks that have stopped.
+    """
+    rng = random.Random(zlib.crc32(f"{pipeline} {after}".encode()))
+    if rng.random() > (0.5 if after else 0.125):
+        return after
+    names = [name for name in DRAWING if ranks == 1 or name not in WITH_RNG_OF_ROWS]
+    made = [(*after[:at], Step(name), *after[at:]) for name in names for at in range(len(after) + 1)]
+    fitting = [steps for steps in made if kind_of(pipeline, steps) is not None]
+    return rng.choice(fitting) if fitting else after
 
 
 def _sometimes(rng: random.Random, probability: float, values: list[Any], usual: Any) -> Any:
@@ -297,6 +322,6 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         transport=_sometimes(rng, 0.2, ["lz4", "zstd"], "auto"),
         memory_bytes=_sometimes(rng, 0.2, [1 << 20, 4 << 20], None),
         max_workers=_sometimes(rng, 0.05, [1, 2], None),
-        after=tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (),
+        after=_with_chance(pipeline, tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (), ranks),
         own_processes=way in ("plain", "feed") and ranks == 1 and rng.random() < 0.06,
     )

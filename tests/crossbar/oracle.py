@@ -15,9 +15,10 @@ from penstock.core.errors import PenstockError, WaitTimeoutError
 
 from .case import Case
 from .driver import LegOutcome, sampler_of
-from .epochs import Epoch, by_epoch, some
-from .modes import BATCH_OPERATORS, Refusal, refusals
-from .outputs import Output, Row, without
+from .epochs import Epoch, by_epoch, cut_otherwise, some
+from .modes import BATCH_OPERATORS, Refusal, ends_apart, refusals
+from .outputs import Output, Row, rows_of, without
+from .pipelines import WITH_RNG
 from .plain import Plain
 from .reader import Misused, Superseding
 from .verdict import Failure
@@ -33,6 +34,8 @@ def unclear(case: Case) -> bool:
     modes, pipeline = case.modes, case.pipeline
     if apart(case) or (modes.cached_by_arrival and len(case.legs) > 1):
         return True
+    if ends_apart(modes) and any(leg.load != "own" and leg.ranks > 1 for leg in case.legs[1:]):
+        return True  # after as many outputs here, ranks may have taken unequal numbers of steps
     static = modes.sharding in ("file", "data", "file_or_data", "hint", "custom")
     several = len(pipeline.sources) > 1 or len(case.legs) > 1
     few_files = modes.sharding == "file"
@@ -197,6 +200,9 @@ def _check_sharing(case: Case, outcomes: list[LegOutcome], plain: Plain) -> None
     modes, pipeline = case.modes, case.pipeline
     if pipeline.endless or (modes.sharding == "off" and pipeline.unseeded):
         return
+    drawing = any(step.name in WITH_RNG for step in (*pipeline.steps, *modes.after))
+    if drawing and cut_otherwise(case):
+        return
     taken_away = any(step.arguments.get("drop_last") for step in (*pipeline.steps, *modes.after))
     taken_away |= any(step.name in ("take", "skip") for step in modes.after)
     taken_away |= pipeline.join is not None and pipeline.join.arguments.get("stop") == "first"
@@ -210,7 +216,7 @@ def _check_sharing(case: Case, outcomes: list[LegOutcome], plain: Plain) -> None
         for portions in zip(*ranks):
             epoch = portions[0].epoch
             expected = plain.rows(epoch)
-            got = Counter(row for portion in portions for output in portion.outputs for row in output.rows)
+            got = rows_of(output for portion in portions for output in portion.outputs)
             together.setdefault(epoch, Counter()).update(got)
             extra = {row for row in got if row not in expected} if modes.sharding == "off" else got - expected
             if extra and modes.uneven != "pad":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +36,11 @@ def output_of(element: Any) -> Output:
 def without(row: Row, *names: str) -> Row:
     """Return a row without some of its fields."""
     return tuple(field for field in row if not (isinstance(field, tuple) and field[0] in names))
+
+
+def rows_of(outputs: Iterable[Output]) -> Counter[Row]:
+    """Return the rows as they compare on any number of streams: without what was drawn for a whole batch."""
+    return Counter(without(row, "chance") for output in outputs for row in output.rows)
 
 
 def _rows(element: Any) -> list[Row]:

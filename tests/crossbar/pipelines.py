@@ -58,9 +58,13 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unseeded(self) -> bool:
         """Whether a seed is drawn for it, where it is built."""
-        seeds = [source.shuffle[1] for source in self.sources if source.shuffle is not None]
-        seeds += [step.arguments["seed"] for step in self.steps if step.name == "shuffle"]
-        return not seeds or None in seeds
+        return not self.seeds or None in self.seeds
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """What its shuffles were given, the first one's first."""
+        of_sources = [source.shuffle[1] for source in self.sources if source.shuffle is not None]
+        return [*of_sources, *(step.arguments["seed"] for step in self.steps if step.name == "shuffle")]
 
     @property
     def rows(self) -> int:
@@ -82,5 +86,7 @@ COUNTED = frozenset({"take", "skip", "enumerate", "zip"})
 WITH_RNG = frozenset({"noise", "filter_rng", "flat_map_rng"})
 ONCE = frozenset({"repeat", "blob", "slow", "none", "cache"})
 """A second one would cost time or memory, and say nothing new."""
+WITH_RNG_OF_ROWS = frozenset({"filter_rng", "flat_map_rng"})
+"""Chance decides there which rows come, and how often."""
 ENDS_IDENTITY = REGROUPING | {"unbatch", "pack", "lists"}
 """After these an element is not the same one on every number of streams: nothing below draws from `rng`."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from .case import Case
 from .datasets import build
-from .outputs import Output, Row, output_of
+from .outputs import Output, Row, output_of, rows_of
 from .pipelines import Pipeline, Step
 
 
@@ -49,7 +49,7 @@ class Plain:
             return [output_of(element) for element in iterator]
 
     def rows(self, epoch: int) -> Counter[Row]:
-        return Counter(row for output in self.outputs(epoch) for row in output.rows)
+        return rows_of(self.outputs(epoch))
 
     def error(self) -> BaseException | None:
         """Return what the pipeline raises here, None if nothing."""

@@ -47,13 +47,15 @@ class Shared:
     """The pipeline's operators hold elements of the old weights."""
     saves_for_all: bool = False
     """The checkpoint is to stand for all ranks."""
+    holds: bool = False
+    """Operators after `distribute` hold what they were given: an older reader may give all of that."""
     moves_on: bool = False
     """Trainers share the job: who comes back after the others' epoch is over joins the present one."""
     stop: threading.Event = field(default_factory=threading.Event)
     """The case is over: an endless wait of a test must not outlive it."""
 
 
-MOST_AFTER, PAUSE_S = 8, 0.1
+MOST_AFTER, MOST_HELD, PAUSE_S = 8, 40, 0.1
 FEW = 4
 """What an older reader holds already it may give; but after so many, one at a time, it has heard of the newer one."""
 
@@ -232,16 +234,16 @@ class Reader:
             return iter(())
         portion.outputs.append(first)
         self.where = "waits for an older reader to be refused"
-        given = 0
+        given, holds = 0, self._shared.holds
         try:
             for _ in older:
                 given += 1
-                if given == MOST_AFTER:
+                if given == (MOST_HELD if holds else MOST_AFTER):
                     break
                 time.sleep(PAUSE_S)  # the word that it was superseded is on its way
         except SupersededError:
             return elements
-        if given >= FEW:
+        if given >= (MOST_HELD if holds else FEW):
             raise Superseding(f"the older reader of a slot was given {given} outputs more, and not refused")
         return elements
 

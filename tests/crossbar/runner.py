@@ -13,7 +13,7 @@ import msgspec
 from .case import Case, draw
 from .driver import Limits
 from .lanes import Lane
-from .modes import refusals
+from .modes import DRAWING, refusals
 from .shrink import shrink
 from .verdict import Verdict
 
@@ -85,6 +85,8 @@ def modes_of(case: Case) -> Iterator[str]:
         yield "transport"
     if modes.after:
         yield "operators after"
+    if any(step.name in DRAWING for step in modes.after):
+        yield "rng after"
     if refusals(case.pipeline, modes):
         yield "illegal"
         return
@@ -105,12 +107,16 @@ def run_seeds(
     shrink_s: float = 60.0,
     limits: Limits | None = None,
     quiet: bool = False,
+    only: str | None = None,
 ) -> Summary:
-    """Run cases on `jobs` lanes at once; print as it goes. `seconds` bounds when the last case begins."""
+    """Run cases on `jobs` lanes at once; print as it goes. `seconds` bounds when the last case begins.
+
+    `only`: those that have this mode, as the summary names it.
+    """
     limits = limits or Limits()
     begin = time.monotonic()
     summary, lock = Summary(), threading.Lock()
-    pending = iter(seeds)
+    pending = iter(seeds if only is None else (seed for seed in seeds if only in modes_of(draw(seed))))
 
     def say(text: str) -> None:
         if not quiet:

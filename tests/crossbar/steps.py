@@ -173,6 +173,7 @@ STEPS: dict[str, Rule] = {
         weight=0.8,
     ),
     "batch_map": Rule(takes=BATCHES, gives=SAME, build=lambda ds, a: ds.map(f.batch_column()), weight=1),
+    "batch_chance": Rule(takes=BATCHES, gives=SAME, build=lambda ds, a: ds.map(f.batch_chance()), weight=0.0),
     "unbatch": Rule(takes=BATCHES, gives="row", build=lambda ds, a: ds.unbatch(), weight=0.7),
     "rebatch": Rule(
         takes=BATCHES,
@@ -220,11 +221,13 @@ def kind_of(pipeline: Pipeline, after: tuple[Step, ...] = ()) -> str | None:
     """Return what comes out, None if the steps do not fit together: a shrunken pipeline may not."""
     kind: str | None = source_kind(pipeline)
     identity = kind == "row"
-    for step in (*pipeline.steps, *after):
+    for place, step in enumerate((*pipeline.steps, *after)):
         if kind is None or (step.name in WITH_RNG and not identity):
             return None
         kind = kind_after(kind, step)
-        identity = identity and step.name not in ENDS_IDENTITY
+        # Workers leave a cache out. Behind `distribute` what it gives is known by its place in it.
+        cached = step.name == "cache" and place >= len(pipeline.steps)
+        identity = identity and step.name not in ENDS_IDENTITY and not cached
     return kind
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import penstock as ps
+from penstock.graph import ops
 
 
 def f(x):
@@ -243,6 +244,14 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         map(f)
         group_by_window(keep, 3)
         map(g)
+        prefetch()
+        """,
+    ),
+    "identified": (
+        ps.Dataset(ops.Identified(upstream=ps.range(9).map(noisy).node, first_source=2)),
+        """
+        range(0, 9)
+        fused: map(noisy, rng) + identified(first_source=2)
         prefetch()
         """,
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.intervals import Intervals
 from penstock.stream.checkpoint import Place, Progress
-from penstock.stream.position import Arrived, Lane, Serving, with_done
+from penstock.stream.position import Arrived, Lane, Serving, splits_in, with_done
 from penstock.wire.jobs import Ranges
 from tests.stream.records import cut_at, done, rounds, standing
 
@@ -45,6 +45,16 @@ def test_a_place_inside_a_serving_counts_what_each_lane_gave(before: int, taken:
 def test_a_lane_may_begin_inside_its_frame() -> None:
     reached = place_before(1).after(serving_of(1), 2)
     assert (reached.standings[0].round, reached.standings[0].cut_here) == (13, cut_at(13))
+
+
+def test_a_place_before_a_frame_names_the_splits_that_come_next() -> None:
+    """An operator in the middle of the next element gets it again: also of a stream that was granted other splits."""
+    serving = serving_of(0)
+    here = place_before(0).after(serving, 0)
+    assert (here.next, here.standings[0].round) == (0, 10)
+    assert set(splits_in(done(0, 5))) <= set(splits_in(here.standings[0].cut_here.named))
+    assert here.standings[0].cut_here.since == cut_at(10).since
+    assert here.after(serving, 3).standings[0].cut_here == cut_at(13)
 
 
 def test_what_is_done_grows_and_what_was_noted_stays() -> None:

@@ -60,8 +60,8 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
             f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
-    seed = dataset._plan.seed if options.seed is None else options.seed
-    return Loader(dataset.node, memory_bytes=options.limits.memory_bytes, seed=seed)
+    limits = options.limits
+    return Loader(dataset.node, memory_bytes=limits.memory_bytes, seed=options.seed, drawn=dataset._plan.seed)
 
 
 def _over(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from penstock.api.dataset import Dataset
-from penstock.api.iteration import DatasetIterator, Plan
+from penstock.api.iteration import DatasetIterator, Plan, given_seed
 from penstock.api.states import (
     STATE_VERSION,
     Phase,
@@ -29,7 +29,9 @@ from penstock.client.session import Beginning
 from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
+from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
+from penstock.graph.traverse import walk
 from penstock.stream.checkpoint import Checkpoint, Weights, apart, check_whose, read_states
 
 State = Mapping[str, Any]
@@ -42,6 +44,20 @@ class FromService(SourceNode):
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"backend", "dataset"})
     backend: ServiceBackend = field(repr=False)
     dataset: Dataset = field(repr=False)
+
+    @property
+    def stands_for(self) -> int:
+        return sum(isinstance(node, SourceNode) for node in walk(self.dataset.node))
+
+
+def walk_through(node: Node) -> Iterator[Node]:
+    """Yield every operator of a pipeline as if it were not cut: those before `distribute` stand where its job does."""
+    done: set[Node] = set()
+    for operator in walk(node):
+        for each in walk(operator.dataset.node) if isinstance(operator, FromService) else (operator,):
+            if each not in done:
+                done.add(each)
+                yield each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,20 +175,21 @@ def save(
 class Here:
     options = None
 
-    def __init__(self, plan: Plan, *, threads: int | None, memory_bytes: int | None) -> None:
+    def __init__(self, plan: Plan, *, threads: int | None, memory_bytes: int | None, drawn: int | None) -> None:
         self._plan = plan
-        self._threads, self._memory_bytes = threads, memory_bytes
+        self._threads, self._memory_bytes, self._drawn = threads, memory_bytes, drawn
 
     @property
     def signature(self) -> PipelineSignature:
         return self._plan.signature
 
     def seed_of(self, seed: int | None) -> int:
-        return self._plan.seed if seed is None else seed
+        found = (seed, given_seed(walk(self._plan.node)), self._drawn)
+        return next((each for each in found if each is not None), self._plan.seed)
 
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
         iterator = DatasetIterator(
-            self._plan, epoch=epoch, seed=seed, threads=self._threads, memory_bytes=self._memory_bytes
+            self._plan, epoch=epoch, seed=self.seed_of(seed), threads=self._threads, memory_bytes=self._memory_bytes
         )
         if loaded is not None:
             iterator.load_state_dict(loaded.state)

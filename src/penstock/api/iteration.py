@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -54,8 +54,8 @@ class Plan:
     def seed(self) -> int:
         """The first seed the user gave, else one drawn once for this dataset."""
         if self._seed is None:
-            given = [node.seed for node in walk(self.node) if isinstance(node, ops.Shuffle) and node.seed is not None]
-            self._seed = given[0] if given else secrets.randbits(48)
+            given = given_seed(walk(self.node))
+            self._seed = secrets.randbits(48) if given is None else given
         return self._seed
 
     def source_of(self, node: SourceNode) -> Source:
@@ -115,6 +115,11 @@ class Plan:
             f"{statistics.read_s + statistics.idle_s:.1f} s, on up to {statistics.threads} threads"
         )
         return f"{text}\n\n{sampled}\n{analyze_table(statistics)}\n\n{verdict(statistics)}"
+
+
+def given_seed(operators: Iterable[Node]) -> int | None:
+    """Return the first seed that the user gave to one of some operators."""
+    return next((node.seed for node in operators if isinstance(node, ops.Shuffle) and node.seed is not None), None)
 
 
 class DatasetIterator:

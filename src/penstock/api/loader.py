@@ -11,7 +11,7 @@ from textwrap import indent
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, State, load, save
+from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, State, load, save, walk_through
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
@@ -39,10 +39,17 @@ class Loader(Operators):
     LEADS = True
 
     def __init__(
-        self, node: Node, *, threads: int | None = None, memory_bytes: int | None = None, seed: int | None = None
+        self,
+        node: Node,
+        *,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        seed: int | None = None,
+        drawn: int | None = None,
     ) -> None:
+        """`drawn` is the seed of what is read here, where neither `seed` nor an operator says one."""
         super().__init__(node)
-        self._threads, self._memory_bytes = threads, memory_bytes
+        self._threads, self._memory_bytes, self._drawn = threads, memory_bytes, drawn
         self._sources = [each for each in walk(node) if isinstance(each, FromService)]
         self._kind = self._choose_kind()
         self._next_epoch = 0
@@ -55,7 +62,7 @@ class Loader(Operators):
     def _choose_kind(self) -> Kind:
         node, threads, memory_bytes = self._node, self._threads, self._memory_bytes
         if not self._sources:
-            return Here(self._plan, threads=threads, memory_bytes=memory_bytes)
+            return Here(self._plan, threads=threads, memory_bytes=memory_bytes, drawn=self._drawn)
         if node is self._sources[0]:
             return Direct(self._sources[0])
         return Piped(node, self._sources, threads=threads, memory_bytes=memory_bytes)
@@ -231,8 +238,13 @@ class Loader(Operators):
         titles = [*("on workers" if job is None else f"on workers, job {job!r}" for job in jobs), "in this process"]
         return "\n\n".join(f"{title}\n{indent(part, '  ')}" for title, part in zip(titles, parts))
 
+    def _operators(self) -> Iterator[Node]:
+        return walk_through(self._node)
+
     def _over(self, node: Node) -> Self:
-        made = type(self)(node, threads=self._threads, memory_bytes=self._memory_bytes, seed=self._given_seed)
+        made = type(self)(
+            node, threads=self._threads, memory_bytes=self._memory_bytes, seed=self._given_seed, drawn=self._drawn
+        )
         for source in made._sources:
             _check_cache(node, source.backend.options)
             if source.backend.options.order == "relaxed":

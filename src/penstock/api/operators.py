@@ -5,7 +5,7 @@ A thin face: each method builds one node of `graph.ops`, which checks its own ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
@@ -111,7 +111,7 @@ class Operators:
         `size` elements shuffled.
         """
         return self._with(
-            ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=sum(map(is_shuffle, walk(self._node)))
+            ops.Shuffle, size=size, seed=seed, reshuffle=reshuffle, salt=sum(map(is_shuffle, self._operators()))
         )
 
     def repeat(self, count: int = ops.NEVER_ENDS) -> Self:
@@ -295,7 +295,11 @@ class Operators:
 
         Only those are counted: adding a map, or moving a shuffle, changes no other function's numbers.
         """
-        return sum(map(takes_rng, walk(self._node))) if function.takes_rng else 0
+        return sum(map(takes_rng, self._operators())) if function.takes_rng else 0
+
+    def _operators(self) -> Iterator[Node]:
+        """Yield what the pipeline is made of so far, from the sources on."""
+        return walk(self._node)
 
 
 def skip_policy(on_error: OnError) -> ops.SkipErrors | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.api.epochs import Epoch, FromService, Loaded, save
+from penstock.api.epochs import Epoch, FromService, Loaded, save, walk_through
+from penstock.api.iteration import given_seed
 from penstock.api.states import PipelineSignature, SavedState, merged, parts_in, signature_of, with_parts
 from penstock.client.options import JobOptions
 from penstock.client.session import Beginning
@@ -20,8 +21,8 @@ from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.passes import canonicalize, optimize
 from penstock.runtime.budget import default_budget
-from penstock.runtime.contract import Stage
 from penstock.runtime.iterator import Run
+from penstock.runtime.lower import StandIn
 from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Weights
@@ -62,6 +63,8 @@ class Piped:
         return self._sources[0].backend.options
 
     def seed_of(self, seed: int | None) -> int:
+        if seed is None:
+            seed = given_seed(walk_through(self._node))
         return self._sources[0].dataset._plan.seed if seed is None else seed
 
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
@@ -74,14 +77,12 @@ class Piped:
         clock = ReaderClock()
         place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
 
-        def stage(source: FromService, meter: StageMeter) -> ServiceStage:
+        def stage(source: FromService, meter: StageMeter, identities: int | None) -> ServiceStage:
             attempt = place.attempts[len(made)] if len(made) < len(place.attempts) else None
-            made.append(ServiceStage(meter, source.backend, beginning, clock, attempt))
+            made.append(ServiceStage(meter, source.backend, beginning, clock, attempt, identities))
             return made[-1]
 
-        stages: dict[SourceNode, Callable[[StageMeter], Stage]] = {
-            source: partial(stage, source) for source in self._sources
-        }
+        stages: dict[SourceNode, StandIn] = {source: partial(stage, source) for source in self._sources}
         run = Run(
             self._graph,
             seed=seed,

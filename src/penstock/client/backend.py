@@ -13,9 +13,9 @@ from penstock.client.options import JobOptions, job_name
 from penstock.client.reader import EpochReader
 from penstock.client.sampling import Drawing, Feed, Place
 from penstock.client.session import Beginning, EpochSession
-from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, prepare, submission
+from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
-from penstock.core.ids import JobName
+from penstock.core.ids import Fingerprint, JobName
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
@@ -45,9 +45,10 @@ class ServiceBackend:
         self._pipeline, self._find = pipeline, find
         self._expected_workers = expected_workers
         self._prepared: Prepared | None = None
-        self._submissions: dict[tuple[int, int], Submission] = {}
+        self._identified: dict[int, Prepared] = {}
+        self._submissions: dict[tuple[Fingerprint, int, int], Submission] = {}
         self._workers: int | None = None
-        self._job: JobName | None = None
+        self._jobs: dict[Fingerprint, JobName] = {}
         self._fed_lists: bool | None = None
         """Whether the sampler gives lists, once it has given something."""
         self._links: list[ServiceLink] = []
@@ -63,13 +64,20 @@ class ServiceBackend:
             self._prepared = prepare(self._pipeline, self.options, fed_lists=bool(self._fed_lists))
         return self._prepared
 
-    @property
-    def job(self) -> JobName:
-        if self._job is None:
-            name, options = job_name(self.options, self.prepared.fingerprint), self.options
+    def _prepared_with(self, identities: int | None) -> Prepared:
+        """Return the pipeline whose outputs carry identities, those of its first source by that number."""
+        if identities is None:
+            return self.prepared
+        if identities not in self._identified:
+            self._identified[identities] = identified(self.prepared, identities)
+        return self._identified[identities]
+
+    def _job_of(self, prepared: Prepared) -> JobName:
+        if prepared.fingerprint not in self._jobs:
+            name, options = job_name(self.options, prepared.fingerprint), self.options
             own = options.feed is not None and options.ranks.count > 1
-            self._job = JobName(f"{name}.{options.rank}") if own else name
-        return self._job
+            self._jobs[prepared.fingerprint] = JobName(f"{name}.{options.rank}") if own else name
+        return self._jobs[prepared.fingerprint]
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuse a state of a job that was dealt or cut otherwise."""
@@ -107,8 +115,14 @@ class ServiceBackend:
                 f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.ranks.uneven!r}"
             )
 
-    def open(self, beginning: Beginning, clock: ReaderClock | None = None) -> EpochReader:
-        """Open an epoch and return its reader; waits for the service. `clock`: the trainer's, if others read here."""
+    def open(
+        self, beginning: Beginning, *, identities: int | None = None, clock: ReaderClock | None = None
+    ) -> EpochReader:
+        """Open an epoch and return its reader; waits for the service.
+
+        With `identities` its outputs are pairs of an element and its identity (`runtime.ops.identified`); it is the
+        number by which they name the pipeline's first source. `clock`: the trainer's, if operators here read instead.
+        """
         if self._pid != os.getpid():
             raise ForkedLoaderError
         if self._closed:
@@ -120,7 +134,8 @@ class ServiceBackend:
         if options.feed is not None:
             feeder = self._feeder(options.feed, beginning)
             options = replace(options, ranks=Ranks(), rank=0)  # a job of this consumer's own
-        prepared, job, link = self.prepared, self.job, self._link()
+        prepared, link = self._prepared_with(identities), self._link()
+        job = self._job_of(prepared)
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
         session = EpochSession(link, job, options, submitted, beginning, feeder, clock)
         memory_bytes = options.limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
@@ -158,7 +173,8 @@ class ServiceBackend:
         )
         if self._fed_lists is None:
             self._fed_lists = drawing.lists
-            self._prepared, self._job = None, None
+            self._prepared = None
+            self._identified.clear()
         if drawing.lists not in (None, self._fed_lists):
             raise InvalidArgumentError(
                 "the sampler gave lists of indices in one epoch and single ones in another; it must give one kind"
@@ -174,9 +190,10 @@ class ServiceBackend:
         self, prepared: Prepared, options: JobOptions, link: ServiceLink, seed: int | None, streams: int
     ) -> Submission:
         chosen = self._pipeline.seed if seed is None else seed
-        made = self._submissions.get((chosen, streams))
+        key = (prepared.fingerprint, chosen, streams)
+        made = self._submissions.get(key)
         if made is None:
-            made = self._submissions[chosen, streams] = submission(
+            made = self._submissions[key] = submission(
                 prepared, options, seed=chosen, workers=lambda: self._count_workers(link), streams=streams or None
             )
         return made
@@ -195,7 +212,7 @@ class ServiceBackend:
 
     def figures(self, timeout_s: float) -> JobFigures:
         """Return what the service knows of the job in numbers; of one that it does not know, none."""
-        job = self.job
+        job = next(reversed(self._jobs.values()), None) or self._job_of(self.prepared)  # what was opened last
         answer = self._link().control.ask(GetFigures(job=job), timeout_s=timeout_s, what=f"figures of job {job!r}")
         return answer.figures if isinstance(answer, Figures) else JobFigures(job=job)
 

@@ -27,6 +27,7 @@ from penstock.core.errors import (
 from penstock.core.ids import AttemptId, BlobHash, ClientId, JobName, RunnerId
 from penstock.graph.codec import decode_graph
 from penstock.graph.difference import difference
+from penstock.graph.randomized import identified
 from penstock.wire.blobs import fetch_blob, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
@@ -260,9 +261,18 @@ class ServiceLink:
                 return ""
             ask = partial(self.control.ask, timeout_s=ASK_S, what="the job's pipeline")
             theirs = decode_graph(fetch_blob(spec.spec.graph, ask))
-            found = difference(theirs, decode_graph(blobs[request.spec.graph]))
+            ours = decode_graph(blobs[request.spec.graph])
         except PenstockError:
             return ""
+        drawing = [
+            name for name, graph in (("this loader", ours), ("the job", theirs)) if identified(graph) is not None
+        ]
+        if len(drawing) == 1:
+            return (
+                f" Only {drawing[0]} has a function that takes rng after distribute(), which needs the elements' "
+                "identities: those who read one job all have one there, or none."
+            )
+        found = difference(theirs, ours)
         return f" Against the job's pipeline: {'; '.join(found[:8])}." if found else ""
 
     def close(self) -> None:

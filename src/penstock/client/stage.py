@@ -5,6 +5,8 @@ next element comes from: an operator that is in the middle of one element (unbat
 
 Of a stage from which nothing has come, operators know the state it was opened at, which is of another attempt, or none
 at all. `opened` and `attempt` say what the service knows it by: a rank that returns so must not look like a new one.
+
+Where a function here takes `rng`, the job's outputs carry the identities of their elements, and are taken apart.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning
 from penstock.core.ids import AttemptId
 from penstock.runtime.contract import Chunk, Fixed, Origin, Stage, State
+from penstock.runtime.ops.identified import without_identities
 from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.stream.checkpoint import ConsumerState, read_states
 
@@ -29,12 +32,15 @@ class ServiceStage(Stage):
         beginning: Beginning,
         clock: ReaderClock,
         attempt: tuple[int, str] | None = None,
+        identities: int | None = None,
     ) -> None:
         """`beginning`: what all passes have in common. `clock`: of the trainer, who reads what stands after this.
-        `attempt`: of a stage that a loaded state had opened, and from which nothing had come.
+        `attempt`: of a stage that a loaded state had opened, and from which nothing had come. `identities`: the number
+        that those of the first source go by, where a function draws.
         """
         super().__init__(meter)
-        self._backend, self._beginning, self._clock = backend, beginning, clock
+        self._backend, self._beginning, self._identities = backend, beginning, identities
+        self._clock = clock
         self.reader: EpochReader | None = None
         self.attempt = attempt
         """The pass it was last opened in and the attempt there; None: not opened yet."""
@@ -49,7 +55,7 @@ class ServiceStage(Stage):
             beginning = replace(beginning, checkpoint=checkpoint)
         elif self.attempt is not None and self.attempt[0] == pass_ and beginning.may_rejoin:
             beginning = replace(beginning, rejoin=AttemptId(self.attempt[1]))
-        self.reader = self._backend.open(beginning, self._clock)
+        self.reader = self._backend.open(beginning, identities=self._identities, clock=self._clock)
         self.attempt = (pass_, self.reader.session.attempt)
         self.opened = None if state is None else (state, self.reader.state().plain())
 
@@ -63,7 +69,10 @@ class ServiceStage(Stage):
         elements, after = reader.take(want)
         if not len(elements):
             return Chunk((), Fixed(after(0).plain()))
-        return Chunk(elements, _Marks(after))
+        if self._identities is None:
+            return Chunk(elements, _Marks(after))
+        elements, idents = without_identities(elements)
+        return Chunk(elements, _Marks(after), idents)
 
     def stop(self) -> None:
         if self.reader is not None:

@@ -6,6 +6,7 @@ that cannot be shipped, splits that cannot be dealt.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import sys
@@ -124,6 +125,17 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
         splits_digest=hashlib.blake2b(f"{counts} {by_file}".encode(), digest_size=6).hexdigest(),
         storage=_storage(nodes),
     )
+
+
+def identified(prepared: Prepared, first_source: int) -> Prepared:
+    """Return the pipeline whose outputs carry identities, for a function that draws from them where they are read.
+
+    It is another job than the same pipeline without them: whoever reads it must take its outputs apart.
+    """
+    root = ops.Identified(upstream=prepared.root, first_source=first_source)
+    own = f"{prepared.fingerprint} identified {first_source}"
+    fingerprint = Fingerprint(hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
+    return dataclasses.replace(prepared, root=root, graph=encode_graph(root), fingerprint=fingerprint)
 
 
 def _check_marks(graph: Node) -> None:

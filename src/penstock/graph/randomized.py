@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
-from penstock.graph.ops import OfSteps, Shuffle
+from penstock.graph.ops import Identified, OfSteps, Shuffle, steps_of
+from penstock.graph.traverse import walk
 
 
 def takes_rng(node: Node) -> bool:
@@ -20,3 +21,18 @@ def is_shuffle(node: Node) -> bool:
 
 def draws(node: Node) -> bool:
     return is_shuffle(node) or takes_rng(node)
+
+
+def with_identities(root: Node) -> set[Node]:
+    """Return the operators whose elements need identities: a function that takes `rng` reads them, or a reader does."""
+    needing = (node for node in walk(root) if takes_rng(node) or _identified(node) is not None)
+    return {below for node in needing for below in walk(node)}
+
+
+def identified(root: Node) -> Identified | None:
+    """Return the operator that hands identities on to a reader; None: outputs leave without them."""
+    return next(filter(None, map(_identified, walk(root))), None)
+
+
+def _identified(node: Node) -> Identified | None:
+    return next((step for step in steps_of(node) if isinstance(step, Identified)), None)

@@ -43,6 +43,11 @@ class SourceNode(Node):
         return varied(self.TRAITS, may_skip=self.policy is not None)
 
     @property
+    def stands_for(self) -> int:
+        """Return how many sources there are in what it reads."""
+        return 1
+
+    @property
     def policy(self) -> SkipErrors | None:
         """Return what becomes of records that cannot be read; None: they are errors."""
         return None

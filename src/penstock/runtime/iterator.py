@@ -16,7 +16,7 @@ from penstock.graph.readers import SourceNode
 from penstock.runtime.blame import users_part
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
-from penstock.runtime.lower import Lowering
+from penstock.runtime.lower import Lowering, StandIn
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import ReaderClock, StageMeter, Statistics
 from penstock.runtime.streams import StreamPart, StreamStopped
@@ -59,7 +59,7 @@ class Run:
         budget: Budget,
         source_of: Callable[[SourceNode], Source],
         part: StreamPart | None = None,
-        stages: Mapping[SourceNode, Callable[[StageMeter], Stage]] | None = None,
+        stages: Mapping[SourceNode, StandIn] | None = None,
         clock: ReaderClock | None = None,
     ) -> None:
         """`clock`: of a reader that others tell of; None: one of its own."""

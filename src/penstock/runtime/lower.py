@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import accumulate
 from pkgutil import iter_modules
+from typing import TypeAlias
 
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label as label_of
-from penstock.graph.randomized import takes_rng
+from penstock.graph.randomized import identified, with_identities
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.runtime import ops as stage_modules
@@ -53,6 +55,9 @@ def _register_stages() -> None:
 
 _register_stages()
 
+StandIn: TypeAlias = Callable[[StageMeter, int | None], Stage]
+"""(meter, the number that its first source's identities go by; None: there are to be none) → a stage."""
+
 
 @dataclass(slots=True)
 class Lowering:
@@ -64,8 +69,8 @@ class Lowering:
     pool: ThreadPool | None
     source_of: Callable[[SourceNode], Source]
     part: StreamPart | None = None
-    stages: Mapping[SourceNode, Callable[[StageMeter], Stage]] = field(default_factory=dict)
-    """Stages that stand for sources: they are read as they are, whatever a shuffle above asks for."""
+    stages: Mapping[SourceNode, StandIn] = field(default_factory=dict)
+    """What makes the stages that stand for sources: they are read as they are, whatever a shuffle above asks for."""
     regrouping: RegroupingStage | None = None
     """The stage whose rest is kept."""
     meters: list[StageMeter] = field(default_factory=list)
@@ -75,6 +80,8 @@ class Lowering:
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
     _node_numbers: dict[Node, int] = field(default_factory=dict)
+    _identity_numbers: dict[Node, int] = field(default_factory=dict)
+    """What identities call the sources: the same numbers wherever a pipeline is cut in two."""
     _numbering: PassNumbering = field(init=False)
     _placement: Placement = field(init=False)
     _resources: Resources = field(init=False)
@@ -85,9 +92,13 @@ class Lowering:
         self._node_numbers = {node: number for number, node in enumerate(nodes)}
         self._numbering = PassNumbering(root)
         self._placement = Placement(self.part, root)
-        self._source_numbers = {node: i for i, node in enumerate(n for n in nodes if isinstance(n, SourceNode))}
+        sources = [node for node in nodes if isinstance(node, SourceNode)]
+        self._source_numbers = {node: i for i, node in enumerate(sources)}
+        handed_on = identified(root)
+        first = 0 if handed_on is None else handed_on.first_source
+        self._identity_numbers = dict(zip(sources, accumulate((node.stands_for for node in sources), initial=first)))
         self._resources = Resources(self.budget, self.pool, sum(node.traits.threads != 0 for node in nodes))
-        self._wants_idents = {below for node in nodes if takes_rng(node) for below in walk(node)}
+        self._wants_idents = with_identities(root)
         return self._placement.left(None, self._build(root, None), self._advance)
 
     def _build(self, node: Node, order: RandomOrder | None) -> Stage:
@@ -118,11 +129,12 @@ class Lowering:
     def _build_source(self, node: SourceNode, order: RandomOrder | None) -> Stage:
         meter = self._meter(node)
         if node in self.stages:
-            return self.stages[node](meter)
+            return self.stages[node](meter, self._identity_numbers[node] if node in self._wants_idents else None)
         source, number, placement = self.source_of(node), self._source_numbers[node], self._placement
         splits = source.splits()
         reading = Reading(
             number=number,
+            identity_number=self._identity_numbers[node],
             splits=splits,
             ordinals=placement.ordinals(number, len(splits)),
             with_idents=node in self._wants_idents,

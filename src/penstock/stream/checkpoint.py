@@ -87,7 +87,11 @@ class Place(msgspec.Struct, frozen=True):
                 standings[lane.number] = standings[lane.number].taken(header, at, rounds)
                 if at == header.count and header.done:
                     done = with_done(done, header.done)
-        following = serving.lanes[taken % len(serving.lanes)].number if taken < serving.size else None
+        following = None
+        if taken < serving.size:
+            lane = serving.lanes[taken % len(serving.lanes)]
+            following = lane.number
+            standings[following] = standings[following].before(lane.frame.header)
         return replace(self, step=self.step + taken - before, standings=standings, done=done, next=following)
 
     def progress(self) -> Progress:

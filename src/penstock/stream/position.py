@@ -94,7 +94,7 @@ class Standing(msgspec.Struct, frozen=True):
     @property
     def cut_here(self) -> Cut:
         ahead = self.round - self.cut_round
-        if not ahead:
+        if not ahead and not self.opened:
             return self.cut
         named = joined((*self.cut.named, *self.opened)) if self.opened else self.cut.named
         return replace(self.cut, since=self.cut.since + ahead, named=named)
@@ -118,6 +118,10 @@ class Standing(msgspec.Struct, frozen=True):
             return replace(self, round=self.round + rounds).moved(header.seq + at).reached(header.cut, header.done)
         there = replace(self, round=self.round + rounds, opened=(*header.done, *header.cut.named))
         return there.moved(header.seq + at)
+
+    def before(self, header: Rounds) -> Standing:
+        """Return the same place where the next round must be that frame's: the splits it is made of are named."""
+        return self if self.opened else replace(self, opened=(*header.done, *header.cut.named))
 
     def reached(self, cut: Cut, done: Iterable[Named]) -> Standing:
         """Return the same place at the cut that stands just here; `done` are splits that it does not need any more."""

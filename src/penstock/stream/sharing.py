@@ -333,6 +333,9 @@ class Shared(Served[RankReader]):
         """Return what the window has for a reader, as far as its credit goes."""
         if self._run is None and self._end is None:
             return None
+        has_all = not reader.hungry or reader.next_round >= self.window.end
+        if has_all and self.delivery.width == 1 and self._teams[reader.trainer].begun:
+            return None  # asked of every reader after every frame: and one alone has nothing to be moved past
         self._move(reader)
         entry = self.window.holding(reader.next_round)
         if entry is None or not reader.hungry or not self._may_have(reader):

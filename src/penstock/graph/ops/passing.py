@@ -1,4 +1,4 @@
-"""Operators that hand on the elements they get: in another order, ahead of time, kept for later, or shared out."""
+"""Operators that hand on the elements they get: in another order, ahead of time, kept, shared out, or identified."""
 
 from __future__ import annotations
 
@@ -80,3 +80,17 @@ class Shard(Unary):
     """Marks where a job with `sharding="hint"` gives each worker its part of the elements. Alone, it does nothing."""
 
     TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, flow=Flow.IN_PLACE, same_columns=False, threads=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Identified(Unary):
+    """Pairs `(element, identity)`: the end of what workers run where a function that takes `rng` stands behind it.
+
+    No method makes it. `first_source` is the number of the graph's first source in the pipeline that reads it.
+    """
+
+    TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, flow=Flow.STEP, same_columns=False, threads=0)
+    first_source: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least("first_source", self.first_source, 0)

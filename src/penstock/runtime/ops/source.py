@@ -51,6 +51,8 @@ class Reading:
 
     number: int
     """Of the source in its graph."""
+    identity_number: int
+    """Of the source in what its elements' identities say."""
     splits: Sequence[Split]
     ordinals: Callable[[int], Ordinals]
     """Return those of a pass."""
@@ -169,7 +171,7 @@ class SplitSource(Stage):
             return False
         split_number = int(self._order[ordinal])
         self._split_number, self._split = split_number, self._splits[split_number]
-        self._place = derive_word("split", self._how.number, self._pass, split_number)
+        self._place = derive_word("split", self._how.identity_number, self._pass, split_number)
         self._dropped = {index for split, index in self._how.dropped if split == split_number}
         self._reader = self._ahead.pop(ordinal, None) or self._source.open(self._split, self._position)
         if self._source.remote:
@@ -262,7 +264,7 @@ class IndexedSource(Stage):
     def open(self, pass_: int, state: State) -> None:
         random = self._how.order
         self._permutation = Permutation(random.key(pass_), self._count) if random else None
-        self._place = derive_word("source", self._how.number, pass_)
+        self._place = derive_word("source", self._how.identity_number, pass_)
         if self.quarantine is not None:
             self.quarantine.pass_ = pass_
         self._ordinals = self._how.ordinals(pass_)

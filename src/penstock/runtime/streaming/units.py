@@ -92,7 +92,7 @@ class UnitSource(Stage):
 
     def open(self, pass_: int, state: State) -> None:
         self._pass = pass_
-        self._place = derive_word("source", self._how.number, pass_)
+        self._place = derive_word("source", self._how.identity_number, pass_)
         place = read_place(state)
         self._ordinal, self._index = (0, 0) if place is None else place[:2]
 
