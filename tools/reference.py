@@ -35,6 +35,7 @@ SECTIONS: dict[str, list[str]] = {
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Limits"],
     "Services": ["LocalService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
+    "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],
     "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine"],
     "Examples of TensorFlow": ["decode_example", "encode_example"],
 }

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from penstock.graph.ops import SkipErrors
     from penstock.runtime.stats import StageStatistics, Statistics
     from penstock.sources.example_proto import decode_example, encode_example
+    from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Placement, Ranks, Sharding, Share
 
@@ -117,6 +118,7 @@ __all__ = [
     "InvalidPipelineError",
     "JobCancelledError",
     "JobFailedError",
+    "JobFigures",
     "JobLine",
     "JobMismatchError",
     "JournalCorruptError",
@@ -149,15 +151,18 @@ __all__ = [
     "Sharding",
     "Share",
     "SkipErrors",
+    "StageFigures",
     "StageStatistics",
     "StateMismatchError",
     "Statistics",
     "StorageUnavailableError",
     "StreamStatistics",
     "SupersededError",
+    "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
     "WaitTimeoutError",
+    "WorkerFigures",
     "WorkerLine",
     "col",
     "decode_example",
@@ -252,6 +257,7 @@ if not TYPE_CHECKING:
         "penstock.graph.ops": ("SkipErrors",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
         "penstock.wire.modes": ("Placement", "Ranks", "Share", "Sharding"),
     }

@@ -25,7 +25,8 @@ from penstock.dispatcher.service import Statistics
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
-from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs, RunnerFigures, StageFigures
+from penstock.wire.figures import RunnerFigures, StageFigures
+from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs
 from tests.dispatcher.serving import (
     CREDENTIALS,
     DEADLINE_S,
@@ -262,7 +263,9 @@ def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
             agent.register()
             view = open_job(control)
             runner = agent.serve_runner().runner
-            figures = RunnerFigures(streams=2, rounds=5, nbytes=4096, stages={'map("f")': StageFigures(70, 1.5, 560)})
+            figures = RunnerFigures(
+                streams=2, rounds=5, nbytes=4096, stages=(StageFigures(3, 'map("f")', 70, 560, 1.5),)
+            )
             said = AgentBeat(agent=agent.agent, runners=(runner,), statistics={runner: figures, "gone": figures})
             agent.control.ask(said, timeout_s=DEADLINE_S, what="beating")
             taken = Beat(
@@ -282,11 +285,12 @@ def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
         finally:
             agent.control.close()
     of_worker = f'job="{view.job}",worker="{agent.worker}"'
+    of_stage = f'job="{view.job}",node="3",stage="map(\\"f\\")",worker="{agent.worker}"'
     for line in (
         f"penstock_worker_streams{{{of_worker}}} 2.0",
         f"penstock_stream_rounds_total{{{of_worker}}} 5.0",
         f"penstock_stream_bytes_total{{{of_worker}}} 4096.0",
-        f'penstock_stage_busy_seconds_total{{job="{view.job}",stage="map(\\"f\\")",worker="{agent.worker}"}} 1.5',
+        f"penstock_stage_busy_seconds_total{{{of_stage}}} 1.5",
         f'penstock_client_batches_total{{consumer="0",job="{view.job}",replica="0",trainer=""}} 9.0',
         f'penstock_client_wait_seconds_total{{consumer="0",job="{view.job}",replica="0",trainer=""}} 0.5',
     ):

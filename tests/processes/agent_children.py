@@ -27,8 +27,8 @@ def small_runner(
     """Does what its job's name says."""
     from penstock.core.ids import StreamId
     from penstock.processes.flight_record import FlightRecord
-    from penstock.wire.messages import RunnerFigures, StageFigures
-    from penstock.worker.figures import line_of
+    from penstock.wire.figures import RunnerFigures, StageFigures
+    from penstock.worker.figures import lines_of
 
     if config.job == "fails":
         raise RuntimeError("no such graph")
@@ -36,7 +36,8 @@ def small_runner(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready(f"tcp://127.0.0.1:1||{os.getpid()}")
     for seconds in range(120 if config.job == "reports" else 0):
-        report(line_of(RunnerFigures(rounds=10 * seconds, stages={"map": StageFigures(seconds)})))
+        for line in lines_of(RunnerFigures(rounds=10 * seconds, stages=(StageFigures(1, "map", seconds),))):
+            report(line)
         time.sleep(1)
     if config.job == "deadly":
         FlightRecord(record).begin(StreamId("s.0").encode(), 0, 3, 1234, 2)

@@ -52,7 +52,7 @@ def test_a_job_that_is_read_shows_in_the_metrics_and_in_the_list_of_workers(tmp_
                 assert time.monotonic() < deadline, text
         (worker,) = listed.workers
         stages = [line for line in text.splitlines() if line.startswith("penstock_stage_elements_total{")]
-        assert all('job="shown",stage=' in line and f'worker="{worker.worker}"' in line for line in stages)
+        assert all('job="shown",node=' in line and f'worker="{worker.worker}"' in line for line in stages)
         assert any("slowly" in line for line in stages), stages
     finally:
         processes.close()

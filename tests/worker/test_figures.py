@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from penstock.wire.messages import RunnerFigures, StageFigures
-from penstock.worker.figures import LINE_BYTES, Counts, Figures, line_of
+from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.processes.supervised_runners import SupervisedRunner
+from penstock.wire.figures import RunnerFigures, StageFigures
+from penstock.worker.figures import LINE_BYTES, Counts, Figures, lines_of
 
 
 class FakeStream:
@@ -19,7 +22,12 @@ class FakeStream:
 class FakeRun:
     def __init__(self) -> None:
         self.closed = False
-        self.stages = [SimpleNamespace(name="map(f)", elements=0, busy_s=0.0, bytes=0, padding=())]
+        self.stages = [
+            SimpleNamespace(
+                node=node, name="map(f)", elements=0, busy_s=0.0, cpu_s=0.0, wait_s=0.0, bytes=0, threads=2, padding=()
+            )
+            for node in (1, 2)
+        ]
 
     def statistics(self) -> Any:
         return SimpleNamespace(stages=self.stages)
@@ -48,8 +56,9 @@ def test_figures_grow_while_streams_and_runs_come_and_go() -> None:
     stream.counts = Counts(rounds=2, nbytes=100, running=True)
     seen = figures.look([stream])
     assert (seen.streams, seen.rounds, seen.nbytes, seen.busy_s) == (1, 2, 100, 1.5)
-    assert seen.stages == {"map(f)": StageFigures(4, 1.0, 32, 8, 16)}
-    assert figures.look([stream]) == seen, "nothing has happened"
+    assert seen.stages[0] == StageFigures(1, "map(f)", 4, 32, 1.0, 0.0, 0.0, 8, 16, threads=2)
+    assert seen.stages[1] == StageFigures(2, "map(f)", threads=2), "another with the same label"
+    assert replace(figures.look([stream]), at_s=seen.at_s) == seen, "nothing has happened"
     first.work(4)
     first.closed = True
     brief = FakeRun()  # begins and ends between two looks
@@ -59,15 +68,17 @@ def test_figures_grow_while_streams_and_runs_come_and_go() -> None:
     stream.counts = stream.counts._replace(running=False)
     later = figures.look([stream])
     assert (later.streams, later.rounds, later.busy_s) == (0, 2, 2.0)
-    assert later.stages["map(f)"] == StageFigures(16, 4.0, 128, 32, 64)
+    assert later.stages[0] == StageFigures(1, "map(f)", 16, 128, 4.0, 0.0, 0.0, 32, 64)
     assert figures.look([]).rounds == 2, "what a forgotten stream gave was given"
-    assert figures.look([]).stages["map(f)"].elements == 16
+    assert figures.look([]).stages[0].elements == 16
 
 
-@pytest.mark.parametrize(("stages", "kept"), [(3, 3), (500, 0)])
-def test_a_line_is_never_torn(stages: int, kept: int) -> None:
-    figures = RunnerFigures(rounds=7, stages={f"stage {n}": StageFigures(n, 0.5, n) for n in range(stages)})
-    line = line_of(figures)
-    assert len(line) <= LINE_BYTES and "\n" not in line
-    read = msgspec.json.decode(line, type=RunnerFigures)
-    assert (read.rounds, len(read.stages)) == (7, kept)
+@pytest.mark.parametrize("stages", [0, 3, 500])
+def test_no_line_is_torn_and_no_stage_left_out(stages: int) -> None:
+    made = tuple(StageFigures(n, f"stage {n}", n, n, 0.5) for n in range(stages))
+    lines = list(lines_of(RunnerFigures(rounds=7, stages=made)))
+    assert all(len(line) <= LINE_BYTES and "\n" not in line for line in lines)
+    agents = SupervisedRunner(runner=RunnerId("r"), worker=WorkerId("w"), job=JobName("j"), started_s=0.0)
+    for line in lines:
+        agents.reported(msgspec.json.decode(line, type=RunnerFigures))
+    assert (agents.figures.rounds, agents.figures.stages) == (7, made)

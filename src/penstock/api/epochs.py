@@ -289,7 +289,7 @@ class _DirectEpoch:
         self._reader.set_weights(weights)
 
     def statistics(self) -> LoaderStatistics:
-        return statistics_of(self._reader)
+        return statistics_of([self._reader])
 
     def close(self) -> None:
         self._reader.close()

@@ -110,7 +110,11 @@ class Plan:
         with DatasetIterator(self, epoch=0) as iterator:
             iterator.run_for(duration_s)
             statistics = iterator.statistics()
-        return f"{text}\n\n{analyze_table(statistics)}\n\n{verdict(statistics)}"
+        sampled = (
+            f"sampled in this process, not on workers: {statistics.elements:,} outputs of epoch 0 in "
+            f"{statistics.read_s + statistics.idle_s:.1f} s, on up to {statistics.threads} threads"
+        )
+        return f"{text}\n\n{sampled}\n{analyze_table(statistics)}\n\n{verdict(statistics)}"
 
 
 def given_seed(operators: Iterable[Node]) -> int | None:

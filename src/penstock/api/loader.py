@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import indent
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -24,6 +25,7 @@ from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
 from penstock.stream.checkpoint import ConsumerState, Weights
+from penstock.wire.figures import JobFigures
 
 __all__ = ["FromService", "Loader"]
 
@@ -188,6 +190,17 @@ class Loader(Operators):
         """Return figures of the present epoch, or of the last one."""
         return LoaderStatistics() if self._epoch is None else self._epoch.statistics()
 
+    def job_figures(self, *, timeout_s: float = 10.0) -> JobFigures:
+        """Ask the service for what it knows of the job in numbers: its stages on workers, its workers, its trainers.
+
+        Sums are over all epochs, and over processes that are gone. They are one or two seconds old.
+        """
+        if len(self._sources) != 1:
+            raise InvalidArgumentError(
+                "job_figures() is for a loader over one service; statistics() has what runs in this process"
+            )
+        return self._sources[0].backend.figures(timeout_s)
+
     def close(self) -> None:
         """Let go of everything at once; what is on its way is dropped."""
         if self._epoch is not None:
@@ -209,14 +222,21 @@ class Loader(Operators):
     def explain(
         self, *, analyze: bool = False, format: Literal["text", "mermaid"] = "text", duration_s: float = 2.0
     ) -> str:
-        """Return the plan: what the service runs, and what runs here."""
+        """Return the whole plan: what runs on workers, and what runs here.
+
+        With `analyze`, what stands before `distribute` is run here for `duration_s`, and what stands after it is not;
+        `job_figures()` has what workers measure.
+        """
         parts = [
             source.dataset.explain(analyze=analyze, format=format, duration_s=duration_s) for source in self._sources
         ]
-        if isinstance(self._kind, Direct):
-            return parts[0]
-        here = super().explain(analyze=analyze and not parts, format=format, duration_s=duration_s)
-        return "\n\n".join([*parts, here])
+        if not isinstance(self._kind, Direct):
+            parts.append(super().explain(analyze=analyze and not parts, format=format, duration_s=duration_s))
+        if format == "mermaid" or not self._sources:
+            return "\n\n".join(parts)
+        jobs = [source.backend.options.job for source in self._sources]
+        titles = [*("on workers" if job is None else f"on workers, job {job!r}" for job in jobs), "in this process"]
+        return "\n\n".join(f"{title}\n{indent(part, '  ')}" for title, part in zip(titles, parts))
 
     def _operators(self) -> Iterator[Node]:
         return walk_through(self._node)

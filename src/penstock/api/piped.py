@@ -23,7 +23,7 @@ from penstock.passes import canonicalize, optimize
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.lower import StandIn
-from penstock.runtime.stats import StageMeter
+from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Weights
 
@@ -74,15 +74,24 @@ class Piped:
         may_rejoin = loaded is None or not loaded.changed
         beginning = Beginning(epoch=epoch, seed=seed, may_rejoin=may_rejoin, weights=weights)
         made: list[ServiceStage] = []
+        clock = ReaderClock()
         place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
 
         def stage(source: FromService, meter: StageMeter, identities: int | None) -> ServiceStage:
             attempt = place.attempts[len(made)] if len(made) < len(place.attempts) else None
-            made.append(ServiceStage(meter, source.backend, beginning, attempt, identities))
+            made.append(ServiceStage(meter, source.backend, beginning, clock, attempt, identities))
             return made[-1]
 
         stages: dict[SourceNode, StandIn] = {source: partial(stage, source) for source in self._sources}
-        run = Run(self._graph, seed=seed, epoch=epoch, budget=self._budget, source_of=open_source, stages=stages)
+        run = Run(
+            self._graph,
+            seed=seed,
+            epoch=epoch,
+            budget=self._budget,
+            source_of=open_source,
+            stages=stages,
+            clock=clock,
+        )
         try:
             run.open(epoch, place.operators)
         except BaseException:
@@ -131,8 +140,8 @@ class _PipedEpoch:
 
     def statistics(self) -> LoaderStatistics:
         here = self._run.statistics()
-        reader = self._stages[0].reader if self._stages else None
-        return statistics_here(here) if reader is None else statistics_of(reader, here.stages)
+        readers = [stage.reader for stage in self._stages if stage.reader is not None]
+        return statistics_of(readers, here) if readers else statistics_here(here)
 
     def close(self) -> None:
         self._run.close()

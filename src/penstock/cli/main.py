@@ -74,7 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "dataset", metavar="MODULE:DATASET", help="a Dataset, or a function that returns one; MODULE may be a .py file"
     )
-    explain.add_argument("--analyze", action="store_true", help="run it for a while and say what limits it")
+    explain.add_argument(
+        "--analyze",
+        action="store_true",
+        help="run it here for a while and say what limits it; of a loader, what stands before distribute()",
+    )
     explain.add_argument("--seconds", type=_seconds, default=2.0, help="how long to run it (default: 2)")
     explain.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
 

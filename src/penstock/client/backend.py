@@ -19,8 +19,11 @@ from penstock.core.ids import Fingerprint, JobName
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
+from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
+from penstock.wire.figures import JobFigures
+from penstock.wire.messages import Figures, GetFigures
 from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
@@ -112,11 +115,13 @@ class ServiceBackend:
                 f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.ranks.uneven!r}"
             )
 
-    def open(self, beginning: Beginning, *, identities: int | None = None) -> EpochReader:
+    def open(
+        self, beginning: Beginning, *, identities: int | None = None, clock: ReaderClock | None = None
+    ) -> EpochReader:
         """Open an epoch and return its reader; waits for the service.
 
         With `identities` its outputs are pairs of an element and its identity (`runtime.ops.identified`); it is the
-        number by which they name the pipeline's first source.
+        number by which they name the pipeline's first source. `clock`: the trainer's, if operators here read instead.
         """
         if self._pid != os.getpid():
             raise ForkedLoaderError
@@ -132,7 +137,7 @@ class ServiceBackend:
         prepared, link = self._prepared_with(identities), self._link()
         job = self._job_of(prepared)
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
-        session = EpochSession(link, job, options, submitted, beginning, feeder)
+        session = EpochSession(link, job, options, submitted, beginning, feeder, clock)
         memory_bytes = options.limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
         try:
             return EpochReader(session, memory_bytes=memory_bytes, timeout_s=options.limits.timeout_s, owner=self)
@@ -204,6 +209,12 @@ class ServiceBackend:
             service = find_when_there(self._find, Patience(self.options.limits.timeout_s, "the service"))
             self._links.append(ServiceLink(service, name=f"loader-{self.options.rank}"))
         return self._links[0]
+
+    def figures(self, timeout_s: float) -> JobFigures:
+        """Return what the service knows of the job in numbers; of one that it does not know, none."""
+        job = next(reversed(self._jobs.values()), None) or self._job_of(self.prepared)  # what was opened last
+        answer = self._link().control.ask(GetFigures(job=job), timeout_s=timeout_s, what=f"figures of job {job!r}")
+        return answer.figures if isinstance(answer, Figures) else JobFigures(job=job)
 
     def refuse(self, error: Exception) -> None:
         """Have what is being read, and whatever is opened from now on, end with this error. From any thread."""

@@ -23,6 +23,7 @@ from penstock.client.link import ServiceLink
 from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError
 from penstock.core.ids import RunnerId, StreamId
+from penstock.runtime.stats import ReaderClock
 from penstock.stream.consuming import Tell
 from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
@@ -64,23 +65,15 @@ Access: TypeAlias = Literal["own", "copied", "read-only"]
 class Metrics:
     """How the trainer fares; written by its thread, read by the one that beats."""
 
+    clock: ReaderClock
     batches: int = 0
     nbytes: int = 0
-    wait_s: float = 0.0
-    run_s: float = 0.0
     skipped: int = 0
     shared: int = 0
-    turned_at: float | None = None
-    """When the trainer last left `next()`, or came to it."""
-
-    def enter(self, now: float) -> None:
-        """The trainer has to wait: it was busy until now."""
-        self.run_s += 0.0 if self.turned_at is None else now - self.turned_at
-        self.turned_at = now
-
-    def leave(self, now: float) -> None:
-        self.wait_s += 0.0 if self.turned_at is None else now - self.turned_at
-        self.turned_at = now
+    given: int = 0
+    """Elements that the trainer has and that are not among `batches` yet: those of a frame it has begun."""
+    buffered_elements: int = 0
+    buffered_bytes: int = 0
 
     def received(self, nbytes: int) -> None:
         self.nbytes += nbytes
@@ -92,6 +85,11 @@ class Metrics:
 
     def missed(self, skipped: int) -> None:
         self.skipped = skipped
+
+    def looked(self, given: int, elements: int, nbytes: int) -> None:
+        """So many elements were given since the last were counted, and so much has arrived beyond those."""
+        self.given = given
+        self.buffered_elements, self.buffered_bytes = elements, nbytes
 
 
 class Payload:

@@ -63,6 +63,7 @@ class EpochReader:
         self._connections = session.connections()
         self._finalizer = weakref.finalize(self, _let_go, session, self.consumer, self._connections)
         session.board.when_refused(weakref.WeakMethod(self._stop_giving))
+        session.before_beats(weakref.WeakMethod(self.look))
         _tell_dropped(session.opened.view)
         self._carry_out()
 
@@ -79,12 +80,13 @@ class EpochReader:
         return self._refill()
 
     def _refill(self) -> Element:
-        self._metrics.enter(perf_counter())
+        clock = self._metrics.clock
+        clock.enter(perf_counter())
         try:
             with self._lock:
                 self._serve()
         finally:
-            self._metrics.leave(perf_counter())
+            clock.leave(perf_counter(), ended=not self._size)
         if self._at >= self._size:
             raise StopIteration if self._error is None else self._error
         self._at += 1
@@ -129,10 +131,23 @@ class EpochReader:
                 self._carry_out()
 
     def streams(self) -> list[StreamReader]:
-        """Return the streams as they stand now, what was given to the trainer counted in."""
-        with self._lock:
-            self._settle()
-            return list(self.consumer.readers.values())
+        """Return the streams as they stand now: what was given to the trainer and what has arrived is counted in."""
+        # A thread that is in `next()` has settled what was before, and takes in what comes: it is not waited for.
+        if os.getpid() == self.session.link.pid and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+                for connection in self._connections.all():
+                    self._receive(connection, monotonic())
+            finally:
+                self._lock.release()
+        self.look()
+        return list(self.consumer.readers.values())
+
+    def look(self) -> None:
+        """Bring the metrics up to date, as far as can be seen from any thread."""
+        given = max(0, self._at - self.consumer.settled)
+        elements, nbytes = self.consumer.buffered
+        self._metrics.looked(given, elements - given, nbytes)
 
     def close(self) -> None:
         """Let go of everything, at once. May be called from another thread while one waits in `next()`."""
@@ -144,6 +159,7 @@ class EpochReader:
             try:
                 self._settle()
                 self._elements, self._at, self._size = (), 0, 0
+                self._metrics.clock.leave(perf_counter(), ended=True)
                 self._end(settled=True)
             finally:
                 self._lock.release()

@@ -12,9 +12,10 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import time_ns
+from time import perf_counter, time_ns
+from weakref import WeakMethod
 
 from msgspec.structs import replace
 
@@ -27,6 +28,7 @@ from penstock.client.sharing import USUAL_WINDOW_BYTES
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
+from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
@@ -79,12 +81,14 @@ class EpochSession:
         submission: Submission,
         beginning: Beginning,
         feeder: Feeder | None = None,
+        clock: ReaderClock | None = None,
     ) -> None:
-        """`feeder`: of a job that its consumer feeds."""
+        """`feeder`: of a job that its consumer feeds. `clock`: the trainer's, if it does not read this epoch itself."""
         self.link, self.feeder = link, feeder
         self.epoch = beginning.epoch
         self.seat = Seat(job, options.rank, options.replica, options.trainer or "")
-        self.board, self.metrics = Board(ask=self._beat), Metrics()
+        self.board, self.metrics = Board(ask=self._beat), Metrics(clock or ReaderClock())
+        self._look: WeakMethod[Callable[[], None]] | None = None
         self._resumed = False
         """The attempt began at a checkpoint."""
         self._options, self._submission = options, submission
@@ -267,27 +271,41 @@ class EpochSession:
             while not self._stop.wait(BEAT_S):
                 self._beat()
 
+    def before_beats(self, look: WeakMethod[Callable[[], None]]) -> None:
+        """Have the metrics brought up to date before each beat, in the thread that beats."""
+        self._look = look
+
     def _beat(self) -> None:
         """Beat, unless one is under way: while the dispatcher is away they would pile up."""
         if self._beating:
             return
         self._beating = True
+        self.link.control.post(self._figures(), self._heard)
+
+    def _figures(self) -> Beat:
+        look = None if self._look is None else self._look()
+        if look is not None:
+            look()
         metrics = self.metrics
-        beat = Beat(
+        now = perf_counter()
+        wait_s, run_s = metrics.clock.times(now)
+        return Beat(
             job=self.seat.job,
             client=self._client,
             consumer=self.seat.consumer,
             attempt=self.attempt,
             version=self.board.version,
-            batches=metrics.batches,
+            batches=metrics.batches + metrics.given,
             nbytes=metrics.nbytes,
-            wait_s=metrics.wait_s,
-            run_s=metrics.run_s,
+            wait_s=wait_s,
+            run_s=run_s,
+            buffered_elements=metrics.buffered_elements,
+            buffered_bytes=metrics.buffered_bytes,
+            at_s=now,
             trainer=self.seat.trainer,
             skipped=metrics.skipped,
             shared=metrics.shared,
         )
-        self.link.control.post(beat, self._heard)
 
     def _heard(self, answer: Answer) -> None:
         """In the control thread: look at what a beat was answered with."""
@@ -311,6 +329,8 @@ class EpochSession:
         if finished:
             self.link.finished[self.seat.job] = self.attempt
         self.link.boards.pop(self._client, None)
+        with contextlib.suppress(PenstockError):  # the link went first
+            self.link.control.post(self._figures(), lambda answer: None)
         self.post(
             CloseClient(
                 job=self.seat.job,

@@ -20,7 +20,7 @@ from penstock.client.session import Beginning
 from penstock.core.ids import AttemptId
 from penstock.runtime.contract import Chunk, Fixed, Origin, Stage, State
 from penstock.runtime.ops.identified import without_identities
-from penstock.runtime.stats import StageMeter
+from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.stream.checkpoint import ConsumerState, read_states
 
 
@@ -30,14 +30,17 @@ class ServiceStage(Stage):
         meter: StageMeter,
         backend: ServiceBackend,
         beginning: Beginning,
+        clock: ReaderClock,
         attempt: tuple[int, str] | None = None,
         identities: int | None = None,
     ) -> None:
-        """`beginning`: what all passes have in common. `attempt`: of a stage that a loaded state had opened, and from
-        which nothing had come. `identities`: the number that those of the first source go by, where a function draws.
+        """`beginning`: what all passes have in common. `clock`: of the trainer, who reads what stands after this.
+        `attempt`: of a stage that a loaded state had opened, and from which nothing had come. `identities`: the number
+        that those of the first source go by, where a function draws.
         """
         super().__init__(meter)
         self._backend, self._beginning, self._identities = backend, beginning, identities
+        self._clock = clock
         self.reader: EpochReader | None = None
         self.attempt = attempt
         """The pass it was last opened in and the attempt there; None: not opened yet."""
@@ -52,7 +55,7 @@ class ServiceStage(Stage):
             beginning = replace(beginning, checkpoint=checkpoint)
         elif self.attempt is not None and self.attempt[0] == pass_ and beginning.may_rejoin:
             beginning = replace(beginning, rejoin=AttemptId(self.attempt[1]))
-        self.reader = self._backend.open(beginning, identities=self._identities)
+        self.reader = self._backend.open(beginning, identities=self._identities, clock=self._clock)
         self.attempt = (pass_, self.reader.session.attempt)
         self.opened = None if state is None else (state, self.reader.state().plain())
 

@@ -174,6 +174,9 @@ def runner_gone(draft: Draft, request: RunnerGone) -> Answer:
     blame(draft, request)
     runner = runners_of(draft.state, request.job).get(request.runner)
     if runner is not None:
+        agent = draft.state.agents.get(request.agent)
+        if agent is not None and request.figures is not None:
+            draft.emit(e.AgentSeen(request.agent, agent.peer, draft.now, {request.runner: request.figures}))
         runner_died(draft, runner, request.reason)
     else:
         release_streams(draft, request.job, request.runner, request.reason, graceful=False)

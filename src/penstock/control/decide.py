@@ -25,6 +25,7 @@ from penstock.control.agents import (
 from penstock.control.clients import beat, close_client, rebind_stream
 from penstock.control.draft import Decision, Draft
 from penstock.control.ending import end_stream
+from penstock.control.figures import job_figures
 from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
@@ -43,7 +44,9 @@ from penstock.wire.messages import (
     Done,
     DrainWorker,
     EndStream,
+    Figures,
     GetBlob,
+    GetFigures,
     GetPipeline,
     GetSpec,
     GrantSplits,
@@ -130,6 +133,10 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
             return _steer(draft, request)
         case ListJobs():
             return Jobs(jobs=job_lines(draft.state, draft.now))
+        case GetFigures():
+            if request.job not in draft.state.jobs:
+                return NotKnown(what=f"job {request.job!r}")
+            return Figures(figures=job_figures(draft.state, request.job))
         case ListWorkers():
             return Workers(workers=worker_lines(draft.state))
         case PutPipeline():

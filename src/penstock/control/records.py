@@ -259,6 +259,7 @@ class Job(Record, frozen=True):
     """Those that closed or were superseded: a late duplicate of their opening must not open anything."""
 
 
+KEPT_BEATS = 8  # of each agent and client: enough for a rate
 PAST_CLIENTS = 256  # far more than can have messages under way
 BLAMED_RUNNERS = 64
 
@@ -275,7 +276,8 @@ class Agent(Record, frozen=True):
     seen: float
     workers: tuple[WorkerId, ...] = ()
     """As it registered them."""
-    statistics: dict[str, Any] = {}
+    told: tuple[dict[str, Any], ...] = ()
+    """What its last beats said of its processes, oldest first: `RunnerFigures` by runner."""
     doubted: bool = False
     """A process of its could not be read from, and it was not heard since: its host may be gone."""
 
@@ -346,7 +348,8 @@ class Lease(Record, frozen=True):
     slot: Slot
     peer: str
     seen: float
-    beat: Beat | None = None
+    beats: tuple[Beat, ...] = ()
+    """The last ones, oldest first."""
 
 
 class FailedStart(Record, frozen=True):

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from penstock.control import events as e
 from penstock.control.records import (
     BLAMED_RUNNERS,
+    KEPT_BEATS,
     PAST_CLIENTS,
     Agent,
     FailedStart,
@@ -37,6 +38,7 @@ from penstock.control.records import (
 from penstock.control.resuming import new_iteration
 from penstock.control.streams import after
 from penstock.control.tables import Table
+from penstock.control.totals import JobTotals, samples_of
 from penstock.core.errors import PenstockError
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.jobs import JobSpec, Slot
@@ -70,6 +72,7 @@ class ClusterState:
         "runners",
         "story",
         "ticked_at",
+        "totals",
         "view_logs",
         "wishes",
         "workers",
@@ -94,6 +97,8 @@ class ClusterState:
         self.idle_since: dict[JobName, float] = {}
         self.wishes: dict[AttemptId, dict[Slot, RestartWish]] = {}
         self.view_logs: dict[AttemptId, ViewLog] = {}
+        self.totals: dict[JobName, JobTotals] = {}
+        """What was done for jobs by processes and clients that are gone."""
         self.story: deque[e.AnyEvent] = deque(maxlen=STORY_LENGTH)
 
     def copy(self) -> ClusterState:
@@ -140,8 +145,8 @@ class ClusterState:
                 iteration.ledger.grant(event.stream, event.source, event.pass_, event.ordinals)
             case e.AgentSeen():
                 agent = self.agents[event.agent]
-                statistics = event.statistics or agent.statistics
-                agent = replace(agent, seen=event.now, peer=event.peer, statistics=statistics, doubted=False)
+                told = (*agent.told, event.statistics)[-KEPT_BEATS:] if event.statistics else agent.told
+                agent = replace(agent, seen=event.now, peer=event.peer, told=told, doubted=False)
                 self.agents = self.agents.put({event.agent: agent})
                 self.heard = self.heard.put({seen: event.now for seen in event.runners if seen in self.heard})
             case e.ClientSeen():
@@ -164,6 +169,7 @@ class ClusterState:
                 for attempt in self.jobs.pop(event.job).iterations:
                     self._forget_attempt(attempt)
                 self.clients.pop(event.job, None)
+                self.totals.pop(event.job, None)
                 self.idle_since.pop(event.job, None)
                 self.failed_starts = self.failed_starts.drop(
                     *(key for key in self.failed_starts if key[1] == event.job)
@@ -205,6 +211,10 @@ class ClusterState:
             case e.AgentDoubted():
                 self.agents = self.agents.put({event.agent: replace(self.agents[event.agent], doubted=True)})
             case e.AgentRemoved():
+                for worker_lost in self.workers_of(event.agent):
+                    for runners in self.runners.values():
+                        for lost in runners.on(worker_lost):
+                            self._count_runner(lost)
                 self.workers = self.workers.drop(*self.workers_of(event.agent))
                 self.agents = self.agents.drop(event.agent)
                 gone = [key for key in self.failed_starts if key[0] not in self.workers]
@@ -235,6 +245,7 @@ class ClusterState:
                 self.heard = self.heard.put({event.runner: event.now})
                 self.failed_starts = self.failed_starts.drop((event.worker, event.job))
             case e.RunnerRemoved():
+                self._count_runner(self.runners[event.job][event.runner])
                 rest = self.runners.pop(event.job).drop(event.runner)
                 self.heard = self.heard.drop(event.runner)
                 if rest:
@@ -246,6 +257,10 @@ class ClusterState:
                 self.failed_starts = self.failed_starts.put({key: failed})
             case e.ClientGone():
                 leases = self.clients.pop(event.job, None)
+                lease = None if leases is None else leases.get(event.client)
+                if lease is not None and lease.beats and event.job in self.jobs:
+                    totals = self.totals.get(event.job, JobTotals())
+                    self.totals[event.job] = totals.with_reader(lease.slot, lease.beats[-1])
                 rest_clients = leases.drop(event.client) if leases is not None else None
                 if rest_clients:
                     self.clients[event.job] = rest_clients
@@ -326,16 +341,25 @@ class ClusterState:
     def _see_client(self, event: e.ClientSeen) -> None:
         leases = self.clients.get(event.job) or Table()
         held = leases.get(event.client)
+        before = () if held is None else held.beats
         lease = Lease(
             client=event.client,
             attempt=event.attempt,
             slot=event.slot,
             peer=event.peer,
             seen=event.now,
-            beat=event.beat if event.beat is not None else None if held is None else held.beat,
+            beats=(*before, event.beat)[-KEPT_BEATS:] if event.beat is not None else before,
         )
         self.clients[event.job] = leases.put({event.client: lease})
         self.idle_since.pop(event.job, None)
+
+    def _count_runner(self, runner: Runner) -> None:
+        """A process is gone: what it has done stays counted."""
+        worker = self.workers.get(runner.worker)
+        agent = None if worker is None else self.agents.get(worker.agent)
+        samples = () if agent is None else samples_of(agent, runner.runner)
+        if samples and runner.job in self.jobs:
+            self.totals[runner.job] = self.totals.get(runner.job, JobTotals()).with_runner(samples[-1])
 
     def _put_runner(self, runner: Runner) -> None:
         self.runners[runner.job] = (self.runners.get(runner.job) or Runners()).put({runner.runner: runner})
@@ -348,6 +372,7 @@ class ClusterState:
 
     def _register(self, event: e.AgentRegistered) -> None:
         before = {worker: self.workers[worker] for worker in self.workers_of(event.agent)}
+        known = self.agents.get(event.agent)
         self.agents = self.agents.put(
             {
                 event.agent: Agent(
@@ -357,6 +382,7 @@ class ClusterState:
                     versions=dict(event.versions),
                     seen=event.now,
                     workers=tuple(place.worker for place in event.workers),
+                    told=() if known is None else known.told,
                 )
             }
         )

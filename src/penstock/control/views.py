@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.control.events import Element
-from penstock.control.figures import worker_figures
+from penstock.control.figures import ServingRunner, per_second, serving_runners
 from penstock.control.fitting import is_served, ready_runners, version_failure, waiting_for_runners
 from penstock.control.records import Iteration, Job, Stream
 from penstock.control.state import ClusterState
 from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
 from penstock.wire.jobs import JobView, StreamMove, StreamView, ViewChange
-from penstock.wire.messages import JobLine, RunnerFigures, TrainerLine, WorkerLine
+from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
 
 # Two beats of a client, and a second for the way. Its lease lasts longer: beats need the trainer's interpreter, which
 # may be busy with something else for a while, and the job's processes are not to be stopped for that.
@@ -161,8 +161,9 @@ def _trainer_lines(state: ClusterState, job: Job) -> tuple[TrainerLine, ...]:
         return ()
     lines = []
     for lease in state.leases(job.name):
-        iteration, beat = job.iterations.get(lease.attempt), lease.beat
-        if iteration is not None and beat is not None:
+        iteration, beats = job.iterations.get(lease.attempt), lease.beats
+        if iteration is not None and beats:
+            beat = beats[-1]
             lines.append(
                 TrainerLine(
                     trainer=beat.trainer,
@@ -222,9 +223,9 @@ def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
             for stream in iteration.streams.values():
                 if stream.bound is not None and stream.wanted:
                     streams.setdefault(stream.bound.worker, set()).add(stream.stream)
-    figures: dict[WorkerId, list[RunnerFigures]] = {}
-    for known in worker_figures(state):
-        figures.setdefault(known.worker, []).append(known.figures)
+    serving: dict[WorkerId, list[ServingRunner]] = {}
+    for known in serving_runners(state):
+        serving.setdefault(known.worker, []).append(known)
     return tuple(
         WorkerLine(
             worker=worker.worker,
@@ -233,9 +234,9 @@ def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
             jobs=tuple(jobs.get(worker.worker, ())),
             streams=len(streams.get(worker.worker, ())),
             status="draining" if worker.leaving or worker.worker in state.drained else "ready",
-            rounds_per_s=sum(each.rounds_per_s for each in figures.get(worker.worker, ())),
-            cores=sum(each.cores for each in figures.get(worker.worker, ())),
-            rss_bytes=sum(each.rss_bytes for each in figures.get(worker.worker, ())),
+            rounds_per_s=sum(per_second(each.samples, lambda s: s.rounds) for each in serving.get(worker.worker, ())),
+            cores=sum(each.figures.cores for each in serving.get(worker.worker, ())),
+            rss_bytes=sum(each.figures.rss_bytes for each in serving.get(worker.worker, ())),
         )
         for worker in state.workers.values()
     )

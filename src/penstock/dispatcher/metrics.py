@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.control.figures import ClientFigures, WorkerFigures
-from penstock.wire.messages import Beat, RunnerFigures, StageFigures
+from penstock.control.figures import ReadingClient, ServingRunner
+from penstock.wire.figures import RunnerFigures, StageFigures
+from penstock.wire.messages import Beat
 
 _Gauge: TypeAlias = type[GaugeMetricFamily]
 _Counter: TypeAlias = type[CounterMetricFamily]
@@ -36,6 +37,8 @@ _OF_STAGES: tuple[tuple[str, str, Callable[[StageFigures], float]], ...] = (
     ("penstock_stage_elements", "Elements a stage has made", lambda f: f.elements),
     ("penstock_stage_bytes", "Bytes of them, by a sample", lambda f: f.nbytes),
     ("penstock_stage_busy_seconds", "Time spent in a stage, over all threads", lambda f: f.busy_s),
+    ("penstock_stage_cpu_seconds", "Processor time of a stage, over all threads", lambda f: f.cpu_s),
+    ("penstock_stage_wait_seconds", "Time a stage's puller waited for work under way", lambda f: f.wait_s),
     ("penstock_stage_padded_values", "Values in arrays a stage padded, without the padding", lambda f: f.values),
     ("penstock_stage_padding_values", "Values it added as padding", lambda f: f.padding),
 )
@@ -44,11 +47,17 @@ _OF_CLIENTS: tuple[tuple[str, str, _Gauge | _Counter, Callable[[Beat], float]], 
     ("penstock_client_bytes", "Bytes a consumer has taken", CounterMetricFamily, lambda b: b.nbytes),
     ("penstock_client_wait_seconds", "Time its trainer waited", CounterMetricFamily, lambda b: b.wait_s),
     ("penstock_client_run_seconds", "Time its trainer did something else", CounterMetricFamily, lambda b: b.run_s),
-    ("penstock_client_buffered", "Batches received and not taken", GaugeMetricFamily, lambda b: b.buffered),
+    (
+        "penstock_client_buffered_batches",
+        "Batches received and not taken",
+        GaugeMetricFamily,
+        lambda b: b.buffered_elements,
+    ),
+    ("penstock_client_buffered_bytes", "Bytes of them", GaugeMetricFamily, lambda b: b.buffered_bytes),
 )
 
 
-def worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
+def worker_metrics(workers: Iterable[ServingRunner]) -> Iterator[Metric]:
     workers = tuple(workers)
     for name, text, kind, value in _OF_RUNNERS:
         metric = kind(name, text, labels=["job", "worker"])
@@ -56,14 +65,14 @@ def worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
             metric.add_metric([known.job, known.worker], value(known.figures))
         yield metric
     for name, text, of_stage in _OF_STAGES:
-        metric = CounterMetricFamily(name, text, labels=["job", "worker", "stage"])
+        metric = CounterMetricFamily(name, text, labels=["job", "worker", "node", "stage"])
         for known in workers:
-            for stage, figures in known.figures.stages.items():
-                metric.add_metric([known.job, known.worker, stage], of_stage(figures))
+            for stage in known.figures.stages:
+                metric.add_metric([known.job, known.worker, str(stage.node), stage.name], of_stage(stage))
         yield metric
 
 
-def client_metrics(clients: Iterable[ClientFigures]) -> Iterator[Metric]:
+def client_metrics(clients: Iterable[ReadingClient]) -> Iterator[Metric]:
     clients = tuple(clients)
     for name, text, kind, value in _OF_CLIENTS:
         metric = kind(name, text, labels=["job", "consumer", "replica", "trainer"])

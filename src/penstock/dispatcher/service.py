@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from penstock.control.events import ClientSeen
-from penstock.control.figures import ClientFigures, WorkerFigures, client_figures, worker_figures
+from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
@@ -61,8 +61,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Requests and ticks that made our own code fail."""
     requests: dict[str, int] = {}
-    workers_said: tuple[WorkerFigures, ...] = ()
-    clients_said: tuple[ClientFigures, ...] = ()
+    workers_said: tuple[ServingRunner, ...] = ()
+    clients_said: tuple[ReadingClient, ...] = ()
 
 
 class Service:
@@ -230,6 +230,6 @@ class Service:
             garbage=self._garbage,
             failures=truth.failures,
             requests=dict(self._requests),
-            workers_said=worker_figures(state) if self.detailed else (),
-            clients_said=client_figures(state) if self.detailed else (),
+            workers_said=serving_runners(state) if self.detailed else (),
+            clients_said=reading_clients(state) if self.detailed else (),
         )

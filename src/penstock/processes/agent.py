@@ -45,6 +45,7 @@ from penstock.processes.supervised_runners import SupervisedRunner, SupervisedWo
 from penstock.wire.addresses import host_id
 from penstock.wire.control import ControlClient
 from penstock.wire.envelopes import refusal
+from penstock.wire.figures import RunnerFigures
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -53,7 +54,6 @@ from penstock.wire.messages import (
     Push,
     Refused,
     RegisterAgent,
-    RunnerFigures,
     RunnerGone,
     RunnerReady,
     StartRunner,
@@ -222,7 +222,14 @@ class Agent:
                 pass  # for clients
 
     def _start(self, push: StartRunner) -> None:
-        runner = SupervisedRunner(runner=push.runner, worker=push.worker, job=push.job, started_s=time.monotonic())
+        runner = SupervisedRunner(
+            runner=push.runner,
+            worker=push.worker,
+            job=push.job,
+            started_s=time.monotonic(),
+            threads=self._config.threads,
+            memory_bytes=self._config.memory_bytes,
+        )
         known = self._runners.get(runner.child)
         if known is not None:
             if known.serves:
@@ -289,6 +296,7 @@ class Agent:
                 job=runner.job,
                 reason=reason,
                 in_flight=in_flight,
+                figures=runner.figures,
             )
         )
 

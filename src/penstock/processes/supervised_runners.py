@@ -9,7 +9,8 @@ import msgspec
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.processes.agent_messages import runner_child
-from penstock.wire.messages import RunnerFigures, RunnerPlace, WorkerPlace
+from penstock.wire.figures import RunnerFigures
+from penstock.wire.messages import RunnerPlace, WorkerPlace
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -41,6 +42,10 @@ class SupervisedRunner:
     worker: WorkerId
     job: JobName
     started_s: float
+    threads: int = 0
+    """That it may use."""
+    memory_bytes: int = 0
+    """That it may use."""
     pid: int = 0
     address: str = ""
     """Empty: it is not ready."""
@@ -48,8 +53,8 @@ class SupervisedRunner:
     """Why it was stopped; empty: it was not."""
     figures: RunnerFigures = field(default_factory=RunnerFigures)
     """The newest it reported, with what the agent has seen of it itself."""
-    beaten: tuple[float, RunnerFigures] | None = None
-    """When the last beat was made, and what it said."""
+    beaten: tuple[float, float] | None = None
+    """When the last beat was made, and the processor time until then."""
 
     @property
     def child(self) -> str:
@@ -74,7 +79,9 @@ class SupervisedRunner:
         return True
 
     def reported(self, figures: RunnerFigures) -> None:
-        self.figures = figures
+        """Take a line over: it has all figures, and some of the stages."""
+        stages = {(stage.node, stage.name): stage for stage in (*self.figures.stages, *figures.stages)}
+        self.figures = msgspec.structs.replace(figures, stages=tuple(stages.values()))
 
     def stop(self, reason: str) -> bool:
         """Say why it is stopped; False if it was before: the first reason stands."""
@@ -88,20 +95,18 @@ class SupervisedRunner:
         usage = read_usage(self.pid)
         if usage is None:
             return None
-        self.figures = msgspec.structs.replace(self.figures, cpu_s=usage.cpu_s, rss_bytes=usage.rss_bytes)
-        before, self.beaten = self.beaten, (now_s, self.figures)
-        return _with_rates(self.figures, before, now_s)
-
-
-def _with_rates(figures: RunnerFigures, before: tuple[float, RunnerFigures] | None, now_s: float) -> RunnerFigures:
-    if before is None or now_s <= before[0]:
-        return figures
-    took_s = now_s - before[0]
-    return msgspec.structs.replace(
-        figures,
-        rounds_per_s=round((figures.rounds - before[1].rounds) / took_s, 2),
-        cores=round((figures.cpu_s - before[1].cpu_s) / took_s, 3),
-    )
+        before, self.beaten = self.beaten, (now_s, usage.cpu_s)
+        took_s = 0.0 if before is None else now_s - before[0]
+        self.figures = msgspec.structs.replace(
+            self.figures,
+            cpu_s=usage.cpu_s,
+            rss_bytes=usage.rss_bytes,
+            cores=0.0 if before is None or took_s <= 0 else round((usage.cpu_s - before[1]) / took_s, 3),
+            kind="inline" if self.pid == os.getpid() else "process",
+            threads=self.threads,
+            memory_bytes=self.memory_bytes,
+        )
+        return self.figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,15 @@ class Stage:
         except StopIteration as error:  # out of a user's code: a stage's own end is an empty chunk
             raise never_the_end(error, self.meter.label) from error
         finally:
-            self.meter.end(span, 0 if chunk is None else len(chunk.elements))
+            made = () if chunk is None else chunk.elements
+            self.meter.end(span, made, self._count_of(made))
 
     def _pull(self, want: int) -> Chunk:
         raise TypeError(f"{type(self).__name__} does not say how to pull")
+
+    def _count_of(self, made: Sequence[Element]) -> int:
+        """Return how many elements are counted for what was made."""
+        return len(made)
 
     def skip(self, count: int) -> int:
         """Pass over up to `count` elements as cheaply as possible; return how many there were."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Self, TypedDict
 
@@ -18,7 +18,7 @@ from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
 from penstock.runtime.lower import Lowering, StandIn
 from penstock.runtime.pool import ThreadPool
-from penstock.runtime.stats import StageMeter, Statistics
+from penstock.runtime.stats import ReaderClock, StageMeter, Statistics
 from penstock.runtime.streams import StreamPart, StreamStopped
 from penstock.runtime.tuning import CHUNK_LIMIT, ChunkSizer
 from penstock.sources.base import Source
@@ -39,11 +39,9 @@ class Pipeline(TypedDict):
 class Progress:
     """Counts the reader's side."""
 
+    clock: ReaderClock
     elements: int = 0
     """Of the chunks before the present one."""
-    read_s: float = 0.0
-    idle_s: float = 0.0
-    left_at: float | None = field(default=None)
 
 
 class Run:
@@ -62,7 +60,9 @@ class Run:
         source_of: Callable[[SourceNode], Source],
         part: StreamPart | None = None,
         stages: Mapping[SourceNode, StandIn] | None = None,
+        clock: ReaderClock | None = None,
     ) -> None:
+        """`clock`: of a reader that others tell of; None: one of its own."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
         self._lowering = Lowering(
@@ -76,7 +76,7 @@ class Run:
         )
         self._stage: Stage = self._lowering.lower(graph)
         self._sizer = ChunkSizer(CHUNK_LIMIT)
-        self._progress = Progress()
+        self._progress = Progress(clock or ReaderClock())
         self._chunk = Chunk((), Fixed(None))
         self._next = self._size = 0
         self._error: BaseException | None = None
@@ -100,10 +100,8 @@ class Run:
             element = self._chunk.elements[at]
             self._next = at + 1  # last: an interrupt before it loses nothing, and after it comes no call
             return element
-        progress = self._progress
-        began = perf_counter()
-        if progress.left_at is not None:
-            progress.idle_s += began - progress.left_at
+        clock = self._progress.clock
+        clock.enter(perf_counter())
         failure: BaseException | None = None
         refilled = False
         try:
@@ -111,8 +109,7 @@ class Run:
         except BaseException as error:
             failure = self._failed(error)
         finally:
-            progress.left_at = perf_counter()
-            progress.read_s += progress.left_at - began
+            clock.leave(perf_counter(), ended=not refilled)
         if failure is not None:
             raise failure
         if not refilled:
@@ -184,13 +181,14 @@ class Run:
         return self._chunk.marks.at(self._next)
 
     def statistics(self) -> Statistics:
-        progress = self._progress
+        read_s, idle_s = self._progress.clock.times(perf_counter())
         return Statistics(
             stages=tuple(meter.snapshot() for meter in self.meters),
-            elements=progress.elements + self._next,
-            read_s=progress.read_s,
-            idle_s=progress.idle_s,
-            buffered_bytes=int(sum(meter.buffered * meter.bytes_per_element for meter in self.meters)),
+            elements=self._progress.elements + self._next,
+            read_s=read_s,
+            idle_s=idle_s,
+            buffered_elements=self._size - self._next + (self.meters[-1].buffered_elements if self.meters else 0),
+            buffered_bytes=sum(meter.buffered_bytes for meter in self.meters),
             memory_budget_bytes=self.budget.memory_bytes,
             threads=self.budget.threads,
         )
@@ -207,6 +205,7 @@ class Run:
         """Stop and give everything back; may be called twice. Interrupted, it is done again, at the latest at exit."""
         if self._finalizer.alive:
             self.closed = True
+            self._progress.clock.leave(perf_counter(), ended=True)
             _close(self._stage, self._pool)
             self._finalizer.detach()
 

@@ -79,6 +79,7 @@ class Lowering:
     _root: Node | None = None
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
+    _node_numbers: dict[Node, int] = field(default_factory=dict)
     _identity_numbers: dict[Node, int] = field(default_factory=dict)
     """What identities call the sources: the same numbers wherever a pipeline is cut in two."""
     _numbering: PassNumbering = field(init=False)
@@ -88,6 +89,7 @@ class Lowering:
     def lower(self, root: Node) -> Stage:
         self._root = root
         nodes = list(walk(root))
+        self._node_numbers = {node: number for number, node in enumerate(nodes)}
         self._numbering = PassNumbering(root)
         self._placement = Placement(self.part, root)
         sources = [node for node in nodes if isinstance(node, SourceNode)]
@@ -151,7 +153,7 @@ class Lowering:
             stage = SplitSource(meter, source, reading)
         if not placement.shards_at(node):
             return stage
-        self.meters.append(StageMeter("shard"))
+        self.meters.append(StageMeter("shard", meter.node))
         return placement.sharding(self.meters[-1], stage)
 
     def _build_unary(self, node: ops.Unary, upstream: Stage) -> Stage:
@@ -241,12 +243,12 @@ class Lowering:
         return source not in self.stages and isinstance(self.source_of(source), IndexableSource)
 
     def _meter(self, node: Node) -> StageMeter:
-        meter = StageMeter(label_of(node))
+        meter = StageMeter(label_of(node), self._node_numbers[node])
         self.meters.append(meter)
         return meter
 
     def _meter_before(self, meter: StageMeter, label: str) -> StageMeter:
-        made = StageMeter(label)
+        made = StageMeter(label, meter.node)
         self.meters.insert(self.meters.index(meter), made)
         return made
 

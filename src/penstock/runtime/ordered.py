@@ -92,6 +92,7 @@ class Ordered(Stage):
         self._active = 0
         self._end: Chunk | None = None
         self._error: BaseException | None = None
+        self.meter.buffers(0, 0)
 
     # What subclasses say
 
@@ -147,6 +148,7 @@ class Ordered(Stage):
             self._closed = True
             self._generation += 1
             self._slots = deque()  # the old one may be in use further down this thread's own stack
+            self.meter.buffers(0, 0)
             self._rest = None
             self._reader.wake()
         super().stop()
@@ -191,8 +193,8 @@ class Ordered(Stage):
         outcome = slot.outcome
         assert outcome is not None
         self._buffered_bytes -= slot.nbytes
-        self._buffered_elements -= len(outcome.chunk.elements)
-        self.meter.buffered = self._buffered_elements
+        self._buffered_elements -= self._count_of(outcome.chunk.elements)
+        self.meter.buffers(self._buffered_elements, self._buffered_bytes)
         self._schedule()
         return outcome
 
@@ -274,9 +276,11 @@ class Ordered(Stage):
                 slot.outcome, slot.nbytes = outcome, nbytes
                 self._chunk_bytes, self._bytes_each = nbytes, nbytes / elements
                 self._buffered_bytes += nbytes
-                self._buffered_elements += len(made)
-                if len(made):
-                    self.meter.bytes_per_element = nbytes / len(made)
+                count = self._count_of(made)
+                self._buffered_elements += count
+                if count:
+                    self.meter.weighed(nbytes / count)
+                self.meter.buffers(self._buffered_elements, self._buffered_bytes)
                 if self._slots and self._slots[0] is slot:  # the reader waits for no other
                     self._reader.wake()
         return outcome.error is None

@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
+
+from penstock.core.element import Element, element_bytes
+
+WEIGH_EVERY_S = 0.01  # one element is weighed for all that a stage gives meanwhile
+
+
+class ReaderClock:
+    """How long a reader waited in `next()`, and how long it did something else between two calls of it.
+
+    The reader's thread turns it; any may ask. What is under way counts up to the moment somebody asks.
+    """
+
+    __slots__ = ("_turned",)
+
+    def __init__(self) -> None:
+        self._turned: tuple[float, float, float | None, bool] = (0.0, 0.0, None, False)
+        """Waited, busy, when it last changed (None: nobody reads), whether the reader waits. Replaced as one."""
+
+    def enter(self, now: float) -> None:
+        """The reader has come for more: it was busy until now."""
+        wait_s, run_s = self.times(now)
+        self._turned = (wait_s, run_s, now, True)
+
+    def leave(self, now: float, *, ended: bool = False) -> None:
+        """The reader has what it came for; `ended`: that there is no more, and no step follows."""
+        wait_s, run_s = self.times(now)
+        self._turned = (wait_s, run_s, None if ended else now, False)
+
+    def times(self, now: float) -> tuple[float, float]:
+        """Return how long the reader has waited, and how long it has been busy."""
+        wait_s, run_s, since, waiting = self._turned
+        if since is None:
+            return wait_s, run_s
+        return (wait_s + now - since, run_s) if waiting else (wait_s, run_s + now - since)
 
 
 class _Nested(threading.local):
-    """Seconds spent in inputs during the current pull of this thread."""
+    """Seconds spent in inputs during the current pull of this thread, and the processor's part of them."""
 
     seconds = 0.0
+    cpu_s = 0.0
 
 
 _nested = _Nested()
@@ -40,7 +76,9 @@ class StageMeter:
     """
 
     __slots__ = (
-        "buffered",
+        "_weigh_at",
+        "buffered_bytes",
+        "buffered_elements",
         "busy_s",
         "bytes_per_element",
         "chunks",
@@ -48,6 +86,8 @@ class StageMeter:
         "elements",
         "holds_gil",
         "label",
+        "nbytes",
+        "node",
         "padding",
         "skipped",
         "threads",
@@ -55,18 +95,22 @@ class StageMeter:
         "work_s",
     )
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, label: str, node: int = 0) -> None:
+        """`node`: the operator's number in its graph, from the sources down."""
+        self.label, self.node = label, node
         self.elements = 0
         self.chunks = 0
+        self.nbytes = 0.0
         self.busy_s = 0.0  # in the puller's thread
         self.work_s = 0.0  # in calls of parallel work, summed over threads
-        self.cpu_s = 0.0  # processor time of that work
+        self.cpu_s = 0.0  # processor time of both
         self.wait_s = 0.0  # the puller waited for work under way
         self.skipped = 0
         self.bytes_per_element = 0.0
         self.threads = 0
-        self.buffered = 0
+        self.buffered_elements = 0
+        self.buffered_bytes = 0
+        self._weigh_at = 0.0
         self.holds_gil: bool | None = None
         self.padding: dict[int | None, PaddingCount] = {}
 
@@ -74,17 +118,32 @@ class StageMeter:
         """Count batches of the bucket of lengths up to `up_to`; None: there is no limit."""
         self.padding.setdefault(up_to, PaddingCount()).add(**counts)
 
-    def begin(self) -> tuple[float, float]:
-        outer, _nested.seconds = _nested.seconds, 0.0
-        return perf_counter(), outer
+    def begin(self) -> tuple[float, float, float, float]:
+        outer_s, outer_cpu_s = _nested.seconds, _nested.cpu_s
+        _nested.seconds = _nested.cpu_s = 0.0
+        return perf_counter(), thread_time(), outer_s, outer_cpu_s
 
-    def end(self, span: tuple[float, float], elements: int) -> None:
-        began, outer = span
-        took = perf_counter() - began
+    def end(self, span: tuple[float, float, float, float], made: Sequence[Element], count: int) -> None:
+        began, cpu_before, outer_s, outer_cpu_s = span
+        now = perf_counter()
+        took, took_cpu = now - began, thread_time() - cpu_before
         self.busy_s += took - _nested.seconds
-        _nested.seconds = outer + took
-        self.elements += elements
+        self.cpu_s += max(0.0, took_cpu - _nested.cpu_s)
+        _nested.seconds, _nested.cpu_s = outer_s + took, outer_cpu_s + took_cpu
         self.chunks += 1
+        if count:
+            if now >= self._weigh_at:
+                self.bytes_per_element, self._weigh_at = element_bytes(made[0]), now + WEIGH_EVERY_S
+            self.elements += count
+            self.nbytes += self.bytes_per_element * count
+
+    def weighed(self, bytes_per_element: float) -> None:
+        """Whoever made elements has weighed them; none is weighed when they are pulled."""
+        self.bytes_per_element, self._weigh_at = bytes_per_element, float("inf")
+
+    def buffers(self, elements: int, nbytes: int) -> None:
+        """So much is made and not pulled yet."""
+        self.buffered_elements, self.buffered_bytes = elements, nbytes
 
     def add_wait(self, seconds: float) -> None:
         """Waiting inside a pull is not work of this stage."""
@@ -97,19 +156,22 @@ class StageMeter:
         self.cpu_s += cpu_s
         if inline:
             _nested.seconds += seconds
+            _nested.cpu_s += cpu_s
 
     def snapshot(self) -> StageStatistics:
         return StageStatistics(
+            node=self.node,
             name=self.label,
             elements=self.elements,
             chunks=self.chunks,
             busy_s=self.busy_s + self.work_s,
             cpu_s=self.cpu_s,
             wait_s=self.wait_s,
-            bytes=int(self.bytes_per_element * self.elements),
+            bytes=int(self.nbytes),
             skipped=self.skipped,
             threads=self.threads,
-            buffered=self.buffered,
+            buffered_elements=self.buffered_elements,
+            buffered_bytes=self.buffered_bytes,
             holds_gil=self.holds_gil,
             padding=self._padding(),
         )
@@ -144,19 +206,27 @@ class PaddingStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStatistics:
-    """One stage of a running pipeline."""
+    """One stage of a running pipeline. An operator may run as several: `node` and `name` together say which."""
 
+    node: int
+    """The operator's number in the plan as it is run, from the sources down: two that look alike have two."""
     name: str
     elements: int
     chunks: int
     busy_s: float
+    """Time spent in it without its inputs, over all threads; waiting for a disk or for the GIL is in it."""
     cpu_s: float
+    """How much of that a processor worked for it."""
     wait_s: float
+    """Whoever pulls it waited for work under way."""
     bytes: int
+    """Of the elements, by a sample of them."""
     skipped: int
     threads: int
     """How many threads it runs on; 0: in the thread that reads."""
-    buffered: int
+    buffered_elements: int
+    """Made, and not taken by the next stage."""
+    buffered_bytes: int
     holds_gil: bool | None
     """Whether its function was found to keep other threads from running; None: not known."""
     padding: tuple[PaddingStatistics, ...] = ()
@@ -178,7 +248,10 @@ class Statistics:
     """The reader waited in `next()`."""
     idle_s: float
     """The pipeline was waited for by nobody: the time between two reads."""
+    buffered_elements: int
+    """Made by the last stage, and not read yet."""
     buffered_bytes: int
+    """Made by any stage, and not taken by the next."""
     memory_budget_bytes: int
     threads: int
 

@@ -15,8 +15,8 @@ def verdict(statistics: Statistics) -> str:
 
     >>> from penstock.runtime.stats import StageMeter
     >>> slow = StageMeter("map(decode)"); slow.elements, slow.work_s, slow.threads = 100, 1.6, 2
-    >>> print(verdict(Statistics(stages=(slow.snapshot(),), elements=100, read_s=0.8, idle_s=0.2, buffered_bytes=0,
-    ...     memory_budget_bytes=1, threads=2)))
+    >>> print(verdict(Statistics(stages=(slow.snapshot(),), elements=100, read_s=0.8, idle_s=0.2, buffered_elements=0,
+    ...     buffered_bytes=0, memory_budget_bytes=1, threads=2)))
     input-bound: the reader waits 80 % of the time, for map(decode) (100 % of the work, 2 threads).
     All 2 cores are at work: use more cores or machines, or do less per element.
     """
@@ -66,7 +66,7 @@ def analyze_table(statistics: Statistics) -> str:
                 f"{stage.busy_s:.2f}",
                 f"{1e6 * stage.seconds_per_element:,.1f}",
                 str(stage.threads) if stage.threads else "reader's",
-                f"{stage.buffered:,}",
+                f"{stage.buffered_elements:,}",
                 gil,
                 str(stage.skipped),
             )

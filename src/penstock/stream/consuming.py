@@ -111,7 +111,7 @@ class Consumer:
         self.failure: RemoteFailure | Exception | None = None
         """Reading cannot go on."""
         self.serving: Serving | None = None
-        self._settled = 0
+        self.settled = 0
         """How many elements of what is being served are counted as received."""
         self._received = Place.at(progress)
         """Without `step`; its standings are those of streams that the view has not shown yet."""
@@ -290,7 +290,7 @@ class Consumer:
 
     def settle(self, taken: int) -> int:
         """The trainer has taken the first `taken` of the elements being served; return how many more those are."""
-        serving, before = self.serving, self._settled
+        serving, before = self.serving, self.settled
         if serving is None or taken <= before:
             return 0
         for number, lane in enumerate(serving.lanes):
@@ -302,7 +302,7 @@ class Consumer:
                 if not lane.frame.left:
                     self._add_done(header.done)
         self.step += taken - before
-        self._settled = taken
+        self.settled = taken
         return taken - before
 
     def _add_done(self, done: Sequence[Named]) -> None:
@@ -311,7 +311,7 @@ class Consumer:
 
     def next(self, now: float) -> Serving | None:
         """Return what comes next, having settled what came before; None: nothing yet, the end, or `failure`."""
-        self.serving, self._settled = None, 0
+        self.serving, self.settled = None, 0
         while self.failure is None and (chosen := self._order.choose(self.readers.values())) is not None:
             if isinstance(chosen, Serving):
                 self._begin(chosen, now)
@@ -427,6 +427,12 @@ class Consumer:
     def has_ready(self) -> bool:
         """Something has arrived that was not taken."""
         return any(reader.frames for reader in self.readers.values())
+
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Elements and bytes that have arrived and are not settled. Any thread may ask."""
+        waiting = [reader.buffered for reader in list(self.readers.values())]
+        return sum(elements for elements, _ in waiting), sum(nbytes for _, nbytes in waiting)
 
     @property
     def skipped(self) -> int:

@@ -168,6 +168,13 @@ class StreamReader:
         return sum(frame.header.nbytes for frame in self.frames if not frame.begun)
 
     @property
+    def buffered(self) -> tuple[int, int]:
+        """Elements and bytes that have arrived and were not taken. Any thread may ask."""
+        frames = list(self.frames)  # at once: another thread may be taking them
+        left = [frame.header.count - frame.at for frame in frames]
+        return sum(left), int(sum(rounds * frame.round_bytes for rounds, frame in zip(left, frames)))
+
+    @property
     def complete(self) -> bool:
         """All there is has arrived."""
         return self.last is not None

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
+from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
 
 PROTOCOL = 4
@@ -83,10 +84,14 @@ class Beat(Message, frozen=True, tag="beat"):
     nbytes: int = 0
     wait_s: float = 0.0
     run_s: float = 0.0
-    buffered: int = 0
     trainer: str = ""
     skipped: int = 0
     shared: int = 0
+    buffered_elements: int = 0
+    """Arrived, and not taken by the trainer."""
+    buffered_bytes: int = 0
+    at_s: float = 0.0
+    """When it was so, by the consumer's own clock."""
 
 
 class Rebind(Message, frozen=True, tag="rebind"):
@@ -123,6 +128,12 @@ class CloseClient(Message, frozen=True, tag="close_client"):
 
 class ListJobs(Message, frozen=True, tag="list_jobs"):
     pass
+
+
+class GetFigures(Message, frozen=True, tag="get_figures"):
+    """What has the job done, what do its workers use, and what do they wait for?"""
+
+    job: JobName
 
 
 class SteerJob(Message, frozen=True, tag="steer_job"):
@@ -173,39 +184,6 @@ class RegisterAgent(Message, frozen=True, tag="register_agent"):
     pid: int = 0
 
 
-class StageFigures(msgspec.Struct, frozen=True, array_like=True):
-    elements: int = 0
-    busy_s: float = 0.0
-    nbytes: int = 0
-    values: int = 0
-    """In arrays that it padded, without the padding."""
-    padding: int = 0
-
-
-class RunnerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a runner has done and used since its process began, and how fast it is now."""
-
-    streams: int = 0
-    """That run now."""
-    rounds: int = 0
-    nbytes: int = 0
-    runs: int = 0
-    """How often a stream began or began again."""
-    busy_s: float = 0.0
-    """Making outputs, summed over streams."""
-    credit_wait_s: float = 0.0
-    """Waiting for readers to make room."""
-    refused: int = 0
-    """Connections that were not let in."""
-    stages: dict[str, StageFigures] = {}
-    cpu_s: float = 0.0
-    rss_bytes: int = 0
-    rounds_per_s: float = 0.0
-    """Of the last second or so, as the next."""
-    cores: float = 0.0
-    """Processor seconds a second."""
-
-
 class AgentBeat(Message, frozen=True, tag="agent_beat"):
     """The agent and these runners are alive."""
 
@@ -229,6 +207,8 @@ class RunnerGone(Message, frozen=True, tag="runner_gone"):
     job: JobName
     reason: str
     in_flight: tuple[tuple[str, int, int, int, int], ...] = ()
+    figures: RunnerFigures | None = None
+    """The last it reported."""
 
 
 class AgentLeaving(Message, frozen=True, tag="agent_leaving"):
@@ -346,6 +326,10 @@ class Workers(Message, frozen=True, tag="workers"):
     workers: tuple[WorkerLine, ...]
 
 
+class Figures(Message, frozen=True, tag="figures"):
+    figures: JobFigures
+
+
 class NotKnown(Message, frozen=True, tag="not_known"):
     """The dispatcher does not know who asks (it restarted): register, or open, again."""
 
@@ -395,6 +379,7 @@ Request: TypeAlias = (
     | EndStream
     | CloseClient
     | ListJobs
+    | GetFigures
     | SteerJob
     | ListWorkers
     | DrainWorker
@@ -420,6 +405,7 @@ Answer: TypeAlias = (
     | Spec
     | Jobs
     | Workers
+    | Figures
     | NotKnown
     | Refused
     | TryAgain

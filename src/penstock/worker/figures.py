@@ -8,14 +8,17 @@ and ends between two looks counts too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import StageStatistics
-from penstock.wire.messages import RunnerFigures, StageFigures
+from penstock.wire.figures import RunnerFigures, StageFigures
 
 LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `processes.forked_child`
 LABEL_CHARACTERS = 80
@@ -55,14 +58,15 @@ class Figures:
         self._streams: tuple[float, ...] = (0, 0, 0.0, 0)
         """As `Counts` has them, of all streams together."""
         self._busy_s = 0.0
-        self._stages: dict[str, tuple[float, ...]] = {}
+        self._stages: dict[tuple[int, str], tuple[float, ...]] = {}
+        """By node and name: what `_figures_of` gives of each."""
 
     def watch(self, pump: Busy, run: Run) -> None:
         self._watched.append((pump, run))
 
     def look(self, streams: Iterable[Counted], *, refused: int = 0) -> RunnerFigures:
         """Return the figures as they are now."""
-        running = 0
+        running, threads = 0, Counter[tuple[int, str]]()
         for stream in streams:
             *counts, runs_now = stream.counts
             running += runs_now
@@ -71,11 +75,15 @@ class Figures:
             pump, run = watched
             ended = run.closed  # asked first: what happens between the two looks counts the next time
             self._busy_s += self._since(pump, pump.busy_s)[0]
-            self._add_stages(run)
+            stages = run.statistics().stages
+            self._add_stages(run, stages)
             if ended:
                 self._watched.remove(watched)
+            else:
+                threads.update({_key_of(stage): stage.threads for stage in stages})
         rounds, nbytes, credit_wait_s, runs = self._streams
         return RunnerFigures(
+            at_s=perf_counter(),
             streams=running,
             rounds=int(rounds),
             nbytes=int(nbytes),
@@ -83,20 +91,15 @@ class Figures:
             busy_s=round(self._busy_s, 3),
             credit_wait_s=round(credit_wait_s, 3),
             refused=refused,
-            stages={
-                label: StageFigures(int(elements), round(busy_s, 3), int(nbytes), int(values), int(padding))
-                for label, (elements, busy_s, nbytes, values, padding) in self._stages.items()
-            },
+            stages=tuple(_stage_figures(key, figures, threads[key]) for key, figures in self._stages.items()),
         )
 
-    def _add_stages(self, run: Run) -> None:
-        stages = run.statistics().stages
+    def _add_stages(self, run: Run, stages: Sequence[StageStatistics]) -> None:
         figures = [_figures_of(stage) for stage in stages]
         new = self._since(run, *(value for each in figures for value in each))
         for number, (stage, each) in enumerate(zip(stages, figures)):
-            label = stage.name[:LABEL_CHARACTERS]
-            more = new[number * len(each) : (number + 1) * len(each)]
-            self._stages[label] = _sum(self._stages.get(label, (0.0,) * len(each)), more)
+            key, more = _key_of(stage), new[number * len(each) : (number + 1) * len(each)]
+            self._stages[key] = _sum(self._stages.get(key, (0.0,) * len(each)), more)
 
     def _since(self, thing: object, *values: float) -> tuple[float, ...]:
         """Return how much each value of a thing has grown since the last look at it."""
@@ -111,14 +114,38 @@ def _sum(had: tuple[float, ...], more: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(old + grown for old, grown in zip(had, more))
 
 
+def _key_of(stage: StageStatistics) -> tuple[int, str]:
+    return stage.node, stage.name[:LABEL_CHARACTERS]
+
+
 def _figures_of(stage: StageStatistics) -> tuple[float, ...]:
-    values = sum(bucket.values for bucket in stage.padding)
-    return stage.elements, stage.busy_s, stage.bytes, values, sum(bucket.padding for bucket in stage.padding)
+    values, padding = (sum(getattr(bucket, name) for bucket in stage.padding) for name in ("values", "padding"))
+    return stage.elements, stage.bytes, stage.busy_s, stage.cpu_s, stage.wait_s, values, padding
 
 
-def line_of(figures: RunnerFigures) -> str:
-    """Return the figures as one line; without the stages where those are too many."""
-    line = msgspec.json.encode(figures)
-    if len(line) > LINE_BYTES:
-        line = msgspec.json.encode(msgspec.structs.replace(figures, stages={}))
-    return line.decode()
+def _stage_figures(key: tuple[int, str], figures: tuple[float, ...], threads: int) -> StageFigures:
+    elements, nbytes, busy_s, cpu_s, wait_s, values, padding = figures
+    return StageFigures(
+        *key,
+        int(elements),
+        int(nbytes),
+        round(busy_s, 3),
+        round(cpu_s, 3),
+        round(wait_s, 3),
+        int(values),
+        int(padding),
+        threads,
+    )
+
+
+def lines_of(figures: RunnerFigures) -> Iterator[str]:
+    """Give the figures as lines, each with as many of the stages as go into one, and with all else."""
+    stages = figures.stages
+    while True:
+        count = len(stages)
+        while len(line := msgspec.json.encode(replace(figures, stages=stages[:count]))) > LINE_BYTES and count > 1:
+            count //= 2
+        yield line.decode()
+        stages = stages[count:]
+        if not stages:
+            return

@@ -29,6 +29,7 @@ from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
 from penstock.wire.failures import describe_failure
+from penstock.wire.figures import RunnerFigures
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -43,10 +44,9 @@ from penstock.wire.frames import (
     Units,
     UseSlabs,
 )
-from penstock.wire.messages import RunnerFigures
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.figures import Figures, line_of
+from penstock.worker.figures import Figures, lines_of
 from penstock.worker.job import Job
 from penstock.worker.opening import RunOpener
 from penstock.worker.output import OutputCapture
@@ -261,7 +261,12 @@ class Runner:
         ready(self.address.text())
         while not stop.wait(LOOK_S) and self.streams.data.serving:
             self._look_after()
-            report(line_of(self.statistics()))
+            self._report(report)
+        self._report(report)
+
+    def _report(self, report: Callable[[str], None]) -> None:
+        for line in lines_of(self.statistics()):
+            report(line)
 
     def close(self) -> None:
         if self._closed:

@@ -235,16 +235,15 @@ class HostedStream(ABC, Generic[ServedKind]):
         """Return memory for a batch in the making that readers on this host can see; None: there is none."""
 
     def wait_room(self, pump: Pump) -> int | None:
-        began = monotonic()
         with self._changed:
             while self._pump is pump:
                 room = self._room(pump)
                 if room is not None:
-                    self._credit_wait_s += monotonic() - began
                     return room
-                self._waiting = True
+                self._waiting, began = True, monotonic()
                 self._changed.wait(LOOK_AGAIN_S)
                 self._waiting = False
+                self._credit_wait_s += monotonic() - began
         return None
 
     @abstractmethod

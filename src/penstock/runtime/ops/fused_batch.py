@@ -266,6 +266,10 @@ class _Rows(Ordered):
         task.segments = done
         return Outcome(Chunk([task], chunk.marks) if done else Chunk((), chunk.marks), error)
 
+    def _count_of(self, made: Sequence[Any]) -> int:
+        """Rows are counted, not the tasks they are made in."""
+        return sum(segment.stop - segment.start for task in made for segment in task.segments)
+
     def _bytes_of(self, made: Sequence[Any]) -> int:
         return sum(task.nbytes for task in made)
 
