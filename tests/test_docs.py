@@ -18,7 +18,7 @@ from penstock.api import readers
 from penstock.api.operators import Operators
 from penstock.client.statistics import LoaderStatistics
 from penstock.dispatcher.http import _Collector
-from penstock.dispatcher.service import Statistics
+from penstock.dispatcher.service import DispatcherStatistics
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -85,7 +85,7 @@ def test_headings_show_signatures_as_they_are(page):
 
 def test_every_metric_is_explained():
     text = (ROOT / "docs" / "service.md").read_text()
-    families = list(_Collector(SimpleNamespace(statistics=Statistics()), lambda: 0).collect())
+    families = list(_Collector(SimpleNamespace(statistics=DispatcherStatistics()), lambda: 0).collect())
     assert len(families) > 30
     names = [f"{family.name}{'_total' if family.type == 'counter' else ''}" for family in families]
     short = [name.removeprefix("penstock_dispatcher") for name in names]  # a row may name several

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.client.sampling import Drawing, Feed, Place
+from penstock.client.sampling import Drawing, Feed, SamplerPlace
 
 ROWS = 5
 
@@ -35,7 +35,7 @@ class Lazy:
         self._given, self._resumed = state["given"], True
 
 
-def drawing(sampler: Lazy, epoch: int, at: Place | None = None) -> Drawing:
+def drawing(sampler: Lazy, epoch: int, at: SamplerPlace | None = None) -> Drawing:
     return Drawing(Feed(sampler=sampler, ahead=2), epoch=epoch, grouping=None, count=ROWS, at=at)
 
 
@@ -52,9 +52,9 @@ def test_a_place_of_a_sampler_with_a_lazy_iter_is_followed_by_the_same(epoch: in
     reading = drawing(sampler, epoch)
     for _ in range(drawn):
         reading.draw()
-    place = Place.read(reading.place().plain())
+    place = SamplerPlace.read(reading.place().plain())
     expected = rest(reading)
     assert len(expected) == ROWS - drawn
     again = drawing(Lazy(), epoch, place)
-    assert Place.read(again.place().plain()) == place, "nothing was drawn: it stands where it was put"
+    assert SamplerPlace.read(again.place().plain()) == place, "nothing was drawn: it stands where it was put"
     assert rest(again) == expected

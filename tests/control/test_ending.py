@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.control.views import SILENT_AFTER_S
-from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Resume
+from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named, Position, Ranges, Resume
 from penstock.wire.messages import Beat, Done, GetPipeline, ListJobs, ListWorkers, NotKnown, PutPipeline, Refused, Spec
 from tests.control.cluster import JOB, Cluster, rebind, spec, started
 
@@ -32,8 +32,10 @@ def test_leftovers_become_one_last_stream() -> None:
     cluster.end(first, leftover=Cut(engine=[9]))
     view = cluster.view()
     tail = view.streams[3]
-    granted = Feed(kind="granted")
-    assert tail.feed == Feed(kind="tail", leftovers=(Leftover(0, Cut(engine=[9]), granted), Leftover(2, REST, granted)))
+    granted = FeedSpec(kind="granted")
+    assert tail.feed == FeedSpec(
+        kind="tail", leftovers=(Leftover(0, Cut(engine=[9]), granted), Leftover(2, REST, granted))
+    )
     assert tail.number == 3
     assert tail.runner is not None
     assert not view.finished
@@ -93,7 +95,7 @@ def test_an_ended_stream_is_opened_again_for_a_consumer_that_came_back() -> None
 def test_a_checkpoint_inside_the_tail_resumes_inside_the_tail(ended: bool) -> None:
     cluster = Cluster()
     cluster.register("w0")
-    feed = Feed(kind="tail", leftovers=(Leftover(0, REST, Feed(kind="granted")),))
+    feed = FeedSpec(kind="tail", leftovers=(Leftover(0, REST, FeedSpec(kind="granted")),))
     resume = Resume(
         epoch=0,
         consumers=1,
@@ -123,7 +125,7 @@ def test_a_checkpoint_whose_tail_has_ended_goes_on_with_a_stream_that_has_not() 
     cluster = Cluster()
     cluster.register("w0")
     inside = Cut(engine=["@", 0, 0, 1, 4], named=(Named(0, 0, (1,)),))
-    tail = Feed(kind="tail", leftovers=(Leftover(1, Cut(named=(Named(0, 0, (0,)),)), Feed(kind="granted")),))
+    tail = FeedSpec(kind="tail", leftovers=(Leftover(1, Cut(named=(Named(0, 0, (0,)),)), FeedSpec(kind="granted")),))
     resumed(
         cluster,
         Position(number=0, cut=inside, round=2),
@@ -222,7 +224,7 @@ def test_a_stream_that_is_given_up_after_a_load_leaves_what_it_was_not_granted_t
 def test_runs_over_everything_that_a_checkpoint_brought_stand_for_one_worker_each(workers: int) -> None:
     cluster = Cluster()
     cluster.register(*(f"w{i}" for i in range(workers)))
-    everything = Feed(kind="dealt", number=0, of=1)
+    everything = FeedSpec(kind="dealt", number=0, of=1)
     held = [Position(number, 4, Cut(engine=[4]), marks=(4,), feed=everything) for number in range(2)]
     resumed(cluster, *held, policy="off")
     streams = cluster.view().streams

@@ -13,7 +13,7 @@ from penstock.wire.jobs import Slot
 from penstock.wire.messages import (
     AgentBeat,
     CloseClient,
-    Figures,
+    FiguresAnswer,
     GetFigures,
     ListWorkers,
     NotKnown,
@@ -40,7 +40,7 @@ def plain(at_s: float, rounds: int, **more: Any) -> dict[str, Any]:
 
 def figures_of(cluster: Cluster) -> JobFigures:
     answer = cluster.ask(GetFigures(job=JOB))
-    assert isinstance(answer, Figures)
+    assert isinstance(answer, FiguresAnswer)
     return answer.figures
 
 

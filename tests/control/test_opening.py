@@ -7,7 +7,7 @@ import pytest
 from penstock.control.records import KEPT_RAISES
 from penstock.control.runners import RESTART_GRACE_S
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, Feed, Position, Ranges, Resume, Slot
+from penstock.wire.jobs import Cut, FeedSpec, Position, Ranges, Resume, Slot
 from penstock.wire.messages import (
     Beat,
     Changes,
@@ -439,7 +439,7 @@ def test_an_epoch_from_a_checkpoint_has_the_streams_it_had_there_and_the_next_on
     described = spec(order="deterministic", streams=4)
     resumed = cluster.open(spec=described, resume=resume(width=2))
     assert (resumed.spec.sharding.streams, [stream.number for stream in resumed.view.streams]) == (2, [0, 1])
-    assert resumed.view.streams[1].feed == Feed(kind="dealt", number=1, of=2)
+    assert resumed.view.streams[1].feed == FeedSpec(kind="dealt", number=1, of=2)
     cluster.ask(close("c0", resumed.view.attempt))
     after = cluster.open(epoch=1, spec=described)
     assert (after.spec.sharding.streams, len(after.view.streams)) == (4, 4)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.jobs import Cut, Feed, JobSpec, JobView, Position, Resume
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, JobView, Position, Resume
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -70,7 +70,7 @@ def test_streams_with_owners_come_one_a_consumer() -> None:
 def test_without_sharding_every_worker_runs_over_everything_once() -> None:
     cluster = started(workers=3, policy="off")
     view = cluster.view()
-    assert [(s.number, s.feed) for s in view.streams] == [(n, Feed(kind="dealt", number=0, of=1)) for n in range(3)]
+    assert [(s.number, s.feed) for s in view.streams] == [(n, FeedSpec(kind="dealt", number=0, of=1)) for n in range(3)]
     cluster.die(view.streams[0].runner)
     cluster.ready()
     assert len(cluster.view().streams) == 3
@@ -82,7 +82,7 @@ def test_without_sharding_every_worker_runs_over_everything_once() -> None:
 def test_runs_over_everything_that_a_checkpoint_holds_are_not_begun_again() -> None:
     cluster = Cluster()
     cluster.register("w0", "w1", "w2")
-    feed = Feed(kind="dealt", number=0, of=1)
+    feed = FeedSpec(kind="dealt", number=0, of=1)
     held = tuple(Position(number=n, cut=Cut(engine=[n]), round=1, marks=(1,), feed=feed) for n in range(2))
     resume = Resume(epoch=0, consumers=1, streams=held, digest="d")
     cluster.open(resume=resume, spec=spec(policy="off"))
@@ -97,7 +97,7 @@ def test_runs_over_everything_that_a_checkpoint_holds_are_not_begun_again() -> N
     "changes",
     [
         {"order": "deterministic", "streams": 6},
-        {"policy": "file", "feeds": tuple(Feed(kind="listed", listed=((n,),)) for n in range(6))},
+        {"policy": "file", "feeds": tuple(FeedSpec(kind="listed", listed=((n,),)) for n in range(6))},
     ],
 )
 def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(changes: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(chang
 
 
 def by_file(files: int) -> JobSpec:
-    return spec(policy="file", feeds=tuple(Feed(kind="listed", listed=((n,),)) for n in range(files)))
+    return spec(policy="file", feeds=tuple(FeedSpec(kind="listed", listed=((n,),)) for n in range(files)))
 
 
 def opened_by_file(files: int, workers: int) -> tuple[Cluster, list[StartRunner]]:

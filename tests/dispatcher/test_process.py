@@ -21,7 +21,7 @@ import pytest
 
 from penstock.core.errors import AuthenticationError, JournalLockedError
 from penstock.dispatcher.main import DispatcherConfig
-from penstock.dispatcher.service import Statistics
+from penstock.dispatcher.service import DispatcherStatistics
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
@@ -250,7 +250,7 @@ def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
         assert "penstock_dispatcher_blobs 2.0" in text
         assert "penstock_dispatcher_commit_seconds_total" in text
         running.service.publish = lambda: None
-        running.service.statistics = Statistics(broken="the disk is full")
+        running.service.statistics = DispatcherStatistics(broken="the disk is full")
         assert get(port, "/readyz") == (503, "the disk is full")
         assert get(port, "/livez") == (200, "alive"), "restarting it would not make room"
 

@@ -16,9 +16,9 @@ import zmq
 from penstock.control.events import JobCreated
 from penstock.core.errors import RefusedError
 from penstock.core.ids import AttemptId, ClientId, JobName
-from penstock.dispatcher import database, truth
+from penstock.dispatcher import database, journaled_state
+from penstock.dispatcher.journaled_state import POSITION_LEAP
 from penstock.dispatcher.main import Dispatcher
-from penstock.dispatcher.truth import POSITION_LEAP
 from penstock.wire.blobs import PIECE_BYTES, blob_hash, put_blob_pieces
 from penstock.wire.jobs import Cut, Position, Resume
 from penstock.wire.messages import (
@@ -221,14 +221,14 @@ def test_peers_that_are_gone_are_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_request_that_makes_the_core_fail_is_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = truth.decide
+    real = journaled_state.decide
 
     def poisoned(state: Any, request: Any, **given: Any) -> Any:
         if isinstance(request, GetSpec) and request.job == "poison":
             raise ZeroDivisionError("a bug")
         return real(state, request, **given)
 
-    monkeypatch.setattr(truth, "decide", poisoned)
+    monkeypatch.setattr(journaled_state, "decide", poisoned)
     with served(tmp_path) as running, client(running.address) as control:
         put_blobs(control)
         attempt = open_job(control).attempt
@@ -239,7 +239,7 @@ def test_a_request_that_makes_the_core_fail_is_refused_alone(tmp_path: Path, mon
 
 
 def test_a_decision_that_breaks_the_state_is_undone_and_the_others_are_decided_anew(tmp_path: Path) -> None:
-    real = truth.decide
+    real = journaled_state.decide
     answers: list[Tell] = []
 
     def broken(state: Any, request: Any, **given: Any) -> Any:
@@ -251,7 +251,7 @@ def test_a_decision_that_breaks_the_state_is_undone_and_the_others_are_decided_a
 
     with pytest.MonkeyPatch.context() as patch, served(tmp_path) as running, client(running.address) as control:
         put_blobs(control)
-        patch.setattr(truth, "decide", broken)
+        patch.setattr(journaled_state, "decide", broken)
         peer = RawPeer(running.address)
         bodies = [opening(), GetSpec(job=JOB), ListJobs()]
         for number, body in enumerate(bodies, 1):
@@ -285,7 +285,7 @@ def with_failing_writes(fail: dict[str, Any]) -> Any:
             self._inner.close()
 
     def prepare(dispatcher: Dispatcher) -> None:
-        kept = dispatcher.service._truth
+        kept = dispatcher.service._journaled
         for store in (kept._journal, kept._blobs):
             store._database._connect = Connection
             store._database.reopen()
@@ -338,7 +338,7 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_the_rest_goes_on(tmp_path: P
 
 def test_a_snapshot_is_taken_when_due_and_restart_reads_it(tmp_path: Path) -> None:
     def often(dispatcher: Dispatcher) -> None:
-        dispatcher.service._truth._journal._snapshot_events = 5
+        dispatcher.service._journaled._journal._snapshot_events = 5
 
     with served(tmp_path, often) as running, client(running.address) as control:
         put_blobs(control)

@@ -18,7 +18,7 @@ from tests.waiting import wait_gone, wait_until
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWorkers
 from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Spawn, Stop, Tell
+from penstock.processes.nursery_messages import Died, EndNursery, Prepare, Ready, Spawn, Stop, TellChild
 from penstock.processes.nursery_start import start_nursery
 from penstock.wire.credentials import Credentials
 from penstock.wire.figures import RunnerFigures
@@ -79,10 +79,10 @@ class Setup:
         return int(ready.place.address.rpartition("|")[2])
 
     def tell(self, order: object) -> None:
-        self.link.send(Tell(id="agent", body=msgspec.msgpack.encode(order)))
+        self.link.send(TellChild(id="agent", body=msgspec.msgpack.encode(order)))
 
     def close(self) -> None:
-        self.link.send(End())
+        self.link.send(EndNursery())
         self.process.wait(DEADLINE_S)
         self.link.close()
         self.dispatcher.close()

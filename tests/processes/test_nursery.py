@@ -20,7 +20,17 @@ from tests.waiting import is_alive, wait_gone
 
 from penstock.core.errors import NurseryGoneError
 from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Died, End, Prepare, Ready, Reported, Spawn, Spawned, Stop, Tell
+from penstock.processes.nursery_messages import (
+    Died,
+    EndNursery,
+    Prepare,
+    Ready,
+    Reported,
+    Spawn,
+    Spawned,
+    Stop,
+    TellChild,
+)
 from penstock.processes.nursery_start import start_nursery
 
 DEADLINE_S = 30.0
@@ -181,7 +191,7 @@ def test_children_of_a_child_die_with_it(nursery):
 def test_a_child_with_a_link_can_be_told_things(nursery):
     _, link = nursery
     spawn_ready(link, "parent", nursery_children.spawn_another, nursery=True)
-    link.send(Tell(id="parent", body=b"more"))
+    link.send(TellChild(id="parent", body=b"more"))
     assert wait_for(link, Ready, "parent").text == "told more"
 
 
@@ -207,7 +217,7 @@ def test_nothing_is_left_after_the_end(nursery, tmp_path):
     link.send(Prepare(scratch=str(scratch)))
     pids = [spawn_ready(link, "deaf", nursery_children.ignore_sigterm, grace_s=0.2)[0], spawn_ready(link, "a")[0]]
     pids.append(int(spawn_ready(link, "program", nursery_children.start_a_program)[1]))
-    link.send(End())
+    link.send(EndNursery())
     process.wait(DEADLINE_S)
     wait_gone(*pids)
     assert not scratch.exists()
@@ -270,7 +280,7 @@ def test_a_nursery_outlives_the_thread_that_started_it():
         spawn_ready(link)
         assert process.poll() is None
     finally:
-        link.send(End())
+        link.send(EndNursery())
         process.wait(DEADLINE_S)
         link.close()
 

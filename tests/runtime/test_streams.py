@@ -18,7 +18,7 @@ from penstock.graph.regrouping import last_regrouping
 from penstock.graph.traverse import walk
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
-from penstock.runtime.streams import Left, Place, StreamPart, StreamStopped, places
+from penstock.runtime.streams import Left, SplitPlace, StreamPart, StreamStopped, places
 from penstock.testing.conformance import read_all
 from tests.cases import (
     OPERATOR_NAMES,
@@ -252,7 +252,7 @@ def test_a_source_read_twice_is_dealt_twice():
 def test_the_ends_of_what_is_over_stay_in_the_state():
     job = Job(ps.range(8).repeat(2).concatenate(ps.range(100, 108)).batch(5))
     read = job.stream(0, 1)
-    assert Place(0, 1, -1) in places(read.states[4]) and places(read.states[4])[0].source == 1
+    assert SplitPlace(0, 1, -1) in places(read.states[4]) and places(read.states[4])[0].source == 1
 
 
 @pytest.mark.parametrize(

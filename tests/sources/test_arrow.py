@@ -17,10 +17,10 @@ from penstock.graph.expressions import col
 from penstock.graph.readers import ReadArrow
 from penstock.sources import arrow, projection
 from penstock.sources.arrow import ArrowSource
-from penstock.sources.base import Position, Records, Split
+from penstock.sources.base import Records, Split, SplitPosition
 from penstock.sources.ipc_messages import DICTIONARY_BATCH, RECORD_BATCH, scan_messages
 
-BEGINNING = Position()
+BEGINNING = SplitPosition()
 FORMATS = {"file": ipc.new_file, "stream": ipc.new_stream}
 
 
@@ -39,7 +39,7 @@ def source(*paths: Path | str, **options: Any) -> ArrowSource:
     return ArrowSource(ReadArrow(paths=tuple(map(str, paths)), **options))
 
 
-def records(made: ArrowSource, split: Split, at: Position = BEGINNING, want: int = 7) -> Iterator[Records]:
+def records(made: ArrowSource, split: Split, at: SplitPosition = BEGINNING, want: int = 7) -> Iterator[Records]:
     reader = made.open(split, at)
     try:
         while (found := reader.read(want)).elements:
@@ -48,11 +48,11 @@ def records(made: ArrowSource, split: Split, at: Position = BEGINNING, want: int
         reader.close()
 
 
-def positions(found: Iterator[Records], at: Position = BEGINNING) -> Iterator[tuple[Any, Position]]:
+def positions(found: Iterator[Records], at: SplitPosition = BEGINNING) -> Iterator[tuple[Any, SplitPosition]]:
     for each in found:
         indices = each.indices or range(at.index, at.index + len(each.elements))
         for number, element in enumerate(each.elements):
-            at = Position(indices[number] + 1, each.offsets[number] if each.offsets else None)
+            at = SplitPosition(indices[number] + 1, each.offsets[number] if each.offsets else None)
             yield element, at
 
 
@@ -119,7 +119,7 @@ def test_reading_resumes_at_every_position(tmp_path: Path, form: str, batch: int
     whole = list(positions(records(made, split)))
     names = [element["name"] if batch is None else element["name"].tolist() for element, _ in whole]
     for number, (_, at) in enumerate(whole):
-        for position in {at, Position(at.index)}:
+        for position in {at, SplitPosition(at.index)}:
             rest = [element["name"] for element, _ in positions(records(made, split, position, want=3), position)]
             assert [each if batch is None else each.tolist() for each in rest] == names[number + 1 :]
     if batch is None:
@@ -151,7 +151,7 @@ def test_restoring_passes_over_record_batches_without_reading(
 
     monkeypatch.setattr(arrow._ArrowFile, "_read_message", read_message)
     monkeypatch.setattr(ipc, "open_file", Watching)
-    rows = [row["x"] for found in records(made, split, Position(75)) for row in found.elements]
+    rows = [row["x"] for found in records(made, split, SplitPosition(75)) for row in found.elements]
     assert rows == list(range(75, 100))
     assert len(read) == 3
 

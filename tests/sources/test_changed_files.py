@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import DataError, ErrorBudgetExceededError, FileChangedError
 from penstock.runtime.quarantine import read_quarantine
-from penstock.sources.base import Position
+from penstock.sources.base import SplitPosition
 from penstock.sources.registry import open_source
 from penstock.sources.tfrecord import TFRecordWriter
 
@@ -118,13 +118,13 @@ class Reading:
 
     def begin(self) -> None:
         """Read a little of the first split."""
-        self._reader = self._source.open(self._splits[0], Position())
+        self._reader = self._source.open(self._splits[0], SplitPosition())
         self.count += len(self._reader.read(1).elements)
 
     def finish(self) -> int:
         """Read all there is; return how many elements there were."""
         for split in self._splits:
-            reader, self._reader = self._reader or self._source.open(split, Position()), None
+            reader, self._reader = self._reader or self._source.open(split, SplitPosition()), None
             try:
                 while found := len(reader.read(1000).elements):
                     self.count += found

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, TruncatedFileError
 from penstock.graph.readers import ReadCsv
 from penstock.sources import csv_files
-from penstock.sources.base import Position
+from penstock.sources.base import SplitPosition
 from penstock.sources.csv_files import CsvSource
 
 
@@ -20,10 +20,10 @@ def written(path: Path, content: str) -> Path:
     return path
 
 
-def read(source: CsvSource, at: Position | None = None, want: int = 1_000) -> list[Any]:
+def read(source: CsvSource, at: SplitPosition | None = None, want: int = 1_000) -> list[Any]:
     rows: list[Any] = []
     for split in source.splits():
-        reader = source.open(split, at or Position())
+        reader = source.open(split, at or SplitPosition())
         while found := reader.read(want).elements:
             rows.extend(found)
         reader.close()
@@ -104,7 +104,7 @@ def test_many_blocks_and_a_packed_file_give_every_row(tmp_path: Path, monkeypatc
     assert read(source_of(written(tmp_path / "x.csv", content))) == rows
     source = source_of(tmp_path / "x.csv.gz")
     assert read(source) == rows
-    assert read(source, Position(1_234)) == rows[1_234:]
+    assert read(source, SplitPosition(1_234)) == rows[1_234:]
 
 
 def test_a_hint_names_file_and_row(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_hint_names_file_and_row(tmp_path: Path) -> None:
         written(tmp_path / f"{name}.csv", "x\n" + "".join(f"{name}{i}\n" for i in range(3)))
     source = source_of(tmp_path)
     (split,) = source.splits()
-    reader = source.open(split, Position())
+    reader = source.open(split, SplitPosition())
     offsets = [offset for _ in range(2) for offset in reader.read(9).offsets or ()]
     assert len(offsets) == 6
-    resumed = source.open(split, Position(4, offsets[3]))
+    resumed = source.open(split, SplitPosition(4, offsets[3]))
     assert [row["x"] for row in resumed.read(9).elements] == ["b1", "b2"]
     assert resumed.read(9).elements == ()
 
@@ -130,12 +130,12 @@ def test_rows_longer_than_a_block_are_read(tmp_path: Path, monkeypatch: pytest.M
 def test_a_row_that_does_not_fit_the_header_is_named_after_those_before_it(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", "a,b\n1,2\n\n3\n4,5\n6,7,8\n")
     source = source_of(path)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert reader.read(9).elements == [{"a": 1, "b": 2}]
     with pytest.raises(CorruptRecordError, match=r"x\.csv: row 3 has 1 cells, not 2: '3'"):
         reader.read(9)
     bad = collect_bad(source)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     records = reader.read(9)
     assert [row["a"] for row in records.elements] == [1, 4] and list(records.indices or ()) == [0, 2]
     assert not reader.read(9).elements
@@ -150,7 +150,7 @@ def test_bad_rows_in_many_blocks_keep_the_others_indices(tmp_path: Path, monkeyp
     source = source_of(path)
     bad = collect_bad(source)
     split = source.splits()[0]
-    for at in (Position(), Position(60), Position(60, 60), Position(51, 51)):
+    for at in (SplitPosition(), SplitPosition(60), SplitPosition(60, 60), SplitPosition(51, 51)):
         bad.clear()
         reader = source.open(split, at)
         found: list[tuple[int, int]] = []
@@ -203,7 +203,7 @@ def test_closing_in_the_middle_of_a_file_leaves_no_reading_behind(tmp_path: Path
     path = written(tmp_path / "x.csv", "i\n" + "".join(f"{i}\n" for i in range(200_000)))
     source = source_of(path)
     for _ in range(20):
-        reader = source.open(source.splits()[0], Position())
+        reader = source.open(source.splits()[0], SplitPosition())
         assert reader.read(1).elements
         reader.close()
         assert not reader.read(1).elements

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.functions import Payload
 from penstock.graph.readers import FromHuggingface
-from penstock.sources.base import IndexableSource, Position, Source
+from penstock.sources.base import IndexableSource, Source, SplitPosition
 from penstock.sources.huggingface import huggingface_source
 
 datasets = pytest.importorskip("datasets")
@@ -26,7 +26,7 @@ def indexable(dataset: Any) -> IndexableSource:
 def read(source: Source, want: int = 7) -> list[Any]:
     elements: list[Any] = []
     for split in source.splits():
-        reader = source.open(split, Position())
+        reader = source.open(split, SplitPosition())
         while found := reader.read(want).elements:
             elements.extend(found)
         reader.close()
@@ -80,7 +80,7 @@ def test_an_iterable_dataset_has_a_split_for_each_shard() -> None:
     assert not isinstance(source, IndexableSource)
     assert len(source.splits()) == 3
     assert read(source) == list(shards(["a", "b", "c"]))
-    reader = source.open(source.splits()[1], Position(2))
+    reader = source.open(source.splits()[1], SplitPosition(2))
     assert reader.read(9).elements == [{"name": "b", "number": 2}, {"name": "b", "number": 3}]
     assert not reader.read(9).elements
 

@@ -13,7 +13,7 @@ from penstock.core.errors import CodecError
 from penstock.graph.readers import ReadText, SourceNode
 from penstock.graph.traverse import walk
 from penstock.sources import listing, listing_codec, registry
-from penstock.sources.base import FileRange, Position, Split
+from penstock.sources.base import FileRange, Split, SplitPosition
 from penstock.sources.listing import FileInfo, FileListing
 from penstock.sources.listing_codec import decode_listings, encode_listings, open_source, split_counts
 from penstock.sources.raw_files import FileTable
@@ -30,7 +30,7 @@ def cases(tmp_path_factory):
 def everything(source):
     found = []
     for split in source.splits():
-        reader = source.open(split, Position())
+        reader = source.open(split, SplitPosition())
         while len(records := reader.read(5).elements):
             found.extend(records)
         reader.close()

@@ -9,14 +9,14 @@ import pytest
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.readers import FromGenerator, FromItems, FromTorch, Range
-from penstock.sources.base import IndexableSource, Position, Source
+from penstock.sources.base import IndexableSource, Source, SplitPosition
 from penstock.sources.memory import GeneratorSource, ItemsSource, RangeSource, TorchSource, index_splits
 
 
 def read_all(source: Source, want: int = 7) -> list[Any]:
     elements: list[Any] = []
     for split in source.splits():
-        reader = source.open(split, Position())
+        reader = source.open(split, SplitPosition())
         while records := reader.read(want).elements:
             elements.extend(records)
         reader.close()
@@ -54,7 +54,7 @@ def test_range_yields_what_python_s_range_does(values: range) -> None:
 
 def test_range_reads_are_ranges_and_fetched_values_are_python_ints() -> None:
     source = RangeSource(Range(start=10, stop=5_000, step=2))
-    reader = source.open(source.splits()[0], Position(index=3))
+    reader = source.open(source.splits()[0], SplitPosition(index=3))
     assert reader.read(4).elements == range(16, 24, 2)
     fetched = source.fetch(np.array([7, 0, 2]))
     assert fetched == [24, 10, 14]
@@ -102,14 +102,14 @@ def test_generator_function_with_a_parameter_gets_the_none_split() -> None:
 
 def test_generator_resumes_by_running_again() -> None:
     source = generator(lambda: iter(range(10)))
-    reader = source.open(source.splits()[0], Position(index=8))
+    reader = source.open(source.splits()[0], SplitPosition(index=8))
     assert list(reader.read(5).elements) == [8, 9]
     assert not reader.read(5).elements
 
 
 def test_generator_position_past_its_end_is_the_end() -> None:
     source = generator(lambda: iter(range(3)))
-    assert not source.open(source.splits()[0], Position(index=9)).read(5).elements
+    assert not source.open(source.splits()[0], SplitPosition(index=9)).read(5).elements
 
 
 def test_closing_a_reader_closes_its_generator() -> None:
@@ -122,7 +122,7 @@ def test_closing_a_reader_closes_its_generator() -> None:
             events.append("closed")
 
     source = generator(rows)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     reader.read(2)
     assert not events
     reader.close()
@@ -135,7 +135,7 @@ def test_elements_before_a_generator_s_failure_are_delivered_and_the_failure_sta
         raise KeyError("row 2")
 
     source = generator(rows)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert reader.read(5).elements == [1]
     for _ in range(2):
         with pytest.raises(KeyError, match="row 2"):

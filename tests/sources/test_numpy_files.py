@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError, TruncatedFileError
 from penstock.graph.readers import ReadNumpy
 from penstock.sources import numpy_files
-from penstock.sources.base import IndexableSource, Position
+from penstock.sources.base import IndexableSource, SplitPosition
 from penstock.sources.numpy_files import NumpySource
 
 
@@ -23,7 +23,7 @@ def saved(path: Path, array: Any) -> Path:
 def read(source: NumpySource, want: int = 7) -> list[Any]:
     elements: list[Any] = []
     for split in source.splits():
-        reader = source.open(split, Position())
+        reader = source.open(split, SplitPosition())
         while found := reader.read(want).elements:
             elements.extend(found)
         reader.close()
@@ -223,7 +223,7 @@ def test_remote_files_give_the_same_elements(
     element = remote.fetch([1])[0]
     element += 1
     (split, *_) = remote.splits()
-    reader = remote.open(split, Position())
+    reader = remote.open(split, SplitPosition())
     reader.read(1)
     reader.close()
     assert not reader.read(1).elements

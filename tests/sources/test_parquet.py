@@ -18,18 +18,18 @@ from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentE
 from penstock.graph.expressions import Expression, col
 from penstock.graph.readers import ReadParquet
 from penstock.sources import columnar, parquet, projection
-from penstock.sources.base import Position, Records, Split
+from penstock.sources.base import Records, Split, SplitPosition
 from penstock.sources.parquet import ParquetSource
 from penstock.sources.parquet_groups import UNITS_AT_ONCE, RowGroup, units_at_once
 
-BEGINNING = Position()
+BEGINNING = SplitPosition()
 
 
 def source(*paths: Path | str, **options: Any) -> ParquetSource:
     return ParquetSource(ReadParquet(paths=tuple(map(str, paths)), **options))
 
 
-def records(made: ParquetSource, split: Split, at: Position = BEGINNING, want: int = 7) -> Iterator[Records]:
+def records(made: ParquetSource, split: Split, at: SplitPosition = BEGINNING, want: int = 7) -> Iterator[Records]:
     reader = made.open(split, at)
     try:
         while (found := reader.read(want)).elements:
@@ -39,12 +39,12 @@ def records(made: ParquetSource, split: Split, at: Position = BEGINNING, want: i
         reader.close()
 
 
-def positions(found: Iterator[Records], at: Position = BEGINNING) -> Iterator[tuple[Any, Position]]:
+def positions(found: Iterator[Records], at: SplitPosition = BEGINNING) -> Iterator[tuple[Any, SplitPosition]]:
     """Yield each element with the position after it, as the contract says."""
     for each in found:
         indices = each.indices or range(at.index, at.index + len(each.elements))
         for number, element in enumerate(each.elements):
-            at = Position(indices[number] + 1, each.offsets[number] if each.offsets else None)
+            at = SplitPosition(indices[number] + 1, each.offsets[number] if each.offsets else None)
             yield element, at
 
 
@@ -157,7 +157,7 @@ def test_reading_resumes_at_every_position(tmp_path: Path, batch: int | None, pr
     whole = list(positions(records(made, split)))
     values = [element["x"] if batch is None else element["x"].tolist() for element, _ in whole]
     for number, (_, at) in enumerate(whole):
-        for position in {at, Position(at.index)}:  # the hint is a hint
+        for position in {at, SplitPosition(at.index)}:  # the hint is a hint
             rest = [element["x"] for element, _ in positions(records(made, split, position, want=3), position)]
             assert [each if batch is None else each.tolist() for each in rest] == values[number + 1 :]
 
@@ -202,10 +202,12 @@ def test_restoring_passes_over_row_groups_and_files_without_reading(
     batched = source(tmp_path / "d", batch=25)
     split, _ = made.splits()[0], batched.splits()
     watched = Watched(monkeypatch)
-    assert [row["x"] for found in records(made, split, Position(75)) for row in found.elements] == list(range(75, 100))
+    assert [row["x"] for found in records(made, split, SplitPosition(75)) for row in found.elements] == list(
+        range(75, 100)
+    )
     assert watched.groups == [2, 3, 4] and watched.opened == ["b.parquet"]
     watched.groups.clear()
-    (last,) = [batch for found in records(batched, split, Position(3)) for batch in found.elements]
+    (last,) = [batch for found in records(batched, split, SplitPosition(3)) for batch in found.elements]
     assert last["x"].tolist() == list(range(75, 100))
     assert watched.groups == [2, 3, 4]
 
@@ -484,7 +486,7 @@ def test_closing_a_reader_that_waits_for_storage_returns_at_once(
         return b""
 
     monkeypatch.setattr("penstock.sources.ranged.RangedFile._fetch", stuck)
-    reader = made.open(split, Position())
+    reader = made.open(split, SplitPosition())
     assert asked.wait(30)
     reader.close()
     assert not release.is_set()
@@ -593,7 +595,7 @@ def test_a_damaged_row_group_is_told_and_can_be_passed_over(tmp_path: Path, batc
     (split,) = made.splits()
     with pytest.raises(CorruptRecordError, match=r"a\.parquet: row group.* cannot be read"):
         list(records(made, split))
-    reader = made.open(split, Position())
+    reader = made.open(split, SplitPosition())
     for _ in range(2):  # asking again does not get past it
         with pytest.raises(CorruptRecordError):
             while reader.read(100).elements:
@@ -666,13 +668,13 @@ def test_memory_follows_bytes_and_not_rows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(columnar, "CHUNK_BYTES", 100_000)
     made = source(path)
     chunks: list[int] = []
-    plain = columnar.Chunk.keep
+    plain = columnar.RowChunk.keep
 
     def keep(chunk: Any, *rest: Any) -> Any:
         chunks.append(len(chunk))
         return plain(chunk, *rest)
 
-    monkeypatch.setattr(columnar.Chunk, "keep", keep)
+    monkeypatch.setattr(columnar.RowChunk, "keep", keep)
     assert len(read_all(made, want=50)) == 200
     assert max(chunks) <= 10
 
@@ -709,7 +711,7 @@ def test_a_reader_closed_in_the_middle_stops_its_thread(
 ) -> None:
     monkeypatch.setattr(columnar, "CHUNK_ROWS", 1)
     made = source(numbers)
-    reader = made.open(made.splits()[0], Position())
+    reader = made.open(made.splits()[0], SplitPosition())
     if at:
         reader.read(at)
     reader.close()
@@ -720,7 +722,7 @@ def test_a_reader_closed_in_the_middle_stops_its_thread(
 def test_a_forgotten_reader_stops_its_thread(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columnar, "CHUNK_ROWS", 1)
     made = source(numbers)
-    reader = made.open(made.splits()[0], Position())
+    reader = made.open(made.splits()[0], SplitPosition())
     reader.read(1)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "penstock-columns"]
     del reader

@@ -13,7 +13,7 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.graph.expressions import Expression, col
 from penstock.graph.literals import nanoseconds_of
 from penstock.sources.columns import Converter
-from penstock.sources.predicates import Bounds, Moment, check_predicate, may_be_true, row_mask
+from penstock.sources.predicates import Bounds, TimeBound, check_predicate, may_be_true, row_mask
 
 FLOATS = [0.0, -0.0, 0.1, 1.0, 1.5, -2.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63]
 NUMBERS = [0, -1, 2, 127, 128, 255, 256, -129, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), True]
@@ -91,7 +91,7 @@ def test_a_group_is_passed_over_only_if_nothing_in_it_is_true(array: pa.Array, l
         for more in ([], [None], nans):
             group = [low, high, *more]
             if isinstance(low, np.datetime64):
-                least, greatest = Moment(nanoseconds_of(low)), Moment(nanoseconds_of(high))
+                least, greatest = TimeBound(nanoseconds_of(low)), TimeBound(nanoseconds_of(high))
             else:
                 least, greatest = low, high
             bounds = Bounds(rows=len(group), nulls=group.count(None), low=least, high=greatest, nans=bool(nans))

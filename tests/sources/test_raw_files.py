@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import DataError, NoFilesError
 from penstock.graph.readers import ReadFiles
 from penstock.sources import raw_files
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, IndexableSource, Position
+from penstock.sources.base import SMALL_FILES_PER_SPLIT, IndexableSource, SplitPosition
 from penstock.sources.raw_files import Contents, RawFilesSource
 from penstock.sources.registry import open_source, source_digest
 
@@ -41,7 +41,7 @@ def source_of(*paths: str) -> RawFilesSource:
 
 
 def read_split(source: RawFilesSource, number: int = 0, at: int = 0, want: int = 3) -> list[Any]:
-    reader = source.open(source.splits()[number], Position(at))
+    reader = source.open(source.splits()[number], SplitPosition(at))
     found: list[Any] = []
     while elements := reader.read(want).elements:
         assert len(elements) <= want
@@ -89,7 +89,7 @@ def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     for changed, told in ((b"longer than before", "18 bytes"), (b"short", "5 bytes")):
         path.write_bytes(b"as listed")
         source = source_of(str(tmp_path))
-        reader = source.open(source.splits()[0], Position())
+        reader = source.open(source.splits()[0], SplitPosition())
         path.write_bytes(changed)
         with pytest.raises(DataError, match=rf"x: the file has {told} now and had 9 bytes"):
             reader.read(1)
@@ -99,7 +99,7 @@ def test_a_missing_file_is_told_after_the_good_ones_before_it(root: str) -> None
     source = source_of(root)
     everything = read_split(source)
     remove(root, everything[4]["path"])
-    reader = source.open(source.splits()[0], Position(2))
+    reader = source.open(source.splits()[0], SplitPosition(2))
     assert list(reader.read(5).elements) == everything[2:4]
     with pytest.raises(NoFilesError, match="gone since it was listed"):
         reader.read(5)
@@ -120,7 +120,7 @@ def test_bad_files_are_left_out_and_the_others_keep_their_index(root: str) -> No
     remove(root, everything[19]["path"])
     bad: list[int] = []
     source.on_bad = lambda error, index: bad.append(index)
-    reader = source.open(source.splits()[0], Position(3))
+    reader = source.open(source.splits()[0], SplitPosition(3))
     records = reader.read(100)
     assert records.indices == [3, *range(5, 19)]
     assert list(records.elements) == [everything[i] for i in records.indices]

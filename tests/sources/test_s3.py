@@ -29,7 +29,7 @@ from penstock.core.errors import (
 )
 from penstock.graph.readers import ReadFiles, ReadImages, ReadText, ReadWebdataset
 from penstock.sources import object_store
-from penstock.sources.base import Position
+from penstock.sources.base import SplitPosition
 from penstock.sources.listing import list_files
 from penstock.sources.object_store import s3_config
 from penstock.sources.registry import open_source, source_digest
@@ -320,7 +320,7 @@ def test_shards_opened_ahead_overlap_under_latency(proxy: Proxy) -> None:
     opened: deque[Any] = deque()
     while splits or opened:
         while splits and len(opened) < 6:
-            opened.append(source.open(splits.popleft(), Position()))
+            opened.append(source.open(splits.popleft(), SplitPosition()))
         reader = opened.popleft()
         while elements := reader.read(8).elements:
             keys.extend(element["__key__"] for element in elements)
@@ -438,7 +438,7 @@ def test_an_object_written_anew_since_it_was_listed_is_told(server: str, reader:
     client.put_object(Bucket="data", Key="changing/x.txt", Body=b"a" * 1000)
     source = open_source(reader(paths=("s3://data/changing/x.txt",), storage_options=tuple(options(server).items())))
     (split,) = source.splits()
-    assert source.open(split, Position()).read(1).elements
+    assert source.open(split, SplitPosition()).read(1).elements
     client.put_object(Bucket="data", Key="changing/x.txt", Body=content)
     with pytest.raises(FileChangedError, match=r"s3://data/changing/x\.txt.*1,000 bytes when it was listed"):
-        source.open(split, Position()).read(1)
+        source.open(split, SplitPosition()).read(1)

@@ -25,7 +25,7 @@ from penstock.graph.expressions import col
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.readers import SourceNode
 from penstock.sources import csv_files, saved_files, text, tfrecord
-from penstock.sources.base import IndexableSource, Position, Source, Split
+from penstock.sources.base import IndexableSource, Source, Split, SplitPosition
 from penstock.sources.registry import IMPLEMENTATIONS, open_source, source_digest
 from penstock.sources.tfrecord import TFRecordWriter
 
@@ -248,7 +248,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     return Made(case.make(tmp_path), case)
 
 
-def drain(source: Source, split: Split, at: Position, want: int) -> list[tuple[int, Any, int | None]]:
+def drain(source: Source, split: Split, at: SplitPosition, want: int) -> list[tuple[int, Any, int | None]]:
     """Return (index, element, hint) of all that is left in a split, checking each answer of the reader."""
     rest: list[tuple[int, Any, int | None]] = []
     reader = source.open(split, at)
@@ -286,24 +286,24 @@ def test_splits_are_the_same_from_a_fresh_source_and_as_bytes(made: Made) -> Non
     assert source_digest(made.source()) == source_digest(made.source())
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(splits), type=list[Split])
     assert travelled == splits
-    found = [drain(made.source(), split, Position(), 100) for split in travelled]
+    found = [drain(made.source(), split, SplitPosition(), 100) for split in travelled]
     assert sum(map(len, found)) == made.case.elements
 
 
 def test_the_size_of_reads_does_not_matter(made: Made) -> None:
     source = made.source()
     for split in source.splits():
-        whole = drain(source, split, Position(), 1_000)
+        whole = drain(source, split, SplitPosition(), 1_000)
         for want in (1, 2, 7):
-            np.testing.assert_equal(contents(drain(source, split, Position(), want)), contents(whole))
+            np.testing.assert_equal(contents(drain(source, split, SplitPosition(), want)), contents(whole))
 
 
 def test_every_split_resumes_at_every_position(made: Made) -> None:
     source = made.source()
     for split in source.splits():
-        whole = drain(source, split, Position(), 4)
+        whole = drain(source, split, SplitPosition(), 4)
         for done, (index, _, offset) in enumerate(whole, start=1):
-            for at in (Position(index + 1, offset), Position(index + 1)):
+            for at in (SplitPosition(index + 1, offset), SplitPosition(index + 1)):
                 rest = drain(source, split, at, 5)
                 np.testing.assert_equal(contents(rest), contents(whole[done:]), err_msg=f"{split} at {at}")
 
@@ -311,18 +311,18 @@ def test_every_split_resumes_at_every_position(made: Made) -> None:
 def test_an_element_s_hint_is_the_same_wherever_reading_began(made: Made) -> None:
     source = made.source()
     for split in source.splits():
-        whole = drain(source, split, Position(), 3)
+        whole = drain(source, split, SplitPosition(), 3)
         for done in {1, len(whole) // 3, len(whole) // 2} - {0} if whole else ():
             index, _, offset = whole[done - 1]
-            resumed = drain(source, split, Position(index + 1, offset), 2)
+            resumed = drain(source, split, SplitPosition(index + 1, offset), 2)
             assert [hint for _, _, hint in resumed] == [hint for _, _, hint in whole[done:]]
 
 
 def test_several_readers_of_a_split_do_not_disturb_each_other(made: Made) -> None:
     source = made.source()
     for split in source.splits():
-        whole = [element for _, element in contents(drain(source, split, Position(), 100))]
-        first, second = source.open(split, Position()), source.open(split, Position())
+        whole = [element for _, element in contents(drain(source, split, SplitPosition(), 100))]
+        first, second = source.open(split, SplitPosition()), source.open(split, SplitPosition())
         found: tuple[list[Any], list[Any]] = ([], [])
         for _ in range(len(whole) + 1):
             for reader, elements in zip((first, second), found):
@@ -344,7 +344,7 @@ def test_elements_fetched_by_index_are_those_read_in_order(made: Made) -> None:
     splits = source.splits()
     assert [split.start for split in splits] == [0, *(split.stop for split in splits[:-1])]
     assert splits[-1].stop == len(source) == made.case.elements
-    in_order = [element for split in splits for _, element, _ in drain(source, split, Position(), 3)]
+    in_order = [element for split in splits for _, element, _ in drain(source, split, SplitPosition(), 3)]
     shuffled = np.random.default_rng(0).permutation(len(source))
     np.testing.assert_equal(list(source.fetch(shuffled)), [in_order[i] for i in shuffled])
     np.testing.assert_equal(list(source.fetch([2, 2, 0])), [in_order[i] for i in (2, 2, 0)])

@@ -16,7 +16,7 @@ import zstandard
 from tests.waiting import wait_until
 
 from penstock.core.errors import CorruptRecordError, NoFilesError, StorageUnavailableError, TruncatedFileError
-from penstock.graph.readers import Compression
+from penstock.graph.readers import FileCompression
 from penstock.sources import io_threads, readahead
 from penstock.sources.compression import compression_of, open_decompressed
 from penstock.sources.readahead import RandomAccessFile, ReadAheadFile
@@ -227,7 +227,7 @@ def gzipped(content: bytes) -> bytes:
     return gzip.compress(content, 1, mtime=0)
 
 
-PACKERS: dict[Compression, Callable[[bytes], bytes]] = {
+PACKERS: dict[FileCompression, Callable[[bytes], bytes]] = {
     "gzip": gzipped,
     "bz2": bz2.compress,
     "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
@@ -235,13 +235,13 @@ PACKERS: dict[Compression, Callable[[bytes], bytes]] = {
 each_kind = pytest.mark.parametrize("kind", list(PACKERS))
 
 
-def unpack(packed: bytes, kind: Compression) -> bytes:
+def unpack(packed: bytes, kind: FileCompression) -> bytes:
     with open_decompressed(io.BytesIO(packed), "x", kind) as file:
         return file.read()
 
 
 @each_kind
-def test_packed_files_read_as_their_content(kind: Compression) -> None:
+def test_packed_files_read_as_their_content(kind: FileCompression) -> None:
     content = CONTENT + b"\0" * 3_000_000
     assert unpack(PACKERS[kind](content), kind) == content
     assert unpack(PACKERS[kind](b""), kind) == b""
@@ -249,7 +249,7 @@ def test_packed_files_read_as_their_content(kind: Compression) -> None:
 
 
 @each_kind
-def test_members_one_after_the_other_are_one_stream(kind: Compression) -> None:
+def test_members_one_after_the_other_are_one_stream(kind: FileCompression) -> None:
     pack = PACKERS[kind]
     assert unpack(pack(b"one ") + pack(b"") + pack(CONTENT) + pack(b" end"), kind) == b"one " + CONTENT + b" end"
 
@@ -259,7 +259,7 @@ def test_zeros_behind_the_last_member_are_padding() -> None:
 
 
 @each_kind
-def test_a_stream_is_read_in_pieces_and_seeks_forward(kind: Compression) -> None:
+def test_a_stream_is_read_in_pieces_and_seeks_forward(kind: FileCompression) -> None:
     file = open_decompressed(io.BytesIO(PACKERS[kind](CONTENT)), "x", kind)
     assert file.read(10) == CONTENT[:10]
     file.seek(50_000)
@@ -275,7 +275,7 @@ def test_a_stream_is_read_in_pieces_and_seeks_forward(kind: Compression) -> None
 
 
 @each_kind
-def test_truncated_data_is_named_with_the_compressed_offset(kind: Compression) -> None:
+def test_truncated_data_is_named_with_the_compressed_offset(kind: FileCompression) -> None:
     packed = PACKERS[kind](CONTENT)
     for keep in (1, len(packed) // 2, len(packed) - 1):
         with pytest.raises(TruncatedFileError, match=f"x at byte {keep}: the {kind} data ends too early"):
@@ -283,7 +283,7 @@ def test_truncated_data_is_named_with_the_compressed_offset(kind: Compression) -
 
 
 @each_kind
-def test_corrupt_data_is_named(kind: Compression) -> None:
+def test_corrupt_data_is_named(kind: FileCompression) -> None:
     packed = bytearray(PACKERS[kind](CONTENT))
     packed[len(packed) // 2] ^= 0xFF
     with pytest.raises(CorruptRecordError, match=f"x at byte .*corrupt {kind} data"):
@@ -293,7 +293,7 @@ def test_corrupt_data_is_named(kind: Compression) -> None:
 
 
 @each_kind
-def test_garbage_behind_a_member_is_an_error(kind: Compression) -> None:
+def test_garbage_behind_a_member_is_an_error(kind: FileCompression) -> None:
     packed = PACKERS[kind](CONTENT)
     with pytest.raises(CorruptRecordError, match=f"x at byte {len(packed)}"):
         unpack(packed + b"garbage, and enough of it to see", kind)
@@ -319,7 +319,7 @@ def test_the_checksum_of_gzip_is_verified() -> None:
         ("x", "zstd", "zstd"),
     ],
 )
-def test_names_tell_the_compression_unless_it_is_forced(path: str, given: Compression, expected: str) -> None:
+def test_names_tell_the_compression_unless_it_is_forced(path: str, given: FileCompression, expected: str) -> None:
     assert compression_of(path, given) == expected
 
 

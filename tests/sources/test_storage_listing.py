@@ -11,7 +11,7 @@ from penstock.core.errors import InvalidArgumentError, NoFilesError
 from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES
 from penstock.sources.listing import FileInfo, common_folder, group_small_files, list_files
 from penstock.sources.patterns import expand_braces, has_magic, matches_parts
-from penstock.sources.storage import Entry, drop_folder_marks, is_remote
+from penstock.sources.storage import FoundFile, drop_folder_marks, is_remote
 
 BRACES = [
     ("plain.tar", ["plain.tar"]),
@@ -254,7 +254,7 @@ def test_the_common_folder_is_by_names_not_by_letters() -> None:
 
 
 def test_marks_of_folders_are_no_files() -> None:
-    entries = [Entry("s3://b/a", 0), Entry("s3://b/a/x", 5), Entry("s3://b/empty", 0)]
+    entries = [FoundFile("s3://b/a", 0), FoundFile("s3://b/a/x", 5), FoundFile("s3://b/empty", 0)]
     assert [entry.path for entry in drop_folder_marks(entries)] == ["s3://b/a/x", "s3://b/empty"]
 
 

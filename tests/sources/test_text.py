@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
 from penstock.graph.readers import ReadJsonl, ReadText
 from penstock.sources import text
-from penstock.sources.base import Position
+from penstock.sources.base import SplitPosition
 from penstock.sources.text import JsonlSource, LineSource, TextSource
 
 
@@ -25,7 +25,7 @@ def json_source(*paths: Path, **options: Any) -> JsonlSource:
 def read(source: LineSource, want: int = 1_000) -> list[Any]:
     elements: list[Any] = []
     for split in source.splits():
-        reader = source.open(split, Position())
+        reader = source.open(split, SplitPosition())
         while found := reader.read(want).elements:
             elements.extend(found)
         reader.close()
@@ -106,23 +106,23 @@ def test_small_files_around_a_big_one_keep_their_order(tmp_path: Path, monkeypat
 def test_a_hint_is_the_offset_behind_the_line(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"ab\r\n\xc3\xbc\n\nlast")
     source = text_source(tmp_path / "x")
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert [reader.read(1).offsets for _ in range(4)] == [[4], [7], [8], [12]]
-    assert source.open(source.splits()[0], Position(2, 7)).read(10).elements == [""]
-    assert source.open(source.splits()[0], Position(3, 8)).read(10).elements == ["last"]
-    assert not source.open(source.splits()[0], Position(4, 12)).read(10).elements
+    assert source.open(source.splits()[0], SplitPosition(2, 7)).read(10).elements == [""]
+    assert source.open(source.splits()[0], SplitPosition(3, 8)).read(10).elements == ["last"]
+    assert not source.open(source.splits()[0], SplitPosition(4, 12)).read(10).elements
 
 
 def test_bytes_that_are_not_utf8_are_named_by_their_offset(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"good\nb\xffd\ngood\n")
     source = text_source(tmp_path / "x")
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert reader.read(10).elements == ["good"]
     with pytest.raises(CorruptRecordError, match=r"x at byte 6: not UTF-8.*b'b\\xffd'") as caught:
         reader.read(10)
     assert caught.value.offset == 6
     bad = collect_bad(source)
-    records = source.open(source.splits()[0], Position()).read(10)
+    records = source.open(source.splits()[0], SplitPosition()).read(10)
     assert records.elements == ["good", "good"] and records.indices == [0, 2] and records.offsets == [5, 14]
     assert [index for index, _ in bad] == [1]
 
@@ -136,11 +136,11 @@ def test_json_values_of_every_kind_are_read(tmp_path: Path) -> None:
 def test_empty_json_lines_are_passed_over_and_have_no_index(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("\n1\n\n  \n2\r\n\r\n3\n\n")
     source = json_source(tmp_path / "x")
-    records = source.open(source.splits()[0], Position()).read(10)
+    records = source.open(source.splits()[0], SplitPosition()).read(10)
     assert records.elements == [1, 2, 3] and records.indices is None
-    assert source.open(source.splits()[0], Position(2)).read(10).elements == [3]
+    assert source.open(source.splits()[0], SplitPosition(2)).read(10).elements == [3]
     assert records.offsets is not None
-    assert source.open(source.splits()[0], Position(2, records.offsets[1])).read(10).elements == [3]
+    assert source.open(source.splits()[0], SplitPosition(2, records.offsets[1])).read(10).elements == [3]
 
 
 @pytest.mark.parametrize("line", [b'{"a": ', b"{'a': 1}", b"1 2", b'"\xff"', b"[1,"])

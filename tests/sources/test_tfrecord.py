@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
 from penstock.graph.readers import ReadTFRecord
-from penstock.sources.base import Position
+from penstock.sources.base import SplitPosition
 from penstock.sources.record_files import OFFSET_BITS
 from penstock.sources.tfrecord import BLOCK_BYTES, TFRecordSource, TFRecordWriter
 
@@ -23,10 +23,10 @@ def write(path: Path, records: list[bytes]) -> Path:
     return path
 
 
-def read(source: TFRecordSource, at: Position | None = None, want: int = 100) -> list[Any]:
+def read(source: TFRecordSource, at: SplitPosition | None = None, want: int = 100) -> list[Any]:
     elements: list[Any] = []
     for split in source.splits():
-        reader = source.open(split, at or Position())
+        reader = source.open(split, at or SplitPosition())
         while found := reader.read(want).elements:
             elements.extend(found)
         reader.close()
@@ -87,14 +87,14 @@ def test_small_files_share_a_split_and_a_hint_finds_the_file(tmp_path: Path) -> 
         write(tmp_path / f"{i}.tfrecord", [bytes([i, k]) for k in range(4)])
     source = source_of(tmp_path)
     (split,) = source.splits()
-    reader = source.open(split, Position())
+    reader = source.open(split, SplitPosition())
     first = reader.read(7)
     assert first.offsets is not None
     assert len(first.elements) == 4, "a block does not reach into the next file"
     second = reader.read(2)
     assert second.elements == [b"\x01\x00", b"\x01\x01"]
     assert second.offsets == [1 << OFFSET_BITS | 18, 1 << OFFSET_BITS | 36]
-    resumed = source.open(split, Position(6, second.offsets[-1]))
+    resumed = source.open(split, SplitPosition(6, second.offsets[-1]))
     assert resumed.read(1).elements == [b"\x01\x02"]
 
 
@@ -102,7 +102,7 @@ def test_a_hint_is_a_seek_that_reads_nothing_before_it(tmp_path: Path) -> None:
     path = write(tmp_path / "x", [b"aaaa", b"bbbb", b"cccc"])
     flip(path, HEADER_BYTES)  # the first record is bad now
     source = source_of(path)
-    reader = source.open(source.splits()[0], Position(2, 2 * (FRAME_BYTES + 4)))
+    reader = source.open(source.splits()[0], SplitPosition(2, 2 * (FRAME_BYTES + 4)))
     assert reader.read(9).elements == [b"cccc"]
 
 
@@ -110,7 +110,7 @@ def test_a_corrupt_record_is_named_after_those_before_it_were_delivered(tmp_path
     path = write(tmp_path / "x", [b"aaaa", b"bbbb", b"cccc"])
     flip(path, FRAME_BYTES + 4 + HEADER_BYTES + 2)
     source = source_of(path)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert reader.read(9).elements == [b"aaaa"]
     for _ in range(2):
         with pytest.raises(CorruptRecordError, match="does not match its checksum") as caught:
@@ -138,7 +138,7 @@ def test_a_bad_record_is_left_out_and_its_neighbours_keep_their_indices(tmp_path
         flip(path, number * (FRAME_BYTES + 4) + HEADER_BYTES)
     source = source_of(path)
     bad = collect_bad(source)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     first = reader.read(2)
     assert first.elements == [b"\x00" * 4, b"\x02" * 4] and first.indices == [0, 2]
     assert [index for index, _ in bad] == [1], "a bad record is reported when it is passed, not before"
@@ -153,7 +153,7 @@ def test_resuming_by_index_counts_bad_records_and_does_not_report_them_again(tmp
     flip(path, 20 + HEADER_BYTES)
     source = source_of(path)
     bad = collect_bad(source)
-    assert read(source, Position(3)) == [bytes([i]) * 4 for i in range(3, 6)]
+    assert read(source, SplitPosition(3)) == [bytes([i]) * 4 for i in range(3, 6)]
     assert bad == []
 
 
@@ -188,7 +188,7 @@ def test_the_rest_of_a_file_that_cannot_be_read_on_is_one_bad_record(
     assert (caught.value.path, caught.value.offset) == (str(broken), 40)
     source = source_of(tmp_path)
     bad = collect_bad(source)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert reader.read(9).elements == [b"aaaa", b"bbbb"]
     after = reader.read(9)
     assert after.elements == [b"dddd"] and list(after.indices or ()) == [3]
@@ -201,19 +201,19 @@ def test_truncated_gzip_data_delivers_every_record_that_can_be_unpacked(tmp_path
     path.write_bytes(path.read_bytes()[:-200])
     source = source_of(path)
     bad = collect_bad(source)
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     found = reader.read(5_000)
     assert found.offsets is not None
     assert found.elements == records[: len(found.elements)] and len(found.elements) > 1_000
     assert not reader.read(1).elements
     assert [type(error) for _, error in bad] == [TruncatedFileError]
-    resumed = source.open(source.splits()[0], Position(500, found.offsets[499]))
+    resumed = source.open(source.splits()[0], SplitPosition(500, found.offsets[499]))
     assert resumed.read(5_000).elements == found.elements[500:]
 
 
 def test_closing_early_ends_the_split(tmp_path: Path) -> None:
     source = source_of(write(tmp_path / "x", [b"a", b"b", b"c"]))
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     reader.read(1)
     reader.close()
     reader.close()

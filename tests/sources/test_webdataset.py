@@ -15,12 +15,12 @@ import zstandard
 
 from penstock.core.errors import CorruptRecordError, DataError, NoFilesError, TruncatedFileError
 from penstock.graph.readers import ReadWebdataset
-from penstock.sources.base import Position, Split
+from penstock.sources.base import Split, SplitPosition
 from penstock.sources.registry import open_source, source_digest
 from penstock.sources.tar import TarStream
 from penstock.sources.webdataset import WebdatasetSource, split_name
 
-BEGIN = Position()
+BEGIN = SplitPosition()
 LONG = "folder-" * 20 + "/" + "name-" * 30
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -72,19 +72,19 @@ def source_of(*paths: str, **parameters: Any) -> WebdatasetSource:
 
 
 def read_all(
-    source: WebdatasetSource, split: Split, at: Position = BEGIN, want: int = 3
-) -> tuple[list[dict[str, Any]], list[Position]]:
+    source: WebdatasetSource, split: Split, at: SplitPosition = BEGIN, want: int = 3
+) -> tuple[list[dict[str, Any]], list[SplitPosition]]:
     """Return the elements of a split from a position on, and the position after each."""
     reader = source.open(split, at)
     elements: list[dict[str, Any]] = []
-    positions: list[Position] = []
+    positions: list[SplitPosition] = []
     index = at.index
     while (records := reader.read(want)).elements:
         assert len(records.elements) <= want
         assert records.offsets is not None
         indices = records.indices if records.indices is not None else range(index, index + len(records.elements))
         elements.extend(records.elements)
-        positions.extend(Position(i + 1, offset) for i, offset in zip(indices, records.offsets))
+        positions.extend(SplitPosition(i + 1, offset) for i, offset in zip(indices, records.offsets))
         index = positions[-1].index
     assert not reader.read(want).elements
     reader.close()
@@ -104,7 +104,7 @@ def test_every_format_reads_and_resumes_at_every_sample(tmp_path: Path, packing:
     assert elements == samples
     for position in positions:
         assert read_all(source, split, position)[0] == samples[position.index :]
-        assert read_all(source, split, Position(position.index))[0] == samples[position.index :]
+        assert read_all(source, split, SplitPosition(position.index))[0] == samples[position.index :]
 
 
 def test_a_remote_shard_reads_and_resumes_too() -> None:
@@ -214,7 +214,7 @@ def test_a_truncated_shard_gives_what_is_whole_and_then_the_offset(tmp_path: Pat
     # Cut inside a header it is open whether the sample before it would have had another member.
     for cut, whole_samples in ((in_data, victim // 2), (in_header, victim // 2 - 1)):
         source = source_of(write(tmp_path / "x.tar", whole[:cut]))
-        reader = source.open(source.splits()[0], Position())
+        reader = source.open(source.splits()[0], SplitPosition())
         got: list[Any] = []
         with pytest.raises(TruncatedFileError, match=r"x\.tar at byte \d+") as caught:
             while True:
@@ -229,7 +229,7 @@ def test_a_truncated_shard_gives_what_is_whole_and_then_the_offset(tmp_path: Pat
 def test_an_empty_file_is_no_archive(tmp_path: Path) -> None:
     source = source_of(write(tmp_path / "x.tar", b""))
     with pytest.raises(TruncatedFileError, match="empty file"):
-        source.open(source.splits()[0], Position()).read(1)
+        source.open(source.splits()[0], SplitPosition()).read(1)
 
 
 def test_an_archive_without_its_end_mark_is_read(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_bad_checksum_names_file_and_offset(tmp_path: Path) -> None:
     samples = samples_of(8)
     damaged, offset = corrupt_header(members_of(samples), "s/0004.jpg")
     source = source_of(write(tmp_path / "x.tar", damaged))
-    reader = source.open(source.splits()[0], Position())
+    reader = source.open(source.splits()[0], SplitPosition())
     assert reader.read(3).elements == samples[:3]
     with pytest.raises(CorruptRecordError, match=rf"x\.tar at byte {offset}: the header's checksum is wrong"):
         reader.read(3)
@@ -265,7 +265,7 @@ def test_a_bad_checksum_names_file_and_offset(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_tar_is_named(tmp_path: Path) -> None:
     source = source_of(write(tmp_path / "x.tar", b"{'this': 'is json'}" * 100))
     with pytest.raises(CorruptRecordError, match="at byte 0: the header's checksum is wrong: this is not a tar"):
-        source.open(source.splits()[0], Position()).read(1)
+        source.open(source.splits()[0], SplitPosition()).read(1)
 
 
 def collect_bad(source: WebdatasetSource) -> list[tuple[DataError, int]]:
@@ -307,11 +307,11 @@ def test_a_shard_that_cannot_be_opened_fails_when_it_is_read(tmp_path: Path) -> 
     source = source_of(path)
     (split,) = source.splits()
     Path(path).unlink()
-    reader = source.open(split, Position())
+    reader = source.open(split, SplitPosition())
     with pytest.raises(NoFilesError, match="gone"):
         reader.read(1)
     bad = collect_bad(source)
-    assert source.open(split, Position()).read(1).elements == []
+    assert source.open(split, SplitPosition()).read(1).elements == []
     assert [index for _, index in bad] == [0]
 
 

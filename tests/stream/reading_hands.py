@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core.ids import JobName, RunnerId
 from penstock.stream.checkpoint import Progress
-from penstock.stream.consuming import Ask, Consumer, Memory, Seat, Tell
+from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
 from penstock.stream.reading import StreamReader
 from penstock.wire.frames import CloseStream, Credit, OpenStream
 from penstock.wire.jobs import StreamView
@@ -44,8 +44,8 @@ class Hands:
 
     # What it says
 
-    def told(self) -> list[Tell]:
-        return [each for each in self._say() if isinstance(each, Tell)]
+    def told(self) -> list[TellRunner]:
+        return [each for each in self._say() if isinstance(each, TellRunner)]
 
     def messages(self) -> list[OpenStream | Credit | CloseStream | Rebind | EndStream]:
         return [each.message for each in self._say()]
@@ -56,9 +56,9 @@ class Hands:
         return {self.consumer.readers[message.stream].number: message for message in found}
 
     def asked(self) -> list[Rebind | EndStream]:
-        return [each.message for each in self._say() if isinstance(each, Ask)]
+        return [each.message for each in self._say() if isinstance(each, AskDispatcher)]
 
-    def _say(self) -> list[Tell | Ask]:
+    def _say(self) -> list[TellRunner | AskDispatcher]:
         return self.consumer.instructions()
 
     # What comes

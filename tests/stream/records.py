@@ -15,11 +15,11 @@ from penstock.wire.frames import (
     StreamFailed,
     StreamRefused,
 )
-from penstock.wire.jobs import Cut, Feed, JobView, Named, Position, StreamView
+from penstock.wire.jobs import Cut, FeedSpec, JobView, Named, Position, StreamView
 from tests.job_specs import job_spec
 
-GRANTED = Feed(kind="granted")
-TAIL = Feed(kind="tail")
+GRANTED = FeedSpec(kind="granted")
+TAIL = FeedSpec(kind="tail")
 FAILURE = RemoteFailure(module="builtins", qualname="ValueError", args=(), message="bad", traceback="")
 
 

@@ -21,11 +21,11 @@ from penstock.stream.checkpoint import (
     read_states,
     resume_from,
 )
-from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Regroup, Resume, Stride
+from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named, Position, Ranges, Regroup, Resume, Stride
 from penstock.wire.received import received
 from tests.stream.records import GRANTED
 
-DEALT = Feed(kind="dealt", number=0, of=2)
+DEALT = FeedSpec(kind="dealt", number=0, of=2)
 
 
 def cut(ordinal: int = 3, index: int = 7, named: tuple[int, ...] = (3,), since: int = 0) -> Cut:
@@ -58,7 +58,7 @@ def checkpoint(*states: dict[str, Any], consumer: int = 0, consumers: int | None
     return read_states(given, consumer=consumer, consumers=len(states) if consumers is None else consumers)
 
 
-def resume(*states: dict[str, Any], consumers: int | None = None, feeds: dict[int, Feed] = {}) -> Resume:  # noqa: B006
+def resume(*states: dict[str, Any], consumers: int | None = None, feeds: dict[int, FeedSpec] = {}) -> Resume:  # noqa: B006
     consumers = len(states) if consumers is None else consumers
     return resume_from(checkpoint(*states, consumers=consumers), epoch=3, consumers=consumers, feeds=feeds)
 
@@ -71,7 +71,7 @@ def ranks(*given: Progress, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_a_state_survives_json() -> None:
-    tail = Position(2, 1, feed=Feed(kind="tail", leftovers=(Leftover(0, cut(), GRANTED),)))
+    tail = Position(2, 1, feed=FeedSpec(kind="tail", leftovers=(Leftover(0, cut(), GRANTED),)))
     trailed = position(1, 4, trail=(Stride(0, 0, 4, 2), Stride(0, 1, 0)), trail_lost=True)
     whole = progress(
         position(ended=True, leftover=True),
@@ -363,7 +363,7 @@ def test_coordinated_rounds_are_not_regrouped_twice() -> None:
 
 def test_a_leftover_says_by_itself_what_was_received_after_its_cut() -> None:
     inside = replace(cut(since=1), regroup=Regroup(2, (3, 1)))
-    tail = Feed(kind="tail", leftovers=(Leftover(0, inside, GRANTED),))
+    tail = FeedSpec(kind="tail", leftovers=(Leftover(0, inside, GRANTED),))
     given = progress(position(0, 1, inside, ended=True, leftover=True), position(1, 1, Cut([4]), feed=tail))
     ended, last = resume(*ranks(*[given] * 4), consumers=3, feeds={0: GRANTED}).streams
     assert last.feed is not None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.stream.reading import RUN_BYTES, ByArrival, Choice, InTurns, StreamReader
-from penstock.wire.jobs import Feed
+from penstock.wire.jobs import FeedSpec
 from tests.stream.records import ended, failed, rounds, standing, stream_view
 
 
 def reader(number: int = 0, *, at: int = 0, kind: Any = "granted", is_over: bool = False, **more: Any) -> StreamReader:
-    view = stream_view(number, feed=Feed(kind=kind), **more)
+    view = stream_view(number, feed=FeedSpec(kind=kind), **more)
     made = StreamReader(view, standing(at, number, ended=is_over))
     made.open(1, 1 << 30, now=0.0)
     return made

@@ -16,7 +16,7 @@ from penstock.stream.consuming import (
     WINDOWS_AHEAD,
 )
 from penstock.wire.frames import CloseStream, Credit, OpenStream
-from penstock.wire.jobs import Cut, Feed, Position
+from penstock.wire.jobs import Cut, FeedSpec, Position
 from penstock.wire.messages import EndStream, Rebind
 from tests.stream.reading_hands import MEMORY_BYTES, Hands
 from tests.stream.records import (
@@ -430,13 +430,13 @@ def test_an_end_does_not_hold_in_another_attempt_where_others_go_on() -> None:
 
 
 def test_the_tail_carries_its_feed_in_the_state_and_other_feeds_follow_from_the_job() -> None:
-    tail = Feed(kind="tail", number=1)
+    tail = FeedSpec(kind="tail", number=1)
     hands = Hands(stream_view(0), stream_view(1, feed=tail))
     assert [each.feed for each in hands.consumer.place().progress().streams] == [None, tail]
 
 
 def test_trails_are_kept_of_granted_streams_that_several_consumers_read_as_they_come() -> None:
-    def trail(feed: Feed = GRANTED, progress: Progress = Progress(), **job: Any) -> Any:  # noqa: B008
+    def trail(feed: FeedSpec = GRANTED, progress: Progress = Progress(), **job: Any) -> Any:  # noqa: B008
         return Hands(stream_view(feed=feed), progress=progress, **job).reader().standing.trail
 
     assert trail(consumers=2) == () and trail() is None and trail(TAIL, consumers=2) is None

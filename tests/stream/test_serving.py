@@ -19,7 +19,7 @@ from penstock.stream.serving import (
     Dealt,
 )
 from penstock.wire.frames import OpenStream, StreamEnded, StreamRefused
-from penstock.wire.jobs import Cut, Feed, Named
+from penstock.wire.jobs import Cut, FeedSpec, Named
 from tests.stream.records import GRANTED, cut_at, delivery, done, opens
 
 
@@ -589,6 +589,6 @@ def test_changes_are_forgotten_with_the_last_reader() -> None:
 
 
 def test_feeds_of_the_binding_reach_the_run() -> None:
-    feed = Feed(kind="dealt", number=1, of=3)
+    feed = FeedSpec(kind="dealt", number=1, of=3)
     (start,) = open_by(dealt(), "a", opens(0, feed=feed))
     assert start.terms.feed == feed

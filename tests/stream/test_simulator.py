@@ -11,14 +11,14 @@ import pytest
 
 from penstock.core.ids import RunnerId
 from penstock.stream.consuming import Consumer
-from penstock.stream.serving import Reader
+from penstock.stream.serving import ServedReader
 from penstock.testing.simulator.__main__ import main
 from penstock.testing.simulator.checks import check, deterministic_histories
-from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, Taken
+from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, TakenRequests
 from penstock.testing.simulator.engine import PASS, Shape
-from penstock.testing.simulator.history import NOWHERE, Place, Read, Step
+from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace
 from penstock.testing.simulator.schedule import (
-    Kind,
+    FaultKind,
     Schedule,
     Simulation,
     SimulationFailed,
@@ -26,12 +26,12 @@ from penstock.testing.simulator.schedule import (
     make_schedule,
     shrink,
 )
-from penstock.testing.simulator.streams import SharedStream
+from penstock.testing.simulator.streams import FakeSharedStream
 from penstock.testing.simulator.world import Failed, Mail
 from penstock.wire.frames import OpenStream
 from penstock.wire.messages import StartRunner
 from penstock.wire.modes import ShareKind, Uneven
-from penstock.worker.feeds import Ledger, Settled
+from penstock.worker.feeds import Settled, StreamLedger
 
 SCHEDULES = 250
 
@@ -54,7 +54,7 @@ def not_synced(disk: Disk) -> None:
     """Nothing reaches the disk for good."""
 
 
-def said_at_once(dispatcher: FakeDispatcher, taken: Taken) -> None:
+def said_at_once(dispatcher: FakeDispatcher, taken: TakenRequests) -> None:
     hard = [event for decision, _, _ in taken for event in decision.events if event.JOURNALED]
     dispatcher._say(taken, dispatcher.disk.write(hard))
 
@@ -72,7 +72,7 @@ def summed_credits(hear: Any) -> Any:
 def without_boundary(settle: Any) -> Any:
     """A cut does not name the split it lies in."""
 
-    def settled(ledger: Ledger, places: Any) -> Settled:
+    def settled(ledger: StreamLedger, places: Any) -> Settled:
         named, done = settle(ledger, places)
         return Settled(named[1:], done)
 
@@ -82,7 +82,7 @@ def without_boundary(settle: Any) -> Any:
 def torn(hear: Any) -> Any:
     """Ranks with a place each skip each for itself."""
 
-    def heard(stream: SharedStream, peer: bytes, message: Any) -> None:
+    def heard(stream: FakeSharedStream, peer: bytes, message: Any) -> None:
         if isinstance(message, OpenStream):
             message = msgspec.structs.replace(message, trainer=f"{message.trainer}.{message.consumer}")
         hear(stream, peer, message)
@@ -94,9 +94,9 @@ BUGS: dict[str, tuple[type, str, Any]] = {
     "no sync": (Disk, "sync", not_synced),
     "said before it is committed": (FakeDispatcher, "_write", said_at_once),
     "prefetched in the state": (Consumer, "settle", settled_ahead(Consumer.settle)),
-    "incremental credits": (Reader, "hear", summed_credits(Reader.hear)),
-    "unnamed boundary": (Ledger, "settle", without_boundary(Ledger.settle)),
-    "torn trainer": (SharedStream, "hear", torn(SharedStream.hear)),
+    "incremental credits": (ServedReader, "hear", summed_credits(ServedReader.hear)),
+    "unnamed boundary": (StreamLedger, "settle", without_boundary(StreamLedger.settle)),
+    "torn trainer": (FakeSharedStream, "hear", torn(FakeSharedStream.hear)),
 }
 
 
@@ -151,7 +151,7 @@ def test_schedules_are_of_all_kinds() -> None:
     """Hundreds of runs in which nothing happens would prove nothing."""
     schedules = [make_schedule(seed) for seed in range(600)]
     shapes = [schedule.shape for schedule in schedules]
-    assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(get_args(Kind))
+    assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(get_args(FaultKind))
     for field, values in (
         ("consumers", {1, 2, 3}),
         ("epochs", {1, 2, 3}),
@@ -249,12 +249,12 @@ def read_of(
     *,
     before: Batches | None = None,
     late: bool = False,
-    places: list[list[Place]] | None = None,
+    places: list[list[RoundPlace]] | None = None,
 ) -> Read:
     read = Read(shape, before or [], joined_late=late)
     for rank, history in enumerate(histories):
         found = [NOWHERE] * len(history) if places is None else places[rank]
-        read.ranks[rank] += [Step(batch, place, {}) for batch, place in zip(history, found)]
+        read.ranks[rank] += [RankStep(batch, place, {}) for batch, place in zip(history, found)]
     return read
 
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Feed, JobView, StreamMove, StreamView, ViewChange
+from penstock.wire.jobs import FeedSpec, JobView, StreamMove, StreamView, ViewChange
 from penstock.wire.views import HeldView
 
 
 def stream(number: int, **changes: Any) -> StreamView:
-    fields: dict[str, Any] = {"binding": 1, "feed": Feed(kind="granted"), "share": 3}
+    fields: dict[str, Any] = {"binding": 1, "feed": FeedSpec(kind="granted"), "share": 3}
     return StreamView(stream=StreamId(f"a.{number}"), number=number, **{**fields, **changes})
 
 

@@ -35,25 +35,25 @@ from penstock.wire.frames import (
     OpenStream,
     Output,
     Rounds,
-    StorageOptions,
+    SourceStorageOptions,
     StreamEnded,
     StreamFailed,
     StreamRefused,
     UseSlabs,
 )
-from penstock.wire.jobs import Cut, Feed, JobSpec, Named
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Named
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
 from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
-from penstock.worker.runner import Runner
+from penstock.worker.runner import JobRunner
 
 DEADLINE_S = 60.0
 PLENTY = 1 << 40
 ATTEMPT = AttemptId("att")
 RUNNER = RunnerId("runner-1")
-GRANTED = Feed("granted")
+GRANTED = FeedSpec("granted")
 
 
 class Dispatcher:
@@ -161,7 +161,7 @@ class Reader:
         round: int = 0,
         cut: Cut = Cut(),  # noqa: B008
         cut_round: int | None = None,
-        feed: Feed = GRANTED,
+        feed: FeedSpec = GRANTED,
         binding: int = 1,
         opening: int | None = None,
         credit: int = PLENTY,
@@ -169,7 +169,7 @@ class Reader:
         runner: RunnerId = RUNNER,
         epoch: int = 0,
         replica: int = 0,
-        storage: StorageOptions = NO_STORAGE_OPTIONS,
+        storage: SourceStorageOptions = NO_STORAGE_OPTIONS,
     ) -> Received:
         self._opening = self._opening + 1 if opening is None else opening
         stream = StreamId(f"{ATTEMPT}.{number}")
@@ -286,7 +286,7 @@ class Harness:
     def __init__(self) -> None:
         self.credentials = Credentials.new_token()
         self.dispatcher = Dispatcher(self.credentials)
-        self.runners: list[Runner] = []
+        self.runners: list[JobRunner] = []
         self.readers: list[Reader] = []
         self.at_end: list[Callable[[], None]] = []
 
@@ -298,7 +298,7 @@ class Harness:
         memory_bytes: int = 256 << 20,
         keep_grants: bool = False,
         **spec: Any,
-    ) -> Runner:
+    ) -> JobRunner:
         """Start a runner for a job over this dataset."""
         if not keep_grants:
             self.dispatcher.lists.clear()
@@ -316,8 +316,8 @@ class Harness:
         )
         return self.another_runner(threads=threads, memory_bytes=memory_bytes)
 
-    def another_runner(self, *, threads: int = 2, memory_bytes: int = 256 << 20) -> Runner:
-        runner = Runner(
+    def another_runner(self, *, threads: int = 2, memory_bytes: int = 256 << 20) -> JobRunner:
+        runner = JobRunner(
             RunnerConfig(
                 runner=RUNNER,
                 worker=WorkerId("w1"),
@@ -333,7 +333,7 @@ class Harness:
         self.runners.append(runner)
         return runner
 
-    def reader(self, runner: Runner | None = None, *, slab: bool = False, process: str = "") -> Reader:
+    def reader(self, runner: JobRunner | None = None, *, slab: bool = False, process: str = "") -> Reader:
         reader = Reader((runner or self.runners[-1]).address, self.credentials, slab=slab, process=process)
         self.readers.append(reader)
         return reader

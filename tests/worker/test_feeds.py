@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.ids import AttemptId, JobName, StreamId
-from penstock.runtime.streams import PASS_ENDED, Place, StreamStopped
-from penstock.wire.jobs import Cut, Feed, Leftover, Named
+from penstock.runtime.streams import PASS_ENDED, SplitPlace, StreamStopped
+from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused, TryAgain
-from penstock.worker.feeds import GrantedFeed, Ledger, StaleStream, fixed_feed
+from penstock.worker.feeds import GrantedFeed, StaleStream, StreamLedger, fixed_feed
 
 
 class Grants:
@@ -32,9 +32,9 @@ class Grants:
         threading.Thread(target=then, args=(answer,)).start()
 
 
-def granted(grants: Grants, ledger: Ledger | None = None) -> GrantedFeed:
+def granted(grants: Grants, ledger: StreamLedger | None = None) -> GrantedFeed:
     return GrantedFeed(
-        ledger or Ledger(), grants, job=JobName("j"), attempt=AttemptId("a"), stream=StreamId("a.0"), binding=3
+        ledger or StreamLedger(), grants, job=JobName("j"), attempt=AttemptId("a"), stream=StreamId("a.0"), binding=3
     )
 
 
@@ -63,7 +63,7 @@ def test_a_granted_feed_asks_ahead_while_there_are_plenty(plenty: bool) -> None:
 
 def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:
     grants = Grants((4, 7, 9, 12))
-    feed = granted(grants, Ledger([Named(0, 0, (7, 9))]))
+    feed = granted(grants, StreamLedger([Named(0, 0, (7, 9))]))
     assert feed.next_split(0, 0, 7) == 9
     assert feed.next_split(0, 0, 9) == 12
     assert grants.asked[0].after == 9
@@ -91,26 +91,26 @@ def test_whoever_waits_for_a_split_is_let_go_when_the_stream_is_closed() -> None
 
 
 def test_dealt_streams_share_out_every_pass() -> None:
-    feeds = [fixed_feed(Feed("dealt", number=j, of=3), (7, 2)) for j in range(3)]
+    feeds = [fixed_feed(FeedSpec("dealt", number=j, of=3), (7, 2)) for j in range(3)]
     assert [read_all(feed) for feed in feeds] == [[0, 3, 6], [1, 4], [2, 5]]
     assert [read_all(feed, source=1, pass_=4) for feed in feeds] == [[0], [1], []]
 
 
 def test_streams_that_read_everything_begin_at_the_first_split() -> None:
-    assert read_all(fixed_feed(Feed("dealt", number=2, of=1), (3,))) == [0, 1, 2]
+    assert read_all(fixed_feed(FeedSpec("dealt", number=2, of=1), (3,))) == [0, 1, 2]
 
 
 def test_a_listed_stream_reads_its_list() -> None:
-    feed = fixed_feed(Feed("listed", listed=((5, 1), (0,))), (6, 1))
+    feed = fixed_feed(FeedSpec("listed", listed=((5, 1), (0,))), (6, 1))
     assert (read_all(feed), read_all(feed, source=1)) == ([5, 1], [0])
 
 
 def test_a_tail_answers_for_one_leftover_after_the_other() -> None:
     leftovers = (
-        Leftover(0, Cut(named=(Named(0, 0, (4, 9)),)), Feed("granted")),
-        Leftover(1, Cut(), Feed("dealt", number=1, of=2)),
+        Leftover(0, Cut(named=(Named(0, 0, (4, 9)),)), FeedSpec("granted")),
+        Leftover(1, Cut(), FeedSpec("dealt", number=1, of=2)),
     )
-    feed = fixed_feed(Feed("tail", leftovers=leftovers), (6,))
+    feed = fixed_feed(FeedSpec("tail", leftovers=leftovers), (6,))
     feed.select(0)
     assert (read_all(feed, after=4), read_all(feed, pass_=1)) == ([9], [])
     feed.select(1)
@@ -118,43 +118,43 @@ def test_a_tail_answers_for_one_leftover_after_the_other() -> None:
 
 
 def test_what_lies_before_the_lowest_place_is_done() -> None:
-    ledger = Ledger()
+    ledger = StreamLedger()
     ledger.granted((0, 0), None, [4, 7, 9, 12])
     for after in (None, 4, 7):
         ledger.following((0, 0), after)
-    assert ledger.settle([Place(0, 0, 9), Place(0, 0, 7)]) == ((Named(0, 0, (7, 9)),), (Named(0, 0, (4,)),))
-    assert ledger.settle([Place(0, 0, 9)]) == ((Named(0, 0, (9,)),), (Named(0, 0, (7,)),))
+    assert ledger.settle([SplitPlace(0, 0, 9), SplitPlace(0, 0, 7)]) == ((Named(0, 0, (7, 9)),), (Named(0, 0, (4,)),))
+    assert ledger.settle([SplitPlace(0, 0, 9)]) == ((Named(0, 0, (9,)),), (Named(0, 0, (7,)),))
 
 
 def test_a_source_without_a_place_stands_at_its_beginning() -> None:
-    ledger = Ledger()
+    ledger = StreamLedger()
     ledger.granted((0, 0), None, [4, 7])
     ledger.granted((1, 0), None, [2])
     for key, after in (((0, 0), None), ((0, 0), 4), ((1, 0), None)):
         ledger.following(key, after)
-    assert ledger.settle([Place(0, 0, 7)]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
+    assert ledger.settle([SplitPlace(0, 0, 7)]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
     assert ledger.settle([]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
 
 
 def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed() -> None:
-    ledger = Ledger()
+    ledger = StreamLedger()
     for pass_ in range(3):
         ledger.granted((0, pass_), None, [pass_ * 10])
         ledger.following((0, pass_), None)
-    assert ledger.settle([Place(0, 1, 10)]) == ((Named(0, 1, (10,)), Named(0, 2, (20,))), (Named(0, 0, (0,)),))
-    assert ledger.settle([Place(0, 1, PASS_ENDED)]).named == (Named(0, 2, (20,)),)
+    assert ledger.settle([SplitPlace(0, 1, 10)]) == ((Named(0, 1, (10,)), Named(0, 2, (20,))), (Named(0, 0, (0,)),))
+    assert ledger.settle([SplitPlace(0, 1, PASS_ENDED)]).named == (Named(0, 2, (20,)),)
 
 
 def test_a_cut_says_which_lists_have_ended() -> None:
     """Opened there, the stream must not be granted more: what was received after their ends would move."""
-    ledger = Ledger()
+    ledger = StreamLedger()
     ledger.granted((0, 0), None, [4])
     ledger.following((0, 0), None)
     ledger.granted((0, 0), 4, [])
     ledger.granted((1, 0), None, [2, 3])
     ledger.following((1, 0), None)
-    assert ledger.settle([Place(0, 0, 4)]).named == (Named(0, 0, (4,), ended=True), Named(1, 0, (2,)))
-    there = [Place(0, 0, PASS_ENDED), Place(1, 0, 2)]
+    assert ledger.settle([SplitPlace(0, 0, 4)]).named == (Named(0, 0, (4,), ended=True), Named(1, 0, (2,)))
+    there = [SplitPlace(0, 0, PASS_ENDED), SplitPlace(1, 0, 2)]
     assert ledger.settle(there) == ((Named(0, 0, (), ended=True), Named(1, 0, (2,))), (Named(0, 0, (4,)),))
     ledger.following((1, 0), 2)
     ledger.granted((1, 0), 3, [])
@@ -163,7 +163,7 @@ def test_a_cut_says_which_lists_have_ended() -> None:
 
 
 def test_the_same_grant_twice_changes_nothing() -> None:
-    ledger = Ledger()
+    ledger = StreamLedger()
     ledger.granted((0, 0), None, [4])
     ledger.granted((0, 0), None, [4])
     assert ledger.following((0, 0), None) == 4

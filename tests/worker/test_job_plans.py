@@ -18,7 +18,7 @@ from penstock.sources.registry import open_source
 from penstock.wire.blobs import blob_hash
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
-from penstock.worker.job import KEPT_PLANS, Job
+from penstock.worker.job import KEPT_PLANS, RunnerJob
 
 
 class Dispatcher:
@@ -51,13 +51,13 @@ class Dispatcher:
         return BlobPiece(size=len(content), piece=content[request.offset :])
 
 
-def made() -> tuple[Dispatcher, Job]:
+def made() -> tuple[Dispatcher, RunnerJob]:
     dispatcher = Dispatcher()
     dispatcher.run(None, ps.range(10).batch(2))
-    return dispatcher, Job(dispatcher, JobName("j"))  # type: ignore[arg-type]
+    return dispatcher, RunnerJob(dispatcher, JobName("j"))  # type: ignore[arg-type]
 
 
-def plan(job: Job, attempt: str) -> Any:
+def plan(job: RunnerJob, attempt: str) -> Any:
     return job.plan(AttemptId(attempt), lambda: False)
 
 

@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 import penstock as ps
 from penstock.core.ids import RunnerId
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.frames import Rounds, StorageOptions
-from penstock.wire.jobs import Cut, Feed, Leftover, Named, Regroup
+from penstock.wire.frames import Rounds, SourceStorageOptions
+from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named, Regroup
 from penstock.wire.liveness import _named
 
 
@@ -401,8 +401,8 @@ def test_leftovers_and_their_tail_are_every_element_once(service: Harness, feed:
     service.serve(items(997).shuffle(40).batch(8), consumers=2, uneven="drop")
     feeds = {
         "granted": [GRANTED] * 3,
-        "dealt": [Feed("dealt", number=j, of=3) for j in range(3)],
-        "listed": [Feed("listed", listed=(tuple(range(j, 15, 3)),)) for j in range(3)],
+        "dealt": [FeedSpec("dealt", number=j, of=3) for j in range(3)],
+        "listed": [FeedSpec("listed", listed=(tuple(range(j, 15, 3)),)) for j in range(3)],
     }[feed]
     if feed == "listed":
         assert service.dispatcher.spec is not None and service.dispatcher.spec.split_counts == (15,)
@@ -415,7 +415,7 @@ def test_leftovers_and_their_tail_are_every_element_once(service: Harness, feed:
         if stream[0].end is not None and stream[0].end.leftover
     )
     assert leftovers
-    tail_feed = Feed("tail", leftovers=leftovers)
+    tail_feed = FeedSpec("tail", leftovers=leftovers)
     tail = [reader.open(3, consumer=c, feed=tail_feed, share=3) for c in range(2)]
     reader.read_until(lambda: all(r.over for r in tail))
     everything = sorted(x for stream in [*streams, tail] for r in stream for x in numbers(r))
@@ -440,7 +440,7 @@ def test_a_tail_that_drops_nothing_gives_every_element(service: Harness, uneven:
         for j, stream in enumerate(streams)
         if stream[0].end is not None and stream[0].end.leftover
     )
-    tail = [reader.open(2, consumer=c, feed=Feed("tail", leftovers=leftovers)) for c in range(width)]
+    tail = [reader.open(2, consumer=c, feed=FeedSpec("tail", leftovers=leftovers)) for c in range(width)]
     reader.read_until(lambda: all(r.over for r in tail))
     everything = [x for stream in [*streams, tail] for r in stream for x in numbers(r)]
     assert set(everything) == set(range(500))
@@ -478,7 +478,7 @@ def test_from_two_consumers_to_three_nothing_is_lost_or_repeated(service: Harnes
 def test_streams_that_read_everything_have_orders_of_their_own(service: Harness) -> None:
     service.serve(items(200).shuffle(200), policy="off")
     reader = service.reader()
-    received = [reader.open(j, feed=Feed("dealt", number=j, of=1)) for j in range(2)]
+    received = [reader.open(j, feed=FeedSpec("dealt", number=j, of=1)) for j in range(2)]
     reader.read_until(lambda: all(r.over for r in received))
     assert sorted(received[0].elements) == sorted(received[1].elements) == list(range(200))
     assert received[0].elements != received[1].elements
@@ -531,9 +531,9 @@ def test_storage_is_opened_with_what_the_reader_says(service: Harness, tmp_path:
     (tmp_path / "a.txt").write_text("1\n2\n3\n")
     options = {"path": str(tmp_path), "target_protocol": "file"}
     service.serve(ps.read_text("dir://*.txt", storage_options=options))
-    received = read_whole(service, storage=StorageOptions((options,)))
+    received = read_whole(service, storage=SourceStorageOptions((options,)))
     assert received.elements == ["1", "2", "3"]
-    assert str(tmp_path) not in repr(StorageOptions((options,)))
+    assert str(tmp_path) not in repr(SourceStorageOptions((options,)))
     service.another_runner()
     reader = service.reader()
     without = reader.open()

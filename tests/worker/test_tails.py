@@ -13,11 +13,11 @@ from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
 from penstock.runtime.budget import default_budget
-from penstock.runtime.iterator import Pipeline, Run
+from penstock.runtime.iterator import PipelineArguments, Run
 from penstock.runtime.streams import Left, StreamPart
 from penstock.sources.registry import open_source
 from penstock.stream.rounds import RoundMaker
-from penstock.wire.jobs import Cut, Feed, Leftover, Regroup
+from penstock.wire.jobs import Cut, FeedSpec, Leftover, Regroup
 from penstock.wire.received import received
 from penstock.worker.feeds import TailFeed, fixed_feed
 from penstock.worker.tails import TailRun
@@ -37,9 +37,9 @@ class Streams:
     def __init__(self, dataset: ps.Dataset) -> None:
         graph = optimize(dataset.node)
         sources = {node: open_source(node) for node in walk(graph) if isinstance(node, SourceNode)}
-        self.pipeline = Pipeline(graph=graph, seed=1, epoch=0, source_of=sources.__getitem__)
+        self.pipeline = PipelineArguments(graph=graph, seed=1, epoch=0, source_of=sources.__getitem__)
         self.counts = [len(source.splits()) for source in sources.values()]
-        self.feeds = [Feed(kind="dealt", number=number, of=STREAMS) for number in range(STREAMS)]
+        self.feeds = [FeedSpec(kind="dealt", number=number, of=STREAMS) for number in range(STREAMS)]
 
     def run(self, number: int) -> Run:
         part = StreamPart(feed=fixed_feed(self.feeds[number], self.counts), rest="keep")

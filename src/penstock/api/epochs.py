@@ -34,7 +34,7 @@ from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.stream.checkpoint import Checkpoint, Weights, apart, check_whose, read_states
 
-State = Mapping[str, Any]
+LoadedState = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,7 +89,7 @@ class Epoch(Protocol):
     def close(self) -> None: ...
 
 
-class Kind(Protocol):
+class WayOfReading(Protocol):
     """One of the three ways to read."""
 
     @property
@@ -108,7 +108,7 @@ class Kind(Protocol):
         """Return where to begin, of states saved while reading; refuse what this kind cannot read on from."""
 
 
-def load(kind: Kind, states: Sequence[State]) -> Loaded:
+def load(kind: WayOfReading, states: Sequence[LoadedState]) -> Loaded:
     """Check states, one or those of all ranks, and return where they say to begin."""
     for state in states:
         kind.signature.check(state)
@@ -142,7 +142,7 @@ def load(kind: Kind, states: Sequence[State]) -> Loaded:
 
 
 def save(
-    kind: Kind,
+    kind: WayOfReading,
     *,
     epoch: int,
     seed: int | None,

@@ -11,7 +11,18 @@ from textwrap import indent
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.api.epochs import Direct, Epoch, FromService, Here, Kind, Loaded, State, load, save, walk_through
+from penstock.api.epochs import (
+    Direct,
+    Epoch,
+    FromService,
+    Here,
+    Loaded,
+    LoadedState,
+    WayOfReading,
+    load,
+    save,
+    walk_through,
+)
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
@@ -59,7 +70,7 @@ class Loader(Operators):
         self._loaded: Loaded | None = None
         self._epoch: Epoch | None = None
 
-    def _choose_kind(self) -> Kind:
+    def _choose_kind(self) -> WayOfReading:
         node, threads, memory_bytes = self._node, self._threads, self._memory_bytes
         if not self._sources:
             return Here(self._plan, threads=threads, memory_bytes=memory_bytes, drawn=self._drawn)
@@ -170,13 +181,13 @@ class Loader(Operators):
             )
         return {**state, "consumer": None, "place": with_parts(state["place"], {"consumer": None})}
 
-    def load_state_dict(self, state: State | Sequence[State]) -> None:
+    def load_state_dict(self, state: LoadedState | Sequence[LoadedState]) -> None:
         """Begin the next iteration where `state` was taken; taken after the loop had ended, at the next epoch.
 
         It is this rank's own state, one made with `state_dict(all=True)`, or the list of the states of all ranks,
         which is what another number of ranks needs.
         """
-        given: list[State] = [state] if isinstance(state, Mapping) else list(state)
+        given: list[LoadedState] = [state] if isinstance(state, Mapping) else list(state)
         if len(given) == 1 and "states" in given[0]:
             given = list(given[0]["states"])
         if not given:

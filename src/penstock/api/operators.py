@@ -32,7 +32,7 @@ class Operators:
     """A pipeline that can be continued: every method returns the same kind of thing with one more operator."""
 
     LEADS: ClassVar[bool] = False
-    """Made of several pipelines, the result is of this kind."""
+    """A pipeline that is made of several is of this kind, if one of them is."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -22,7 +22,7 @@ from penstock.graph.readers import SourceNode
 from penstock.passes import canonicalize, optimize
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
-from penstock.runtime.lower import StandIn
+from penstock.runtime.lower import MakeStage
 from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Weights
@@ -82,7 +82,7 @@ class Piped:
             made.append(ServiceStage(meter, source.backend, beginning, clock, attempt, identities))
             return made[-1]
 
-        stages: dict[SourceNode, StandIn] = {source: partial(stage, source) for source in self._sources}
+        stages: dict[SourceNode, MakeStage] = {source: partial(stage, source) for source in self._sources}
         run = Run(
             self._graph,
             seed=seed,

@@ -57,7 +57,7 @@ def read_tfrecord(
     paths: Paths,
     *,
     verify: bool = True,
-    compression: readers.Compression = "auto",
+    compression: readers.FileCompression = "auto",
     on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
@@ -68,7 +68,7 @@ def read_tfrecord(
 def read_text(
     paths: Paths,
     *,
-    compression: readers.Compression = "auto",
+    compression: readers.FileCompression = "auto",
     on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
@@ -79,7 +79,7 @@ def read_text(
 def read_jsonl(
     paths: Paths,
     *,
-    compression: readers.Compression = "auto",
+    compression: readers.FileCompression = "auto",
     on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
@@ -92,7 +92,7 @@ def read_csv(
     *,
     columns: Sequence[str] | None = None,
     delimiter: str = ",",
-    compression: readers.Compression = "auto",
+    compression: readers.FileCompression = "auto",
     on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
@@ -104,7 +104,7 @@ def read_csv(
 def read_webdataset(
     paths: Paths,
     *,
-    compression: readers.Compression = "auto",
+    compression: readers.FileCompression = "auto",
     on_error: OnError = "raise",
     storage_options: StorageOptions = None,
 ) -> Dataset:
@@ -205,7 +205,7 @@ def _records(
     kind: type[readers.RecordFile],
     paths: Paths,
     storage_options: StorageOptions,
-    compression: readers.Compression,
+    compression: readers.FileCompression,
     on_error: OnError,
     **more: Any,
 ) -> Dataset:

@@ -40,14 +40,14 @@ from penstock.wire.credentials import ServiceFile, find_service
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import Done, GetPipeline, NotYet, PutPipeline, Spec
 
-Service: TypeAlias = str | os.PathLike[str] | LocalService
+AnyService: TypeAlias = str | os.PathLike[str] | LocalService
 """An address, a service file, or a service of this process's own."""
 
 REGISTERED_SHARDINGS = ("dynamic", "off")
 
 
 def register(
-    service: Service,
+    service: AnyService,
     dataset: Dataset,
     *,
     id: str,
@@ -81,7 +81,7 @@ def register(
         link.close()
 
 
-def read_registered(service: Service, id: str, **options: Any) -> Loader:
+def read_registered(service: AnyService, id: str, **options: Any) -> Loader:
     """Read the pipeline registered under `id`; `options` are those of `Dataset.distribute`.
 
     Each call without `job=` is a job of its own; processes that give the same name share its data. How files are cut
@@ -206,7 +206,7 @@ def _check_id(id: object) -> None:
         raise InvalidArgumentError(f"id={id!r} must be a name")
 
 
-def _finder(service: Service) -> Callable[[], ServiceFile]:
+def _finder(service: AnyService) -> Callable[[], ServiceFile]:
     if isinstance(service, LocalService):
         own = ServiceFile(address=service.address, credentials=service.credentials.as_client())
         return lambda: own
@@ -216,7 +216,7 @@ def _finder(service: Service) -> Callable[[], ServiceFile]:
     return lambda: find_service(text)
 
 
-def _connect(service: Service, patience: Patience) -> ServiceLink:
+def _connect(service: AnyService, patience: Patience) -> ServiceLink:
     return ServiceLink(find_when_there(_finder(service), patience), name="registered")
 
 

@@ -37,7 +37,7 @@ from penstock.sources.saved_files import (
     MANIFEST,
     PROGRESS,
     Manifest,
-    Part,
+    SavedPart,
     encode_manifest,
     forget_failure,
     load_manifest,
@@ -190,13 +190,13 @@ def _write(
 class _Book:
     """The records so far, and when they were last written down."""
 
-    def __init__(self, folder: str, fingerprint: str, parts: list[Part], line: _ProgressLine) -> None:
+    def __init__(self, folder: str, fingerprint: str, parts: list[SavedPart], line: _ProgressLine) -> None:
         self._folder, self._fingerprint = folder, fingerprint
         self.parts = list(parts)
         self.line = line
         self._due_at = 0.0
 
-    def add(self, part: Part) -> None:
+    def add(self, part: SavedPart) -> None:
         self.parts.append(part)
 
     @property

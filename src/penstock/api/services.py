@@ -167,6 +167,6 @@ def _folder(path: object) -> Path | None:
 
 def _runner_class() -> MakeRunner:
     # Imported here: a trainer need not have what runs jobs, unless it does so itself.
-    from penstock.worker.runner import Runner
+    from penstock.worker.runner import JobRunner
 
-    return Runner
+    return JobRunner

@@ -22,7 +22,7 @@ STATE_VERSION = 2
 Phase: TypeAlias = Literal["start", "reading", "ended"]
 """start: nothing was read of the epoch. ended: the loop has ended, and the next epoch is due."""
 SERVICE = "attempt"
-"""What a part of a place has that says what a service had delivered."""
+"""The key by which a part of a place is known to say what a service had delivered."""
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,13 +30,13 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     version: int
     pipeline: list[list[str]]
-    """Of the operators: `PipelineSignature.entries`."""
+    """The operators' signatures, as `PipelineSignature.entries` has them."""
     epoch: int
     seed: int
     phase: Phase
     consumers: int = 1
     consumer: int | None = 0
-    """None: the same for every consumer."""
+    """The consumer that saved it; None: it is the same for every consumer."""
     weights: tuple[float, ...] | None = None
     """What a mix goes by, where that was changed."""
     skipped: int = 0

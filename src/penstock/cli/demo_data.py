@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from penstock.core.element import Array
 
 IMAGES, CLASSES, HEIGHT, WIDTH = 640, 5, 240, 320
 DAMAGED = 60
@@ -20,8 +21,6 @@ ROWS = 200_000
 CROP = 128
 SEED = 7
 BATCH = 32
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

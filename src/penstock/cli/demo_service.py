@@ -26,7 +26,7 @@ from penstock.cli.demo_table import Finding
 WORKERS = 3
 FEWER_WORKERS = 1
 CALLS = 1000
-"""Of a function that holds the GIL; about a quarter of a millisecond each."""
+"""How often the function that holds the GIL is called; a call takes about a quarter of a millisecond."""
 AHEAD_BYTES = 32 << 20
 """What may be received ahead where something is killed: so little that there is work left to lose."""
 ROUNDS = 3

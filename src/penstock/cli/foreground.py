@@ -22,7 +22,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.count = 0
-        """How many have come."""
+        """How many signals have come."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:

@@ -11,7 +11,7 @@ from penstock.client.fed import Feeder, grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions, job_name
 from penstock.client.reader import EpochReader
-from penstock.client.sampling import Drawing, Feed, Place
+from penstock.client.sampling import Drawing, Feed, SamplerPlace
 from penstock.client.session import Beginning, EpochSession
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
@@ -23,7 +23,7 @@ from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
 from penstock.wire.figures import JobFigures
-from penstock.wire.messages import Figures, GetFigures
+from penstock.wire.messages import FiguresAnswer, GetFigures
 from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
@@ -169,7 +169,7 @@ class ServiceBackend:
             epoch=beginning.epoch,
             grouping=grouping_of(self._pipeline.node),
             count=len(fed_source(self._pipeline)),
-            at=None if own is None else Place.read(own.sampler),
+            at=None if own is None else SamplerPlace.read(own.sampler),
         )
         if self._fed_lists is None:
             self._fed_lists = drawing.lists
@@ -214,7 +214,7 @@ class ServiceBackend:
         """Return what the service knows of the job in numbers; of one that it does not know, none."""
         job = next(reversed(self._jobs.values()), None) or self._job_of(self.prepared)  # what was opened last
         answer = self._link().control.ask(GetFigures(job=job), timeout_s=timeout_s, what=f"figures of job {job!r}")
-        return answer.figures if isinstance(answer, Figures) else JobFigures(job=job)
+        return answer.figures if isinstance(answer, FiguresAnswer) else JobFigures(job=job)
 
     def refuse(self, error: Exception) -> None:
         """Have what is being read, and whatever is opened from now on, end with this error. From any thread."""

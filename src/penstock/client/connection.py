@@ -24,7 +24,7 @@ from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError
 from penstock.core.ids import RunnerId, StreamId
 from penstock.runtime.stats import ReaderClock
-from penstock.stream.consuming import Tell
+from penstock.stream.consuming import TellRunner
 from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
@@ -36,7 +36,7 @@ from penstock.wire.frames import (
     OpenStream,
     ReturnLeases,
     Rounds,
-    StorageOptions,
+    SourceStorageOptions,
     StreamLeft,
     ToRunner,
 )
@@ -92,7 +92,7 @@ class Metrics:
         self.buffered_elements, self.buffered_bytes = elements, nbytes
 
 
-class Payload:
+class FramePayload:
     """What the rounds of one frame are decoded from, when the trainer gets to them. Dropped, its memory is free."""
 
     __slots__ = ("_access", "_elements", "_lease", "_parts")
@@ -171,7 +171,7 @@ class RunnerConnection:
                 return
             self._outbox.popleft()
 
-    def receive(self) -> Iterator[tuple[FromRunner, Payload | None]]:
+    def receive(self) -> Iterator[tuple[FromRunner, FramePayload | None]]:
         """Yield what has arrived: a header, and what its rounds are decoded from. Never waits."""
         for _ in range(MAX_RECEIVED):
             try:
@@ -188,12 +188,12 @@ class RunnerConnection:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
             yield message, payload
 
-    def _payload(self, message: Rounds, parts: list[Any]) -> Payload:
+    def _payload(self, message: Rounds, parts: list[Any]) -> FramePayload:
         if message.slab is None:
-            return Payload(None, parts, self._access)
+            return FramePayload(None, parts, self._access)
         if self.slabs is None:
             raise CodecError("rounds lie in memory that is not mapped here")
-        return Payload(self.slabs.claim(message.slab), parts, self._access)
+        return FramePayload(self.slabs.claim(message.slab), parts, self._access)
 
     def lost(self, now: float) -> str | None:
         """Return why it cannot be used any more, as far as is known: it looks now and then only."""
@@ -230,7 +230,7 @@ class RunnerConnection:
 class Connections:
     """One connection a runner."""
 
-    def __init__(self, link: ServiceLink, storage: StorageOptions, access: Access, transport: Transport) -> None:
+    def __init__(self, link: ServiceLink, storage: SourceStorageOptions, access: Access, transport: Transport) -> None:
         """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays."""
         self._link, self._storage, self._access, self._transport = link, storage, access, transport
         self._connections: dict[RunnerId, RunnerConnection] = {}
@@ -238,7 +238,7 @@ class Connections:
     def all(self) -> list[RunnerConnection]:
         return list(self._connections.values())
 
-    def tell(self, tell: Tell) -> None:
+    def tell(self, tell: TellRunner) -> None:
         """Send a message to a runner; what opens a stream may be the first thing it hears."""
         message, connection = tell.message, self._connections.get(tell.runner)
         if isinstance(message, OpenStream):

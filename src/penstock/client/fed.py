@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from itertools import islice
 
-from penstock.client.sampling import Drawing, Grouping, Place, Unit
+from penstock.client.sampling import Drawing, Grouping, SamplerPlace, Unit
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
@@ -28,7 +28,7 @@ from penstock.graph.traverse import rewrite, walk
 from penstock.passes import canonicalize
 from penstock.stream.reading import StreamReader
 from penstock.wire.frames import Units
-from penstock.wire.jobs import Feed
+from penstock.wire.jobs import FeedSpec
 
 FEWEST_STREAMS = 2
 STREAMS_A_WORKER = 2  # so that some can move to workers that join
@@ -99,8 +99,8 @@ def with_batches(root: Node) -> Node:
     return rewrite(root, lambda node: replace(node, drop_last=False) if isinstance(node, ops.Batches) else node)
 
 
-def fed_streams(count: int) -> tuple[Feed, ...]:
-    return tuple(Feed(kind="fed", number=number, of=count) for number in range(count))
+def fed_streams(count: int) -> tuple[FeedSpec, ...]:
+    return tuple(FeedSpec(kind="fed", number=number, of=count) for number in range(count))
 
 
 def how_many_streams(asked: int, workers: int, ahead: int) -> int:
@@ -115,22 +115,22 @@ class Feeder:
 
     def __init__(self, drawing: Drawing, *, ahead: int, consumer: int, consumers: int) -> None:
         self.consumer, self.consumers = consumer, consumers
-        """Of the loader; its job has but one."""
+        """Which consumer of how many the loader is; the job itself has but one."""
         self._drawing, self._ahead = drawing, ahead
         self.begins_at = drawing.place().units
-        self._kept: deque[tuple[Unit, Place]] = deque()
+        self._kept: deque[tuple[Unit, SamplerPlace]] = deque()
         self._kept_from = self.begins_at
-        """The step of the first that is kept."""
+        """The step of the first unit that is kept."""
         self._ended = False
         self._end_told = False
-        self._end_place: Place | None = None
+        self._end_place: SamplerPlace | None = None
         self._streams = 1
 
     def deal_to(self, streams: int) -> None:
         """Deal units to so many streams, in turn."""
         self._streams = streams
 
-    def places(self, step: int, count: int) -> list[Place]:
+    def places(self, step: int, count: int) -> list[SamplerPlace]:
         """Return where the sampler stood before each of the units from `step` on, and after the last of `count`."""
         return [self.place(step + k) for k in range(count + 1)]
 
@@ -138,7 +138,7 @@ class Feeder:
     def _drawn(self) -> int:
         return self._kept_from + len(self._kept)
 
-    def place(self, step: int) -> Place:
+    def place(self, step: int) -> SamplerPlace:
         """Return where the sampler stood before a unit that was not received before the last `refill`."""
         offset = step - self._kept_from
         if offset < len(self._kept):

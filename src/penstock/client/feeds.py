@@ -17,7 +17,7 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
 from penstock.runtime.stream_limits import stream_limit
 from penstock.sources.base import Split
-from penstock.wire.jobs import Feed
+from penstock.wire.jobs import FeedSpec
 from penstock.wire.modes import Policy
 
 
@@ -27,14 +27,14 @@ class NamedSplits(NamedTuple):
     name: str
     splits: Sequence[Split]
     element_files: int = 0
-    """How many files, where each is one element and splits are ranges of them; 0: it is otherwise."""
+    """How many files there are, where each file is one element and a split is a range of files; 0: it is otherwise."""
     elements: int | None = None
-    """How many, where that is known without reading."""
+    """How many elements there are, where that is known without reading."""
 
 
 def feeds_for(
     sharding: Policy, sources: Sequence[NamedSplits], workers: int, shard: ShardingFunction | None = None
-) -> tuple[Feed, ...]:
+) -> tuple[FeedSpec, ...]:
     """Return the feed of each worker; `InvalidArgumentError` says why the splits cannot be dealt so."""
     if workers < 1:
         raise InvalidArgumentError(f"sharding={sharding!r} assigns splits to workers up front, and there is none yet")
@@ -47,10 +47,10 @@ def feeds_for(
     if by_file:  # file number i is element number i
         for source in sources:
             _check_count(source, source.element_files, workers)
-    return tuple(Feed(kind="dealt", number=0, of=1, keep=(w, workers)) for w in range(workers))
+    return tuple(FeedSpec(kind="dealt", number=0, of=1, keep=(w, workers)) for w in range(workers))
 
 
-def dealt_feeds(streams: int, owners: int) -> tuple[Feed, ...]:
+def dealt_feeds(streams: int, owners: int) -> tuple[FeedSpec, ...]:
     """Return the feeds of streams that splits are dealt to in turn; each of `owners` consumers reads its own."""
     if streams < owners:
         raise InvalidArgumentError(
@@ -58,10 +58,10 @@ def dealt_feeds(streams: int, owners: int) -> tuple[Feed, ...]:
             f"{streams}, because a mix needs something of all its inputs in every stream; use uneven='drop' or 'pad', "
             "or write the inputs into more files"
         )
-    return tuple(Feed(kind="dealt", number=number, of=streams) for number in range(streams))
+    return tuple(FeedSpec(kind="dealt", number=number, of=streams) for number in range(streams))
 
 
-def check_needs(root: Node, sources: Sequence[NamedSplits], feeds: Sequence[Feed]) -> None:
+def check_needs(root: Node, sources: Sequence[NamedSplits], feeds: Sequence[FeedSpec]) -> None:
     """Refuse feeds of which one lacks an input that the pipeline cannot do without."""
     for worker, feed in enumerate(feeds):
         limit = stream_limit(root, [_of_source(feed, number, source) for number, source in enumerate(sources)])
@@ -72,7 +72,7 @@ def check_needs(root: Node, sources: Sequence[NamedSplits], feeds: Sequence[Feed
             )
 
 
-def _of_source(feed: Feed, number: int, source: NamedSplits) -> int | None:
+def _of_source(feed: FeedSpec, number: int, source: NamedSplits) -> int | None:
     """Return how many splits, or elements, of a source a feed has; None: nobody has any, or it is not known."""
     if feed.kind == "listed":
         return len(feed.listed[number]) if source.splits else None
@@ -113,9 +113,9 @@ def _files(source: NamedSplits) -> dict[str, int]:
     return numbers
 
 
-def _listed_feeds(dealt: Iterable[Sequence[Sequence[int]]]) -> tuple[Feed, ...]:
+def _listed_feeds(dealt: Iterable[Sequence[Sequence[int]]]) -> tuple[FeedSpec, ...]:
     """Return the feed of each worker, of what each source deals to it."""
-    return tuple(Feed(kind="listed", listed=tuple(map(tuple, own))) for own in zip(*dealt))
+    return tuple(FeedSpec(kind="listed", listed=tuple(map(tuple, own))) for own in zip(*dealt))
 
 
 def _deal_files(source: NamedSplits, workers: int) -> list[list[int]]:

@@ -31,6 +31,7 @@ from penstock.graph.randomized import identified
 from penstock.wire.blobs import fetch_blob, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.guard import Context
 from penstock.wire.jobs import JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
@@ -48,7 +49,7 @@ from penstock.wire.messages import (
     Workers,
 )
 from penstock.wire.slab_reader import SlabReader
-from penstock.wire.sockets import Bell, Context
+from penstock.wire.sockets import Bell
 from penstock.wire.views import HeldView
 
 ASK_S = 10.0
@@ -112,13 +113,13 @@ class Board:
         """`ask` is called, in the thread that puts, when the dispatcher is to be asked what has changed."""
         self.bell = Bell()
         self.unread = False
-        """There is something to take."""
+        """Whether the dispatcher has said something that `next()` has not taken."""
         self.ask = ask
-        """For when something may have been pushed that did not come."""
+        """Asks the dispatcher what has changed; called when something may have been pushed that did not come."""
         self._lock = threading.Lock()
         self._held: HeldView | None = None
         self._early = False
-        """A change came before the view that it is of."""
+        """Whether a change came before the view that it changes."""
         self._forgotten = ""
         self._refusal: Exception | None = None
         self._when_refused: WeakMethod[Callable[[], None]] | None = None

@@ -24,9 +24,11 @@ ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[i
 """`f(splits, workers)`: for each worker the numbers of the splits it reads."""
 
 STREAMS_PER_RANK = 16
-"""In deterministic order: enough to spread over many workers, few enough to be read in turn."""
+"""How many streams a rank has in deterministic order: enough to spread over many workers, few enough to be read in
+turn."""
 COORDINATED_STREAMS = 8
-"""In deterministic order with coordinated reads: each stream fills windows for all ranks, so fewer are enough."""
+"""How many streams there are in deterministic order with coordinated reads: each fills windows for all ranks, so fewer
+are enough."""
 LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
 
@@ -43,7 +45,7 @@ class JobOptions:
     ranks: Ranks
     order: Order
     seed: int | None
-    """Of all random numbers; None: the dataset's."""
+    """All random numbers follow from it; None: the dataset's seed counts."""
     sharding: Sharding
     sharing: Share | None
     placement: Placement

@@ -17,14 +17,14 @@ from itertools import chain
 from time import monotonic, perf_counter
 from typing import Self
 
-from penstock.client.connection import Connections, Payload, RunnerConnection
+from penstock.client.connection import Connections, FramePayload, RunnerConnection
 from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
 from penstock.client.sharing import SkipWarning
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError
 from penstock.stream.checkpoint import ConsumerState, Weights
-from penstock.stream.consuming import Ask, Consumer, Tell
+from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
@@ -208,7 +208,7 @@ class EpochReader:
         return list(chain.from_iterable(zip(*lists)))
 
     def _rounds_of(self, lane: Lane, rounds: int) -> Sequence[Element]:
-        payload: Payload = lane.frame.payload
+        payload: FramePayload = lane.frame.payload
         header = lane.frame.header
         if not payload.decoded:
             self._metrics.received(header.nbytes)
@@ -283,11 +283,11 @@ class EpochReader:
         feeder = self.session.feeder
         for instruction in self.consumer.instructions():
             match instruction:
-                case Tell():
+                case TellRunner():
                     self._connections.tell(instruction)
                     if feeder is not None and isinstance(instruction.message, OpenStream):
                         self._send_units(feeder.opened(self.consumer.readers[instruction.message.stream]))
-                case Ask():
+                case AskDispatcher():
                     self.session.post(instruction.message)
 
     def _feed(self) -> None:

@@ -28,7 +28,7 @@ from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, StateMismatchError, never_the_end
 
 Unit: TypeAlias = tuple[int, ...]
-Holder: TypeAlias = Literal["sampler", "iterator"]
+StateHolder: TypeAlias = Literal["sampler", "iterator"]
 
 DEFAULT_AHEAD = 64
 DEEPEST = 4  # samplers that draw from samplers, as BatchSampler does
@@ -81,7 +81,7 @@ class Grouping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SamplerPlace:
     """Where a sampler stands: before unit number `units` of its epoch."""
 
     units: int = 0
@@ -89,7 +89,7 @@ class Place:
     checksum: int = 0
     lists: bool | None = None
     """Whether it gives lists; None: it has given nothing."""
-    held_by: Holder | None = None
+    held_by: StateHolder | None = None
     state: Any = None
 
     def plain(self) -> dict[str, Any]:
@@ -103,9 +103,9 @@ class Place:
         }
 
     @staticmethod
-    def read(plain: Mapping[str, Any]) -> Place:
-        held_by: Holder | None = "sampler" if "sampler" in plain else "iterator" if "iterator" in plain else None
-        return Place(
+    def read(plain: Mapping[str, Any]) -> SamplerPlace:
+        held_by: StateHolder | None = "sampler" if "sampler" in plain else "iterator" if "iterator" in plain else None
+        return SamplerPlace(
             units=int(plain["units"]),
             items=int(plain["items"]),
             checksum=int(plain["checksum"]),
@@ -119,7 +119,7 @@ class Drawing:
     """One epoch of a sampler, from a place on."""
 
     def __init__(
-        self, feed: Feed, *, epoch: int, grouping: Grouping | None, count: int, at: Place | None = None
+        self, feed: Feed, *, epoch: int, grouping: Grouping | None, count: int, at: SamplerPlace | None = None
     ) -> None:
         """`count` is how many elements there are to be sampled."""
         self._grouping, self._count = grouping, count
@@ -132,9 +132,9 @@ class Drawing:
         except StopIteration as error:
             raise never_the_end(error, "the sampler") from error
 
-    def _begin(self, feed: Feed, epoch: int, at: Place | None) -> None:
+    def _begin(self, feed: Feed, epoch: int, at: SamplerPlace | None) -> None:
         sampler = feed.sampler if hasattr(feed.sampler, "__iter__") else feed.sampler(epoch)
-        start = Place() if at is None else at
+        start = SamplerPlace() if at is None else at
         _set_epoch(sampler, epoch)
         if start.held_by == "sampler":
             _loads(sampler, "the sampler").load_state_dict(copy.deepcopy(start.state))
@@ -149,17 +149,17 @@ class Drawing:
         self._first_place = self._beginning() if at is None else at
         self._first = self._draw()
 
-    def _beginning(self) -> Place:
+    def _beginning(self) -> SamplerPlace:
         if self._held_by == "sampler" and isinstance(self._iterator, Generator):
-            return Place()
+            return SamplerPlace()
         return self.place()
 
-    def place(self) -> Place:
+    def place(self) -> SamplerPlace:
         """Return where the sampler stands: before the next unit."""
         if self._first is not None:
             return self._first_place
         state = None if self._holder is None else copy.deepcopy(self._holder.state_dict())
-        return Place(
+        return SamplerPlace(
             units=self._units,
             items=self._items,
             checksum=self._checksum,
@@ -230,7 +230,7 @@ class Drawing:
         self._items += 1
         self._checksum = zlib.crc32(np.asarray(indices, np.int64).tobytes(), self._checksum)
 
-    def _pass_over(self, at: Place) -> None:
+    def _pass_over(self, at: SamplerPlace) -> None:
         while self._items < at.items and (item := next(self._iterator, _NONE_LEFT)) is not _NONE_LEFT:
             self._count_item(self._indices(item))
         if (self._items, self._checksum) != (at.items, at.checksum):
@@ -269,7 +269,7 @@ def _set_epoch(sampler: Any, epoch: int) -> None:
         sampler = getattr(sampler, "sampler", None)
 
 
-def _holder(sampler: Any, iterator: Any) -> tuple[Any, Holder | None]:
+def _holder(sampler: Any, iterator: Any) -> tuple[Any, StateHolder | None]:
     """Return what holds the sampler's state: its iterator, itself, or nobody."""
     if _is_stateful(iterator):
         return iterator, "iterator"

@@ -23,7 +23,7 @@ from penstock.client.connection import Access, Connections, Metrics
 from penstock.client.fed import Feeder
 from penstock.client.link import Board, Patience, ServiceLink
 from penstock.client.options import JobOptions
-from penstock.client.sampling import Place as SamplerPlace
+from penstock.client.sampling import SamplerPlace
 from penstock.client.sharing import USUAL_WINDOW_BYTES
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
@@ -34,7 +34,7 @@ from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
 from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.envelopes import refusal
-from penstock.wire.jobs import Feed, Resume
+from penstock.wire.jobs import FeedSpec, Resume
 from penstock.wire.messages import (
     Answer,
     Beat,
@@ -194,17 +194,17 @@ class EpochSession:
             reader=f"process {self.link.pid} on {socket.gethostname()}",
         )
 
-    def _feeds(self, state: ConsumerState) -> Mapping[int, Feed]:
+    def _feeds(self, state: ConsumerState) -> Mapping[int, FeedSpec]:
         """Return the feeds that follow from the job, by the streams' numbers."""
         spec = self._submission.spec
         numbers = [position.number for position in state.progress.streams]
         if spec.feeds:
             return dict(enumerate(spec.feeds))
         if spec.sharding.off:
-            return dict.fromkeys(numbers, Feed(kind="dealt", number=0, of=1))
+            return dict.fromkeys(numbers, FeedSpec(kind="dealt", number=0, of=1))
         if spec.order == "deterministic":
-            return {number: Feed(kind="dealt", number=number, of=state.width) for number in range(state.width)}
-        return dict.fromkeys(numbers, Feed(kind="granted"))
+            return {number: FeedSpec(kind="dealt", number=number, of=state.width) for number in range(state.width)}
+        return dict.fromkeys(numbers, FeedSpec(kind="granted"))
 
     def rejoin(self) -> bool:
         """Open again in the same attempt; False: the dispatcher does not know it any more."""

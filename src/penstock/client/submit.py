@@ -31,11 +31,11 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import BlobHash, Fingerprint
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
+from penstock.graph.function_parts import ARROW
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.installed import distributions_of
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
-from penstock.graph.parts import ARROW
 from penstock.graph.readers import FileSource, ReadFiles, ReadImages, SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import canonicalize
@@ -46,8 +46,8 @@ from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts
 from penstock.wire.addresses import host_id
 from penstock.wire.blobs import blob_hash
-from penstock.wire.frames import NO_STORAGE_OPTIONS, StorageOptions
-from penstock.wire.jobs import Feed, JobSpec
+from penstock.wire.frames import NO_STORAGE_OPTIONS, SourceStorageOptions
+from penstock.wire.jobs import FeedSpec, JobSpec
 
 _PACKAGE = "package "
 
@@ -73,8 +73,8 @@ class Submission:
     spec: JobSpec
     blobs: dict[BlobHash, bytes]
     splits_digest: str
-    storage: StorageOptions = NO_STORAGE_OPTIONS
-    """For the processes that read; no part of the job."""
+    storage: SourceStorageOptions = NO_STORAGE_OPTIONS
+    """The processes that read open their storage with it; it is no part of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class Prepared:
     fingerprint: Fingerprint
     versions: tuple[tuple[str, str], ...]
     splits_digest: str
-    """Of how the data is cut; what there is to read is in the pipeline's signature."""
-    storage: StorageOptions = NO_STORAGE_OPTIONS
+    """It stands for how the data is cut into splits; what there is to read is in the pipeline's signature."""
+    storage: SourceStorageOptions = NO_STORAGE_OPTIONS
 
 
 def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False) -> Prepared:
@@ -153,7 +153,7 @@ def _check_marks(graph: Node) -> None:
             )
 
 
-def _storage(nodes: list[SourceNode]) -> StorageOptions:
+def _storage(nodes: list[SourceNode]) -> SourceStorageOptions:
     """Return what the sources open their storage with; nothing, if none was given anything."""
     given = tuple(dict(node.storage_options) if isinstance(node, FileSource) else {} for node in nodes)
     for node, options in zip(nodes, given):
@@ -165,7 +165,7 @@ def _storage(nodes: list[SourceNode]) -> StorageOptions:
                     f"storage_options[{name!r}] of {node.name} is a {type(value).__name__}, which workers cannot be "
                     "sent; give numbers, texts, and lists and dicts of them"
                 ) from None
-    return StorageOptions(given) if any(given) else NO_STORAGE_OPTIONS
+    return SourceStorageOptions(given) if any(given) else NO_STORAGE_OPTIONS
 
 
 def _fingerprint(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool) -> Fingerprint:
@@ -192,7 +192,7 @@ def submission(
 
     A state that is loaded says how many streams were assigned splits: they are what it knows.
     """
-    feeds: tuple[Feed, ...] = ()
+    feeds: tuple[FeedSpec, ...] = ()
     sharding = options.sharding
     if sharding.static:
         feeds = feeds_for(sharding.policy, prepared.sources, streams or workers(), options.shard)

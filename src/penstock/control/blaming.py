@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.events import Element, Suspect
+from penstock.control.events import ElementKey, Suspect
 from penstock.control.records import Job
 from penstock.wire.messages import RunnerGone
 
@@ -23,7 +23,7 @@ def blame(draft: Draft, request: RunnerGone) -> None:
     job = draft.state.jobs.get(request.job)
     if job is None or not request.in_flight or request.reason.startswith(ON_PURPOSE) or request.runner in job.blamed:
         return
-    exact: list[Element] = []
+    exact: list[ElementKey] = []
     suspects: list[Suspect] = []
     for _, source, split, index, count in request.in_flight:
         if count == 1:
@@ -42,7 +42,7 @@ def blame(draft: Draft, request: RunnerGone) -> None:
     draft.emit(e.ElementsBlamed(request.job, request.runner, tuple(exact), tuple(suspects), dropped))
 
 
-def deaths_of(job: Job, element: Element) -> int:
+def deaths_of(job: Job, element: ElementKey) -> int:
     """Return how many processes died with this element in flight."""
     source, split, index = element
     ranges = sum(

@@ -31,7 +31,7 @@ from penstock.control.placing import granted_streams
 from penstock.control.records import Iteration, Job
 from penstock.core.ids import AttemptId, JobName
 from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import Feed, Leftover
+from penstock.wire.jobs import FeedSpec, Leftover
 
 
 def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
@@ -50,7 +50,7 @@ def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
     )
     if iteration.tail is None and leftovers and not job.spec.sharding.off:
         number = iteration.next_number
-        feed = Feed(kind="tail", leftovers=leftovers)
+        feed = FeedSpec(kind="tail", leftovers=leftovers)
         owner = delivery_of(job.spec).owner_of(number, feed)
         draft.emit(e.StreamsCreated(name, attempt, (e.NewStream(number, feed, 1, owner),)))
     else:

@@ -44,7 +44,7 @@ from penstock.wire.messages import (
     Done,
     DrainWorker,
     EndStream,
-    Figures,
+    FiguresAnswer,
     GetBlob,
     GetFigures,
     GetPipeline,
@@ -136,7 +136,7 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
         case GetFigures():
             if request.job not in draft.state.jobs:
                 return NotKnown(what=f"job {request.job!r}")
-            return Figures(figures=job_figures(draft.state, request.job))
+            return FiguresAnswer(figures=job_figures(draft.state, request.job))
         case ListWorkers():
             return Workers(workers=worker_lines(draft.state))
         case PutPipeline():

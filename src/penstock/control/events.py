@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, Feed, JobSpec, Resume, Slot
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Resume, Slot
 from penstock.wire.messages import Beat, WorkerPlace
 
-Element: TypeAlias = tuple[int, int, int]
+ElementKey: TypeAlias = tuple[int, int, int]
 """(source, split, index)"""
 Suspect: TypeAlias = tuple[int, int, int, int]
 """(source, split, index, count)"""
@@ -96,7 +96,7 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
     slot: Slot
     client: ClientId
     reader: str = ""
-    """Which process that is, for people."""
+    """The process that reads, as people know it."""
     life: int = 0
     """How often its trainer had begun anew without its states, where trainers share the job."""
 
@@ -111,7 +111,7 @@ class ConsumerClosed(Journaled, frozen=True, tag="closed"):
 
 class NewStream(msgspec.Struct, frozen=True, array_like=True):
     number: int
-    feed: Feed
+    feed: FeedSpec
     share: int
     owner: int | None = None
     home: WorkerId | None = None
@@ -182,9 +182,9 @@ class ElementsBlamed(Journaled, frozen=True, tag="blamed"):
 
     job: JobName
     runner: RunnerId
-    exact: tuple[Element, ...]
+    exact: tuple[ElementKey, ...]
     suspects: tuple[Suspect, ...]
-    dropped: tuple[Element, ...]
+    dropped: tuple[ElementKey, ...]
 
 
 # In memory
@@ -300,7 +300,7 @@ class ViewRaised(Soft, frozen=True, tag="view"):
     made: tuple[StreamId, ...] = ()
     moved: tuple[StreamId, ...] = ()
     dropped: bool = False
-    """Elements were dropped."""
+    """Whether elements were dropped."""
 
 
 AnyEvent: TypeAlias = (

@@ -14,7 +14,7 @@ class Cursor(msgspec.Struct, omit_defaults=True):
     left: int
     next: int = 0
     taken: list[tuple[int, int]] = []
-    """Disjoint half-open ranges, sorted."""
+    """The ordinals that were taken, as disjoint half-open ranges in ascending order."""
 
     def peek(self, many: int) -> tuple[int, ...]:
         """Return the next ordinals to grant, at most `many`.
@@ -45,9 +45,9 @@ class Ledger(msgspec.Struct, omit_defaults=True):
 
     counts: tuple[int, ...]
     lists: dict[tuple[StreamId, int, int], list[int]] = {}
-    """(stream, source, pass) -> ordinals"""
+    """The ordinals of the splits that were granted, by (stream, source, pass)."""
     cursors: dict[tuple[int, int], Cursor] = {}
-    """(source, pass); absent: nothing of the pass was granted or taken."""
+    """How far a pass is granted, by (source, pass); absent: nothing of the pass was granted or taken."""
     reached: dict[tuple[StreamId, int], int] = {}
     """(stream, source) -> the first pass that the stream had not left at its checkpoint: it is granted nothing more of
     earlier ones."""

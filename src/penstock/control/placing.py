@@ -25,7 +25,7 @@ from penstock.control.records import Bound, Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
 from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import Feed, JobSpec
+from penstock.wire.jobs import FeedSpec, JobSpec
 
 WAIT_FOR_SHARE_S = (
     3.0  # a process takes a tenth of a second to start; one that takes longer finds its streams elsewhere
@@ -40,7 +40,7 @@ def create_fixed_streams(draft: Draft, name: JobName, attempt: AttemptId) -> Non
     fixed = delivery.streams
     if fixed is None:
         return
-    dealt = tuple(Feed(kind="dealt", number=j, of=fixed) for j in range(fixed))
+    dealt = tuple(FeedSpec(kind="dealt", number=j, of=fixed) for j in range(fixed))
     feeds = spec.feeds or (dealt if spec.order == "deterministic" else (GRANTED,) * fixed)
     there = {stream.number for stream in job.iterations[attempt].streams.values()}
     made = tuple(
@@ -213,7 +213,7 @@ def _own_runs(
     if resumed:
         candidates = ready_runners(draft.state, job).values()
     without = [r for r in candidates if may_take_streams(draft.state, r) and not streams.own_runs(r.worker)]
-    feed = Feed(kind="dealt", number=0, of=1)
+    feed = FeedSpec(kind="dealt", number=0, of=1)
     made: list[tuple[e.NewStream, Runner]] = []
     for runner in sorted(without, key=lambda r: r.worker)[resumed:]:
         owner = delivery_of(job.spec).owner_of(number, feed)

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.control.events import Element, Suspect, ViewRaised
+from penstock.control.events import ElementKey, Suspect, ViewRaised
 from penstock.control.ledger import Ledger
 from penstock.control.tables import ABSENT, Rows, Table
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, Feed, JobSpec, Ranges, Slot
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Ranges, Slot
 from penstock.wire.messages import Beat
 
 
@@ -35,7 +35,7 @@ class Bound(Record, frozen=True):
 class Stream(Record, frozen=True):
     stream: StreamId
     number: int
-    feed: Feed
+    feed: FeedSpec
     share: int
     start: Cut = Cut()
     first_round: int = 0
@@ -43,11 +43,11 @@ class Stream(Record, frozen=True):
     owner: int | None = None
     home: WorkerId | None = None
     binding: int = 0
-    """Raised with every change of who runs it: whatever carries a lower one is refused."""
+    """It is raised whenever another runner gets the stream: whatever carries a lower number is refused."""
     bound: Bound | None = None
     last_worker: WorkerId | None = None
     ended_by: dict[int, int] = {}
-    """consumer -> rounds"""
+    """Which consumers have all of the stream, each with how many rounds it counted."""
     leftover: Cut | None = None
     ended: bool = False
     lost: bool = False
@@ -65,16 +65,16 @@ class _StreamRows(Rows[StreamId, Stream]):
     def __init__(self) -> None:
         super().__init__()
         self.on: dict[RunnerId, dict[StreamId, None]] = {}
-        """Bound there, wanted or not."""
+        """The streams that are bound to each runner, whether they are wanted or not."""
         self.at: dict[WorkerId, dict[StreamId, None]] = {}
         self.loads: dict[RunnerId, int] = {}
-        """How many wanted ones a process has; at least one."""
+        """How many wanted streams a runner has; runners without any are not in it."""
         self.with_load: dict[int, dict[RunnerId, None]] = {}
         self.waiting: dict[StreamId, None] = {}
         self.homes: dict[WorkerId | None, int] = {}
         self.unfinished = self.reopened = 0
         self.highest: list[int] = [-1]
-        """The highest number after each stream that was made: they go in the reverse order, if they go at all."""
+        """The highest number after each stream that was made. Streams go in the reverse order, if they go at all."""
 
     def change(self, key: StreamId, value: Stream) -> Stream:
         before = super().change(key, value)
@@ -210,7 +210,7 @@ class Opened(Record, frozen=True):
     closed: bool = False
     finished: bool = False
     reader: str = ""
-    """Which process that is, for people."""
+    """The process that reads, as people know it."""
     life: int = 0
     """How often its trainer had begun anew without its states, where trainers share the job."""
 
@@ -222,14 +222,15 @@ class Iteration(Record, frozen=True):
     epoch: int
     ledger: Ledger
     digest: str | None = None
-    """Of the checkpoint it started from."""
+    """The digest of the checkpoint that the attempt started from."""
     done_before: tuple[Ranges, ...] = ()
-    """What was done there."""
+    """The splits that were done at that checkpoint."""
     width: int = 0
-    """How many streams took turns there; 0: as many as the job has."""
+    """How many streams took turns at that checkpoint; 0: as many as the job has."""
     streams: Streams = msgspec.field(default_factory=Streams)
     first_number: int = 0
-    """Lower ones were the checkpoint's: a stream of this attempt must not be taken for one of those."""
+    """The lowest number of a new stream. The checkpoint's streams have lower ones, and must not be taken for new
+    ones."""
     opened: dict[Slot, Opened] = {}
     tail: StreamId | None = None
     finished: bool = False
@@ -247,16 +248,16 @@ class Job(Record, frozen=True):
     name: JobName
     spec: JobSpec
     iterations: dict[AttemptId, Iteration] = {}
-    """In the order they started; two at most: consumers may be an epoch apart."""
+    """The iterations in the order they started; there are two at most, since consumers may be an epoch apart."""
     paused: bool = False
     failure: str = ""
-    deaths: dict[Element, int] = {}
+    deaths: dict[ElementKey, int] = {}
     suspects: tuple[Suspect, ...] = ()
-    dropped: tuple[Element, ...] = ()
+    dropped: tuple[ElementKey, ...] = ()
     blamed: tuple[RunnerId, ...] = ()
     """Runners whose deaths are counted: a report that comes twice counts once."""
     past_clients: tuple[ClientId, ...] = ()
-    """Those that closed or were superseded: a late duplicate of their opening must not open anything."""
+    """Clients that closed or were superseded: a late duplicate of their opening must not open anything."""
 
 
 KEPT_BEATS = 8  # of each agent and client: enough for a rate
@@ -272,14 +273,15 @@ class Agent(Record, frozen=True):
     peer: str
     host: str
     versions: dict[str, str]
-    """Of Python and of everything installed there."""
+    """The versions of Python and of everything that is installed on the agent's host."""
     seen: float
     workers: tuple[WorkerId, ...] = ()
-    """As it registered them."""
+    """The agent's workers, as it registered them."""
     told: tuple[dict[str, Any], ...] = ()
     """What its last beats said of its processes, oldest first: `RunnerFigures` by runner."""
     doubted: bool = False
-    """A process of its could not be read from, and it was not heard since: its host may be gone."""
+    """Whether its host may be gone: one of its processes could not be read from, and the agent has not been heard
+    since."""
 
 
 class Worker(Record, frozen=True):

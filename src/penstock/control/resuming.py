@@ -19,9 +19,9 @@ from penstock.control.ledger import Cursor, Ledger
 from penstock.control.records import Iteration, Stream, Streams
 from penstock.core.ids import AttemptId, StreamId, stream_id
 from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import Cut, Feed, JobSpec, Position, Resume
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Position, Resume
 
-GRANTED = Feed(kind="granted")
+GRANTED = FeedSpec(kind="granted")
 
 
 def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume | None) -> Iteration:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.control.events import Element
+from penstock.control.events import ElementKey
 from penstock.control.figures import ServingRunner, per_second, serving_runners
 from penstock.control.fitting import is_served, ready_runners, version_failure, waiting_for_runners
 from penstock.control.records import Iteration, Job, Stream
@@ -67,7 +67,7 @@ class AboutEpoch(NamedTuple):
     finished: bool
     failure: str
     waiting_for: str
-    dropped: tuple[Element, ...]
+    dropped: tuple[ElementKey, ...]
 
 
 def about_epoch(state: ClusterState, job: JobName, attempt: AttemptId) -> AboutEpoch:
@@ -126,7 +126,7 @@ def _waiting_for(state: ClusterState, job: Job, iteration: Iteration) -> str:
     return f"consumers {', '.join(missing)} have not opened the epoch" if missing else ""
 
 
-def element_name(element: Element) -> str:
+def element_name(element: ElementKey) -> str:
     """
     >>> element_name((0, 12, 5))
     'element 5 of split 12 of source 0'

@@ -19,6 +19,7 @@ from penstock.core.leaves import JoinArrays, LeafType, add_type, is_namedtuple_t
 
 Element: TypeAlias = Any
 """A user's value; the one place where `Any` is meant."""
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ from penstock.core.errors import CodecError, InvalidArgumentError, choice
 
 Style: TypeAlias = Literal["objects", "parts", "dataclass", "namedtuple", "enum"]
 """What a class is to a process that does not have it: how its values are batched, and what makes up another one."""
-Batch: TypeAlias = Literal["objects", "parts"]
+BatchForm: TypeAlias = Literal["objects", "parts"]
 JoinArrays: TypeAlias = Callable[[Sequence[np.ndarray[Any, Any]]], np.ndarray[Any, Any]]
 
 
@@ -45,7 +45,7 @@ class TypeName(NamedTuple):
     module: str
     qualname: str
     fields: tuple[str, ...] = ()
-    """Of a dataclass or a named tuple: a class with others is another class."""
+    """The fields' names, if it is a dataclass or a named tuple: a class with other fields is another class."""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.qualname}"
@@ -68,7 +68,7 @@ class LeafType:
     """One column of the rows of several; arrays are joined by `join_arrays`, which gives their memory."""
     nbytes: Callable[[Any], int] = sys.getsizeof
     stands_in: bool = False
-    """The class itself is not known here."""
+    """Whether values are stand-ins, because the class itself is not known here."""
 
 
 def name_of(kind: type[Any], style: Style = "objects", fields: tuple[str, ...] = ()) -> TypeName:
@@ -164,7 +164,7 @@ def register_type(
     flatten: Callable[[Any], Any] | None = None,
     unflatten: Callable[[Any], Any] | None = None,
     *,
-    batch: Batch = "objects",
+    batch: BatchForm = "objects",
 ) -> None:
     """Let values of a class of yours be leaves of elements: sent to and by workers, saved, cached.
 
@@ -184,8 +184,8 @@ def register_type(
     """
     if not isinstance(cls, type):
         raise InvalidArgumentError(f"register_type takes a class, not {cls!r}")
-    if batch not in get_args(Batch):
-        raise choice("batch", batch, list(get_args(Batch)))
+    if batch not in get_args(BatchForm):
+        raise choice("batch", batch, list(get_args(BatchForm)))
     if cls in (np.ndarray, dict, list, tuple, str, bytes, int, float, bool, type(None)):
         raise InvalidArgumentError(f"{cls.__qualname__} is what elements are made of; register a class of your own")
     if (flatten is None) != (unflatten is None):

@@ -32,7 +32,7 @@ _TABLES = (
 class _Blob:
     size: int
     missing: set[int]
-    """Where pieces that are not here yet start."""
+    """The offsets of the pieces that have not come yet."""
     whole: bool
     used_at: float
 

@@ -33,7 +33,7 @@ CACHE_KB = 256  # what was written is read at a restart only; SQLite's own 2 MB 
 _CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
 
 
-class Rows(Protocol):
+class QueryResult(Protocol):
     def fetchone(self) -> Any: ...
 
     def fetchall(self) -> list[Any]: ...
@@ -42,7 +42,7 @@ class Rows(Protocol):
 class Connection(Protocol):
     """As much of `sqlite3.Connection` as is used, so that tests can stand between and fail a write."""
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Rows: ...
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> QueryResult: ...
 
     def close(self) -> None: ...
 

@@ -19,8 +19,8 @@ import zmq
 from penstock.core.errors import CannotListenError, JournalWriteError
 from penstock.dispatcher.blobs import BlobStore
 from penstock.dispatcher.journal import Journal
+from penstock.dispatcher.journaled_state import JournaledState
 from penstock.dispatcher.service import Service
-from penstock.dispatcher.truth import Truth
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.sockets import Guard, bind_router
 
@@ -59,7 +59,7 @@ class Dispatcher:
         self._closers.append(journal.close)
         blobs = BlobStore(directory)
         self._closers.append(blobs.close)
-        truth = Truth(journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic())
+        journaled = JournaledState(journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._closers.append(lambda: context.destroy(linger=0))
         guard = Guard(context, config.credentials)
@@ -67,7 +67,7 @@ class Dispatcher:
         self._closers.append(guard.close)
         socket, self.address = _bind(context, config, journal)
         self._closers.append(lambda: socket.close(linger=0))
-        self.service = Service(socket, truth)
+        self.service = Service(socket, journaled)
         self.http_port: int | None = None
         if config.http_port is not None:
             from penstock.dispatcher.http import HttpServer  # not everybody wants it, and its imports take their time
@@ -79,7 +79,7 @@ class Dispatcher:
             self.http_port = http.port
         if config.service_file is not None:
             ServiceFile(address=self.address, credentials=config.credentials.as_client()).write(config.service_file)
-        told = {"address": self.address, "journal": config.journal, "position": truth.position}
+        told = {"address": self.address, "journal": config.journal, "position": journaled.position}
         _log.info("the dispatcher serves", extra=told)
 
     def serve(self, stopped: Callable[[], bool]) -> None:

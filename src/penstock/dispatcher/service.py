@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 import msgspec
 import zmq
@@ -21,10 +20,9 @@ from penstock.control.events import ClientSeen
 from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
-from penstock.dispatcher.truth import StateBrokenError, Truth, refusal_of
+from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
+from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
-
-Socket: TypeAlias = "zmq.Socket[bytes]"
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
@@ -36,7 +34,7 @@ BLOB_SWEEP_S = 60.0
 STATISTICS_S = 1.0
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+class DispatcherStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The dispatcher as others may see it: replaced, never changed, so that any thread can read it."""
 
     position: int = 0
@@ -56,10 +54,10 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     write_failures: int = 0
     tails_lost: int = 0
     unreachable: int = 0
-    """Answers and pushes to peers that were gone."""
+    """How many answers and pushes were for peers that were gone."""
     garbage: int = 0
     failures: int = 0
-    """Requests and ticks that made our own code fail."""
+    """How many requests and ticks made our own code fail."""
     requests: dict[str, int] = {}
     workers_said: tuple[ServingRunner, ...] = ()
     clients_said: tuple[ReadingClient, ...] = ()
@@ -68,8 +66,10 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 class Service:
     """Serves one socket until told to stop. All of it runs in the thread that calls `serve`."""
 
-    def __init__(self, socket: Socket, truth: Truth, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._socket, self._truth, self._clock = socket, truth, clock
+    def __init__(
+        self, socket: Socket, journaled: JournaledState, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._socket, self._journaled, self._clock = socket, journaled, clock
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
@@ -83,7 +83,7 @@ class Service:
         self._requests: Counter[str] = Counter()
         self.detailed = False
         """Whether somebody wants to know what each worker and client said."""
-        self.statistics = Statistics()
+        self.statistics = DispatcherStatistics()
 
     def serve(self, stopped: Callable[[], bool]) -> None:
         while not stopped():
@@ -96,10 +96,10 @@ class Service:
         now = self.turned_at = self._clock()
         if now >= self._tick_due_at():
             self._tick(now)
-        self._truth.snapshot_if_due(now)
+        self._journaled.snapshot_if_due(now)
         if now - self._swept_at >= BLOB_SWEEP_S:
             self._swept_at = now
-            self._truth.drop_unused_blobs(now)
+            self._journaled.drop_unused_blobs(now)
         if now - self._published_at >= STATISTICS_S:
             self._published_at = now
             self.publish()
@@ -152,14 +152,14 @@ class Service:
         """Decide every request; return False if one broke the state: then it is in `refused`, and all begins anew."""
         now = self._clock()
         highest = max((ask.seen for _, ask in asks), default=0)
-        if highest > self._truth.position:
-            self._truth.reconcile(highest, now)
+        if highest > self._journaled.position:
+            self._journaled.reconcile(highest, now)
         for number, (peer, ask) in enumerate(asks):
             answer: Answer | None = refused.get(number)
             if answer is None:
                 self._requests[type(ask.body).__name__] += 1
                 try:
-                    decision = self._truth.answer(ask.body, peer=peer.decode("latin-1"), now=now)
+                    decision = self._journaled.answer(ask.body, peer=peer.decode("latin-1"), now=now)
                 except StateBrokenError as error:
                     refused[number] = refusal_of(error)
                     return False
@@ -174,7 +174,7 @@ class Service:
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
         try:
-            self._push(self._truth.tick(now).pushes)
+            self._push(self._journaled.tick(now).pushes)
             self._commit()
         except (JournalWriteError, StateBrokenError):
             self._outbox.clear()  # memory has been read again: what the tick found is found by a later one
@@ -188,12 +188,12 @@ class Service:
 
     def _commit(self) -> None:
         begin = self._clock()
-        self._truth.commit(begin)
+        self._journaled.commit(begin)
         self._commit_s += self._clock() - begin
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        position = self._truth.position
+        position = self._journaled.position
         last: tuple[int, int, Answer | Push] | None = None
         for peer, protocol, number, body in outbox:
             if last is None or number or (protocol, 0) != last[:2] or body is not last[2]:
@@ -208,9 +208,9 @@ class Service:
 
     def publish(self) -> None:
         """Make the statistics anew, for other threads to read."""
-        state, truth = self._truth.state, self._truth
-        self.statistics = Statistics(
-            position=truth.position,
+        state, journaled = self._journaled.state, self._journaled
+        self.statistics = DispatcherStatistics(
+            position=journaled.position,
             generation=state.generation,
             jobs=len(state.jobs),
             clients=sum(map(len, state.clients.values())),
@@ -218,17 +218,17 @@ class Service:
             workers=len(state.workers),
             runners=sum(map(len, state.runners.values())),
             streams=sum(len(iteration.streams) for job in state.jobs.values() for iteration in job.iterations.values()),
-            blobs=truth.blobs,
-            broken=truth.broken,
+            blobs=journaled.blobs,
+            broken=journaled.broken,
             turns=self._turns,
-            commits=truth.commits,
-            events=truth.events,
+            commits=journaled.commits,
+            events=journaled.events,
             commit_s=self._commit_s,
-            write_failures=truth.write_failures,
-            tails_lost=truth.tails_lost,
+            write_failures=journaled.write_failures,
+            tails_lost=journaled.tails_lost,
             unreachable=self._unreachable,
             garbage=self._garbage,
-            failures=truth.failures,
+            failures=journaled.failures,
             requests=dict(self._requests),
             workers_said=serving_runners(state) if self.detailed else (),
             clients_said=reading_clients(state) if self.detailed else (),

@@ -7,9 +7,9 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from penstock.graph.fingerprint import OperatorSummary, ParameterSummary, summary
+from penstock.graph.function_parts import ARROW
 from penstock.graph.node import Node
 from penstock.graph.parameters import INTERNAL
-from penstock.graph.parts import ARROW
 
 _KEYS: tuple[Callable[[OperatorSummary], Any], ...] = (
     lambda operator: operator.digest,

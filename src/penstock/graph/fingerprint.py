@@ -1,10 +1,10 @@
 """Fingerprints: one per operator, over all that determines its output.
 
-The fingerprint of an operator covers its parameters, the parts of its functions (`graph.parts`), and the fingerprints
-of its inputs; that of a source also covers what there is to read, if `source_digest` tells. It is the same in every
-process and under every hash seed. Not in it are `PRIVATE` parameters, parameters at their defaults, and the number of
-threads, which changes no result: a state saved with four is good for one. A seed that nobody gave is not in it either,
-because it is drawn later, by whoever creates the job.
+The fingerprint of an operator covers its parameters, the parts of its functions (`graph.function_parts`), and the
+fingerprints of its inputs; that of a source also covers what there is to read, if `source_digest` tells. It is the same
+in every process and under every hash seed. Not in it are `PRIVATE` parameters, parameters at their defaults, and the
+number of threads, which changes no result: a state saved with four is good for one. A seed that nobody gave is not in
+it either, because it is drawn later, by whoever creates the job.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 
 from penstock.graph.code_digest import digest, encode_scalar
 from penstock.graph.expressions import Expression
+from penstock.graph.function_parts import parts
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
 from penstock.graph.ops import SkipErrors
 from penstock.graph.parameters import given_parameters, short_label, text
-from penstock.graph.parts import parts
 from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.traverse import numbered, walk
 

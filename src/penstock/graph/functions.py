@@ -21,9 +21,9 @@ import msgspec
 
 from penstock.core.errors import FunctionShippingError, InvalidArgumentError, never_the_end
 from penstock.core.leaves import REGISTERED, register_shipped
+from penstock.graph.function_parts import Walk
 from penstock.graph.installed import look_up, reference_of
 from penstock.graph.once import once
-from penstock.graph.parts import Walk
 from penstock.graph.shipping import dump
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -33,13 +33,13 @@ _FUNCTION_REMEDY = (
 )
 _TYPE_REMEDY = "Let flatten and unflatten be functions of a module, without anything captured"
 _PAYLOAD_REMEDY = "Keep it out of what the source is made from, or read the data with one of the readers"
-Kind: TypeAlias = Literal["ref", "value", "absent"]
+ShippingKind: TypeAlias = Literal["ref", "value", "absent"]
 
 
 class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A function or object on its way. `parts` stand for its content, so that nobody loads it to fingerprint it."""
 
-    kind: Kind
+    kind: ShippingKind
     name: str
     takes_rng: bool = False
     ref: str = ""
@@ -147,7 +147,7 @@ class UserFunction:
         return instance
 
     def parts(self) -> dict[str, str]:
-        """Return the digests of what it consists of (see `graph.parts`)."""
+        """Return the digests of what it consists of (see `graph.function_parts`)."""
         return _parts(self._origin)
 
     def ship(self) -> Shipped:

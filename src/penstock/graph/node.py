@@ -21,7 +21,7 @@ class Node:
     """One operator. Compared by identity: two equal descriptions are compared by fingerprint."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that stay in this process."""
+    """Names of the parameters that never leave this process."""
     TRAITS: ClassVar[Traits]
     """What passes, the runtime and the service must know of it."""
 

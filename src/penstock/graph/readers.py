@@ -13,7 +13,7 @@ from penstock.graph.node import Node
 from penstock.graph.ops import SkipErrors, check_at_least
 from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, varied
 
-Compression: TypeAlias = Literal["auto", "none", "gzip", "zstd", "bz2"]
+FileCompression: TypeAlias = Literal["auto", "none", "gzip", "zstd", "bz2"]
 COMPRESSIONS = ("auto", "none", "gzip", "zstd", "bz2")
 
 
@@ -34,7 +34,7 @@ class SourceNode(Node):
         threads=0,
     )
     IN_MEMORY: ClassVar[bool] = False
-    """Its elements are there already: nothing is gained by asking for them early."""
+    """Whether its elements are in memory already, so that nothing is gained by asking for them early."""
     NARROWED: ClassVar[frozenset[str]] = frozenset()
     """Parameters by which passes ask for less than the user did."""
 
@@ -120,7 +120,7 @@ class FileSource(SourceNode):
 class RecordFile(FileSource):
     """Files of records that may be compressed and of which single records may be bad."""
 
-    compression: Compression = "auto"
+    compression: FileCompression = "auto"
     on_error: SkipErrors | None = None
 
     def __post_init__(self) -> None:
@@ -271,7 +271,8 @@ class ReadSaved(FileSource):
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"storage_options", "wait_s"})
     wait_s: float = 60.0
-    """For the next part of what is still being written. Splits carry it to where they are read."""
+    """How long a reader waits for the next part of what is still being written. Splits carry it to where they are
+    read."""
 
     def __post_init__(self) -> None:
         FileSource.__post_init__(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.graph import ops
 from penstock.graph.node import Node
-from penstock.graph.traits import Rounds
+from penstock.graph.traits import RoundGrouping
 
 
 def last_regrouping(root: Node) -> Node | None:
@@ -18,4 +18,4 @@ def last_regrouping(root: Node) -> Node | None:
 def makes_rounds(node: Node | None) -> bool:
     """Return whether it has to know of rounds. Outputs of others are alike, whichever of them make a round."""
     regroups = None if node is None else node.traits.regroups
-    return regroups is not None and regroups.rounds is not Rounds.ANY
+    return regroups is not None and regroups.rounds is not RoundGrouping.ANY

@@ -23,11 +23,11 @@ from typing import Any
 import cloudpickle
 
 from penstock.core.errors import FunctionShippingError, LargeFunctionWarning
+from penstock.graph.function_parts import Walk, defaults
 from penstock.graph.installed import is_installed_module, reference_of
-from penstock.graph.modules import own_modules
 from penstock.graph.once import one_at_a_time
-from penstock.graph.parts import Walk, defaults
 from penstock.graph.references import Import, references
+from penstock.graph.user_modules import own_modules
 from penstock.graph.value_digest import cell_contents, state_of
 
 LARGE_BYTES = 64 << 20  # takes longer to send than most jobs take to start

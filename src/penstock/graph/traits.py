@@ -46,7 +46,7 @@ class GroupedBy(Enum):
     """Elements of one key: they wait for each other."""
 
 
-class Rounds(Enum):
+class RoundGrouping(Enum):
     """What the consumers of coordinated reads get of a regrouping operator in one step."""
 
     ANY = "any"
@@ -89,7 +89,7 @@ class Regroups:
     """
 
     by: GroupedBy
-    rounds: Rounds
+    rounds: RoundGrouping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource
 from penstock.graph.traits import Columns
 from penstock.passes.columns import columns_at
-from penstock.passes.sharing import IsShared, rewrite_unshared, stacked
+from penstock.passes.rewriting import IsShared, rewrite_unshared, stacked
 
 MAX_CONDITIONS = 100  # joined by `&`; expressions are evaluated recursively, filters in a row are not
 

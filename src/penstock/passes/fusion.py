@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
-from penstock.passes.sharing import IsShared, rewrite_unshared
+from penstock.passes.rewriting import IsShared, rewrite_unshared
 
 
 def fuse_batches(root: Node) -> Node:

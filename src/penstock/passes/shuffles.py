@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.traverse import rewrite
-from penstock.passes.sharing import IsShared, rewrite_unshared, stacked
+from penstock.passes.rewriting import IsShared, rewrite_unshared, stacked
 
 
 def merge_shuffles(root: Node) -> Node:

@@ -70,7 +70,7 @@ REGISTER_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Nursery(Protocol):
+class AnyNursery(Protocol):
     """What starts and ends runners, and tells of them."""
 
     def fileno(self) -> int: ...
@@ -82,20 +82,20 @@ class Nursery(Protocol):
 
 def run(config: AgentConfig, ready: Callable[[str], None], nursery: NurseryLink) -> None:
     """Serve until SIGTERM, and then until the workers have left in peace."""
-    agent = Agent(config, nursery)
+    agent = HostAgent(config, nursery)
     signal.signal(signal.SIGTERM, agent.on_sigterm)
     agent.run(ready)
 
 
-class Agent:
+class HostAgent:
     """In a process of its own, or (`inline_workers`) in a thread of the trainer's."""
 
-    def __init__(self, config: AgentConfig, nursery: Nursery) -> None:
+    def __init__(self, config: AgentConfig, nursery: AnyNursery) -> None:
         self._config = config
         self._nursery = nursery
         self._workers = {each.worker: SupervisedWorker(each) for each in config.workers}
         self._runners: dict[str, SupervisedRunner] = {}
-        """By the id their process has in the nursery."""
+        """The runners by the id that their process has in the nursery."""
         self._inbox: deque[Callable[[], None]] = deque()
         # Where the agent is a process, closed with it: the control client's thread may write to it until then.
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -20,13 +20,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     dispatcher: str
     credentials: Credentials
-    """A service's own: runners listen."""
+    """The service's own credentials, which its runners need to listen."""
     agent: AgentId
     workers: tuple[WorkerPlace, ...]
     memory_bytes: int
-    """Of each runner."""
+    """How much memory each runner may use."""
     threads: int
-    """Of each runner."""
+    """How many threads each runner may use."""
     bind: str = "127.0.0.1"
     advertise: str | None = None
     port_range: tuple[int, int] | None = None

@@ -34,7 +34,7 @@ _ACTIVE = struct.Struct("<I")
 _TOO_MANY = -1
 
 
-class Memory(Protocol):
+class RecordMemory(Protocol):
     """An `mmap.mmap`, or a bytearray."""
 
     def __len__(self) -> int: ...
@@ -58,7 +58,7 @@ class InFlight:
         return self.stream, self.source, self.split, self.index, self.count
 
 
-def read_flight(record: bytes | bytearray | memoryview | Memory) -> tuple[InFlight, ...]:
+def read_flight(record: bytes | bytearray | memoryview | RecordMemory) -> tuple[InFlight, ...]:
     """Return what was under way when the record was last written; nothing if it never was."""
     found: list[InFlight] = []
     if bytes(record[: len(MAGIC)]) != MAGIC:
@@ -74,7 +74,7 @@ def read_flight(record: bytes | bytearray | memoryview | Memory) -> tuple[InFlig
 class FlightRecord:
     """Writes the slots of one process. Any number of threads; those beyond the number of slots are not recorded."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: RecordMemory) -> None:
         self._memory = memory
         self._lock = threading.Lock()
         slots = (len(memory) - HEADER_BYTES) // SLOT_BYTES

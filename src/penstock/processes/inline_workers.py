@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.processes.agent import Agent
+from penstock.processes.agent import HostAgent
 from penstock.processes.agent_messages import AgentConfig
 from penstock.processes.nursery_messages import (
     Died,
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ThreadRunner(Protocol):
-    """A runner that a thread runs; `worker.runner.Runner` is one."""
+    """A runner that a thread runs; `worker.runner.JobRunner` is one."""
 
     def serve(self, stop: threading.Event, ready: Callable[[str], None], report: Callable[[str], None]) -> None: ...
 
@@ -54,7 +54,7 @@ class InlineWorkers:
     def __init__(self, config: AgentConfig, make_runner: MakeRunner) -> None:
         self.workers = config.workers
         self._nursery = ThreadNursery(make_runner)
-        self._agent = Agent(config, self._nursery)
+        self._agent = HostAgent(config, self._nursery)
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="penstock-inline-agent", daemon=True)
         self._thread.start()
@@ -83,7 +83,7 @@ class ThreadNursery:
     def __init__(self, make_runner: MakeRunner) -> None:
         self._make_runner = make_runner
         self._stops: dict[str, threading.Event] = {}
-        """Each has its runner's thread end, by the id the runner was spawned with."""
+        """What ends a runner's thread, by the id that the runner was spawned with."""
         self._threads: list[threading.Thread] = []
         self._events: deque[FromNursery] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)

@@ -34,7 +34,7 @@ from penstock.processes.nursery_messages import (
     MAX_PACKET_BYTES,
     RECORD_BYTES,
     Children,
-    End,
+    EndNursery,
     FromNursery,
     ListChildren,
     Prepare,
@@ -42,7 +42,7 @@ from penstock.processes.nursery_messages import (
     Spawn,
     Spawned,
     Stop,
-    Tell,
+    TellChild,
     Told,
     ToNursery,
 )
@@ -179,14 +179,14 @@ class Nursery:
             case Stop():
                 if (stopped := self._children.get(request.id)) is not None:
                     self._stop(stopped, request.grace_s)
-            case Tell():
+            case TellChild():
                 told = self._children.get(request.id)
                 if told is not None and told.link is not None:
                     self._push(told.link, Told(body=request.body))
             case ListChildren():
                 lines = tuple(each.line() for each in self._children.values())
                 self._push(starter, Children(number=request.number, children=lines))
-            case End():
+            case EndNursery():
                 self._ending = True
 
     def _drop(self, starter: Starter) -> None:

@@ -58,10 +58,10 @@ class Child:
         self.spawn = spawn
         self.owner = owner
         self.pid = 0
-        """0: it does not run; it waits to be started."""
+        """The child's process; 0: it does not run, but waits to be started."""
         self.starts = 0
         self.pipe = -1
-        """What it writes lines to; -1: it cannot."""
+        """The pipe that the child writes lines to; -1: it has none."""
         self.link: Starter | None = None
         self.stopping = False
         self.start_at_s: float | None = now_s

@@ -38,11 +38,11 @@ class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag="spawn"):
     entry: str
     config: bytes
     restart: bool = False
-    """Fork it again when it ends."""
+    """Whether the nursery forks it again when it ends."""
     record: bool = False
     nursery: bool = False
     grace_s: float = 0.0
-    """At the end of everything: how long it may take after SIGTERM. 0: it is killed at once."""
+    """How long it may take after SIGTERM when the nursery ends; 0: it is killed at once."""
     environment: dict[str, str] = {}
 
 
@@ -53,7 +53,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     grace_s: float
 
 
-class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
+class TellChild(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
     """Pass `body` to a child that has a link."""
 
     id: str
@@ -64,11 +64,11 @@ class ListChildren(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
     number: int
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+class EndNursery(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """End all children, then yourself."""
 
 
-ToNursery: TypeAlias = Prepare | Spawn | Stop | Tell | ListChildren | End
+ToNursery: TypeAlias = Prepare | Spawn | Stop | TellChild | ListChildren | EndNursery
 
 
 # Events
@@ -96,7 +96,7 @@ class Died(msgspec.Struct, frozen=True, kw_only=True, tag="died"):
     """The exception that ended it, for people."""
     record: bytes = b""
     again: bool = False
-    """It is going to be started again."""
+    """Whether the nursery is going to start it again."""
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, tag="reported"):
@@ -115,7 +115,7 @@ class ChildLine(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
     pid: int
     ready: str | None
-    """None: not yet."""
+    """What the child said when it was ready; None: it is not ready yet."""
     starts: int
 
 

@@ -28,7 +28,7 @@ ENVIRONMENT = {
 class StartedNursery(NamedTuple):
     process: subprocess.Popen[bytes]
     end: socket.socket
-    """Ours of its link: see `nursery_link`."""
+    """The starter's end of the link to the nursery: see `nursery_link`."""
 
     def abandon(self) -> None:
         """End one that was told nothing yet."""

@@ -44,7 +44,16 @@ from penstock.processes.agent_messages import (
     new_agent_id,
     new_places,
 )
-from penstock.processes.nursery_messages import ChildLine, Died, FromNursery, Prepare, Ready, Spawn, Tell, describe_exit
+from penstock.processes.nursery_messages import (
+    ChildLine,
+    Died,
+    FromNursery,
+    Prepare,
+    Ready,
+    Spawn,
+    TellChild,
+    describe_exit,
+)
 from penstock.processes.nursery_start import StartedNursery, start_nursery
 from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
@@ -75,7 +84,7 @@ class ServiceOptions:
     port: int = 0
     port_range: tuple[int, int] | None = None
     journal: Path | None = None
-    """None: a folder of its own, removed with the service."""
+    """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
     threads: int | None = None
     memory_bytes: int | None = None
@@ -244,7 +253,7 @@ class ServiceProcesses:
         """Tell it now, and have it started so from now on."""
         with contextlib.suppress(NurseryGoneError):  # another one starts it with all there is to know
             self._nursery.link.send(self._agent_spawn())
-            self._nursery.link.send(Tell(id=AGENT, body=msgspec.msgpack.encode(order)))
+            self._nursery.link.send(TellChild(id=AGENT, body=msgspec.msgpack.encode(order)))
 
     def control(self) -> ControlClient:
         """Return a connection to the dispatcher, made when it is first needed."""

@@ -20,9 +20,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class SupervisedWorker:
     place: WorkerPlace
     leave_by_s: float | None = None
-    """None: it stays."""
+    """By when the worker has to be gone; None: it stays."""
     is_leave_known: bool = False
-    """The dispatcher knows that it leaves."""
+    """Whether the dispatcher knows that the worker leaves."""
 
     def leave(self, by_s: float) -> bool:
         """Begin to leave; False if it had begun before: the first deadline stands."""
@@ -48,11 +48,11 @@ class SupervisedRunner:
     """That it may use."""
     pid: int = 0
     address: str = ""
-    """Empty: it is not ready."""
+    """Where the runner serves; empty: it is not ready."""
     stop_reason: str = ""
     """Why it was stopped; empty: it was not."""
     figures: RunnerFigures = field(default_factory=RunnerFigures)
-    """The newest it reported, with what the agent has seen of it itself."""
+    """The newest figures that the runner reported, with what the agent has seen of it itself."""
     beaten: tuple[float, float] | None = None
     """When the last beat was made, and the processor time until then."""
 

@@ -28,7 +28,7 @@ from weakref import WeakMethod
 
 from penstock.core.errors import PenstockError
 from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import End, describe_exit
+from penstock.processes.nursery_messages import EndNursery, describe_exit
 from penstock.processes.nursery_start import StartedNursery, start_nursery
 
 END_S = 2.0
@@ -97,7 +97,7 @@ class WatchedNursery:
             for closable in self._closables:
                 closable.close()
             try:
-                self.link.send(End(), timeout_s=0.1)
+                self.link.send(EndNursery(), timeout_s=0.1)
                 self._process.wait(END_S)
             except (PenstockError, OSError, subprocess.TimeoutExpired):
                 pass

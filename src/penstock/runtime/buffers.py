@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.runtime.collate import Array
+from penstock.core.element import Array
 from penstock.runtime.streams import Allocate
 
 LARGE_BYTES = 64 << 10  # smaller arrays an allocator has at hand, and they are cheaper to copy than to lease

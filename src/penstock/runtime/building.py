@@ -18,7 +18,7 @@ from penstock.runtime.contract import Chunk, Stage
 from penstock.runtime.empty_passes import EmptyPasses
 from penstock.runtime.ordered import Outcome
 from penstock.runtime.pass_numbers import PassesOver
-from penstock.runtime.placement import Placement
+from penstock.runtime.placement import StreamPlacement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.resources import Resources
 from penstock.runtime.stats import StageMeter
@@ -37,7 +37,7 @@ class Site:
     seed: int
     pool: ThreadPool | None
     resources: Resources
-    placement: Placement
+    placement: StreamPlacement
     calling: Calling
     with_idents: bool
     """Elements must have identities: a function that takes `rng` stands downstream."""
@@ -59,15 +59,15 @@ class Step(Protocol):
     def run(self, chunk: Chunk) -> Outcome: ...
 
 
-Build: TypeAlias = Callable[..., Stage]
+BuildStage: TypeAlias = Callable[..., Stage]
 """(operator, site, the stages of its inputs) → its stage, or that of its input where nothing is to be run."""
 MakeStep: TypeAlias = Callable[..., Step]
 """(operator, calling, meter) → a step."""
 
-STAGES: dict[type[Node], Build] = {}
+STAGES: dict[type[Node], BuildStage] = {}
 STEPS: dict[type[Node], MakeStep] = {}
 
-AnyBuild = TypeVar("AnyBuild", bound=Build)
+AnyBuild = TypeVar("AnyBuild", bound=BuildStage)
 AnyMakeStep = TypeVar("AnyMakeStep", bound=MakeStep)
 
 

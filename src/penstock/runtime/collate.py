@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element, Ragged, rebuild_like
+from penstock.core.element import Array, Element, Ragged, rebuild_like
 from penstock.core.errors import BatchShapeError
 from penstock.core.leaves import leaf_type
 
-Array = np.ndarray[Any, Any]
 LeafCollator = Callable[[Sequence[Any], str], Any]
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 """Gives memory for an array."""

@@ -133,7 +133,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedMarks:
     """The marks of an operator that counts along its input: the state is `[elements given, input's state]`."""
 
     given: int

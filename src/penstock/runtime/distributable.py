@@ -15,7 +15,7 @@ from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.regrouping import last_regrouping, makes_rounds
-from penstock.graph.traits import OnWorkers, Rounds
+from penstock.graph.traits import OnWorkers, RoundGrouping
 from penstock.graph.traverse import readers_of, rewrite, walk
 from penstock.passes import canonicalize
 
@@ -46,7 +46,7 @@ def check_coordinated(root: Node) -> None:
     readers = readers_of(root)
     for operator in walk(root):
         regroups = operator.traits.regroups
-        if regroups is not None and regroups.rounds is Rounds.BUCKETS and operator is not last:
+        if regroups is not None and regroups.rounds is RoundGrouping.BUCKETS and operator is not last:
             between = _first_that_regroups(operator, readers)
             raise InvalidPipelineError(
                 f"{short_label(operator)} is followed by {short_label(between)}, which would mix its buckets in a "

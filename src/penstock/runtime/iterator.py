@@ -16,7 +16,7 @@ from penstock.graph.readers import SourceNode
 from penstock.runtime.blame import users_part
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
-from penstock.runtime.lower import Lowering, StandIn
+from penstock.runtime.lower import Lowering, MakeStage
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import ReaderClock, StageMeter, Statistics
 from penstock.runtime.streams import StreamPart, StreamStopped
@@ -26,7 +26,7 @@ from penstock.sources.base import Source
 CLOSE_WAIT_S = 0.3  # user functions that take longer are left to end by themselves
 
 
-class Pipeline(TypedDict):
+class PipelineArguments(TypedDict):
     """What all runs of one pipeline have in common, as the arguments they take it by."""
 
     graph: Node
@@ -36,7 +36,7 @@ class Pipeline(TypedDict):
 
 
 @dataclass(slots=True)
-class Progress:
+class ReaderCounts:
     """Counts the reader's side."""
 
     clock: ReaderClock
@@ -59,7 +59,7 @@ class Run:
         budget: Budget,
         source_of: Callable[[SourceNode], Source],
         part: StreamPart | None = None,
-        stages: Mapping[SourceNode, StandIn] | None = None,
+        stages: Mapping[SourceNode, MakeStage] | None = None,
         clock: ReaderClock | None = None,
     ) -> None:
         """`clock`: of a reader that others tell of; None: one of its own."""
@@ -76,7 +76,7 @@ class Run:
         )
         self._stage: Stage = self._lowering.lower(graph)
         self._sizer = ChunkSizer(CHUNK_LIMIT)
-        self._progress = Progress(clock or ReaderClock())
+        self._progress = ReaderCounts(clock or ReaderClock())
         self._chunk = Chunk((), Fixed(None))
         self._next = self._size = 0
         self._error: BaseException | None = None

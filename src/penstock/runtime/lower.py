@@ -36,7 +36,7 @@ from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, Spl
 from penstock.runtime.ops.transform import transform
 from penstock.runtime.ops.windows import Torn, Windows
 from penstock.runtime.pass_numbers import PassNumbering
-from penstock.runtime.placement import Placement
+from penstock.runtime.placement import StreamPlacement
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.resources import Resources
@@ -55,7 +55,7 @@ def _register_stages() -> None:
 
 _register_stages()
 
-StandIn: TypeAlias = Callable[[StageMeter, int | None], Stage]
+MakeStage: TypeAlias = Callable[[StageMeter, int | None], Stage]
 """(meter, the number that its first source's identities go by; None: there are to be none) → a stage."""
 
 
@@ -69,7 +69,7 @@ class Lowering:
     pool: ThreadPool | None
     source_of: Callable[[SourceNode], Source]
     part: StreamPart | None = None
-    stages: Mapping[SourceNode, StandIn] = field(default_factory=dict)
+    stages: Mapping[SourceNode, MakeStage] = field(default_factory=dict)
     """What makes the stages that stand for sources: they are read as they are, whatever a shuffle above asks for."""
     regrouping: RegroupingStage | None = None
     """The stage whose rest is kept."""
@@ -83,7 +83,7 @@ class Lowering:
     _identity_numbers: dict[Node, int] = field(default_factory=dict)
     """What identities call the sources: the same numbers wherever a pipeline is cut in two."""
     _numbering: PassNumbering = field(init=False)
-    _placement: Placement = field(init=False)
+    _placement: StreamPlacement = field(init=False)
     _resources: Resources = field(init=False)
 
     def lower(self, root: Node) -> Stage:
@@ -91,7 +91,7 @@ class Lowering:
         nodes = list(walk(root))
         self._node_numbers = {node: number for number, node in enumerate(nodes)}
         self._numbering = PassNumbering(root)
-        self._placement = Placement(self.part, root)
+        self._placement = StreamPlacement(self.part, root)
         sources = [node for node in nodes if isinstance(node, SourceNode)]
         self._source_numbers = {node: i for i, node in enumerate(sources)}
         handed_on = identified(root)

@@ -7,8 +7,9 @@ futures (15 µs each).
 
 Locks: `_feed` is held while pulling from the input, `_lock` for a few instructions; never `_feed` inside `_lock`.
 
-The reader waits for `_reader`, holding nothing (`sources.waking` says why). A signal handler or a finalizer may call
-`stop` in the middle of what this very thread does under `_lock`, which therefore can be entered again.
+The reader waits for `_reader`, holding nothing (`sources.interruptible_waits` says why). A signal handler or a
+finalizer may call `stop` in the middle of what this very thread does under `_lock`, which therefore can be entered
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.runtime.flight import Flight
 from penstock.runtime.pool import ThreadPool
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.tuning import Call, PrefetchTuner, Stopwatch, Tuner
-from penstock.sources.waking import Wakeup
+from penstock.sources.interruptible_waits import Wakeup
 
 WAIT_S = 5.0  # how long a wait lasts before it looks again; not a deadline: work may take as long as it takes
 SLOTS_PER_THREAD = 8

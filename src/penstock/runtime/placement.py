@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.element import Array
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
@@ -18,7 +19,7 @@ from penstock.graph.regrouping import last_regrouping, makes_rounds
 from penstock.graph.traits import GroupedBy
 from penstock.graph.traverse import walk
 from penstock.runtime.buffers import is_large
-from penstock.runtime.collate import Array, Empty
+from penstock.runtime.collate import Empty
 from penstock.runtime.contract import Stage
 from penstock.runtime.distributable import check_coordinated
 from penstock.runtime.flight import Flight
@@ -33,16 +34,16 @@ from penstock.runtime.streaming.leftovers import (
     WaitingRemainder,
 )
 from penstock.runtime.streaming.ordinals import AllSplits, FedSplits, Ordinals
-from penstock.runtime.streaming.sharding import Sharding, Share
+from penstock.runtime.streaming.sharding import ShardStage, StreamShare
 from penstock.runtime.streaming.units import Sizes, unit_sizes
 from penstock.runtime.streams import Allocate, Left, StreamPart, UnitFeed
 
 
-class Placement:
+class StreamPlacement:
     def __init__(self, part: StreamPart | None, root: Node) -> None:
         self.part = part
         self._lefts = [] if part is None else [Left(*left) for left in part.leftovers]
-        self.share = Share() if part is None else Share(part.shuffle_parts, part.keep)
+        self.share = StreamShare() if part is None else StreamShare(part.shuffle_parts, part.keep)
         self.last_regrouping = None if part is None else last_regrouping(root)
         if part is not None and part.coordinated:
             check_coordinated(root)
@@ -100,7 +101,7 @@ class Placement:
         return isinstance(node, ops.Shard) or (not node.inputs and node not in self._marked)
 
     def sharding(self, meter: StageMeter, upstream: Stage) -> Stage:
-        return Sharding(meter, upstream, self.share)
+        return ShardStage(meter, upstream, self.share)
 
     # Groups
 

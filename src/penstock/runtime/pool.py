@@ -1,6 +1,7 @@
 """Threads that are made when needed, kept for reuse, and never hold up the end of the process.
 
-`_ready` is only waited on and notified; the lock is entered as such, for the reason that `sources.waking` gives.
+`_ready` is only waited on and notified; the lock is entered as such, for the reason that
+`sources.interruptible_waits` gives.
 """
 
 from __future__ import annotations

@@ -91,11 +91,11 @@ class Left(NamedTuple):
     state: State
     outputs: int = 0
     shuffle_parts: int | None = None
-    """As the stream had it; None: as the tail."""
+    """Into how many parts the stream's shuffle was cut; None: into as many as the tail's."""
     keep: tuple[int, int] | None = None
-    """As the stream had it."""
+    """Which elements were the stream's, as `StreamPart.keep` says it."""
     torn: TornRounds | None = None
-    """As the stream was opened with, if it has given no round since."""
+    """The torn rounds that the stream was opened with, if it has given no round since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class StreamPart:
     keep: tuple[int, int] | None = None
     """(w, n): only elements number w of each n at the shard marker, or right after the source."""
     leftovers: tuple[Left | tuple[State, int], ...] = ()
-    """A tail: the input is what is left of these, in order."""
+    """Leftovers that a tail reads, in order; what is left of them is its input."""
     dropped: frozenset[tuple[int, int, int]] = frozenset()
     """(source, split, index) of elements to leave out."""
     suspects: frozenset[tuple[int, int, int, int]] = frozenset()
@@ -123,31 +123,32 @@ class StreamPart:
     torn: TornRounds | None = None
     """With `coordinated`: rounds to take back when the stream opens; what nobody received of them comes again."""
     weights: tuple[float, ...] | None = None
-    """Of the one mix in the graph, instead of its own. From a state made with others on, shares are counted anew."""
+    """The weights of the one mix in the graph, instead of its own. From a state made with other weights on, shares are
+    counted anew."""
     allocate: Allocate | None = None
-    """Memory for whole batches; None where there is no room."""
+    """Gives memory for whole batches, or None where there is no room."""
     recorder: FlightRecorder | None = None
 
 
-class Place(NamedTuple):
+class SplitPlace(NamedTuple):
     source: int
     pass_: int
     ordinal: int
 
 
-def places(state: State) -> list[Place]:
+def places(state: State) -> list[SplitPlace]:
     """Return the places in a state, in the order they stand there.
 
     >>> places([0, [4, 4, [2, ["@", 0, 1, 19, 38]]], ["@", 1, 1, -1, 0]])
-    [Place(source=0, pass_=1, ordinal=19), Place(source=1, pass_=1, ordinal=-1)]
+    [SplitPlace(source=0, pass_=1, ordinal=19), SplitPlace(source=1, pass_=1, ordinal=-1)]
     """
-    found: list[Place] = []
+    found: list[SplitPlace] = []
     pending = [state]
     while pending:
         part = pending.pop()
         if isinstance(part, (list, tuple)):
             if len(part) >= 5 and part[0] == PLACE:
-                found.append(Place(part[1], part[2], part[3]))
+                found.append(SplitPlace(part[1], part[2], part[3]))
             else:
                 pending.extend(reversed(part))
     return found

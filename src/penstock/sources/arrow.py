@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadArrow
-from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
-from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, column_types, open_reader
+from penstock.sources.base import SPLIT_BYTES, FileRange, OnBad, Reader, Split, SplitPosition
+from penstock.sources.columnar import BadChunk, RowChunk, chunk_rows, column_types, open_reader
 from penstock.sources.ipc_messages import (
     DICTIONARY_BATCH,
     FEATHER_1_MAGIC,
     FILE_MAGIC,
     FOOTER_TAIL,
     RECORD_BATCH,
-    Block,
     MalformedMessageError,
+    MessageSpan,
     footer_blocks,
     parse_header,
     scan_messages,
@@ -64,16 +64,16 @@ class ArrowSource(FileSplits):
         first = list_files(self._node.paths, self._node.storage_options, extensions=EXTENSIONS)[0]
         return column_types(self._node, project(self._node, first.path, self._summary(first)[0], {}))
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return open_reader(self._node, partial(_chunks, self._node, split), at, self.on_bad)
 
-    def _summary(self, file: FileInfo) -> tuple[pa.Schema, list[Block] | None]:
+    def _summary(self, file: FileInfo) -> tuple[pa.Schema, list[MessageSpan] | None]:
         with _ArrowFile(self._node, FileRange(file.path, file.size, file.etag), Future()) as opened:
             layout = opened.layout
             return layout.schema, layout.blocks
 
 
-def _ranges(file: FileInfo, blocks: list[Block] | None) -> Iterator[tuple[FileRange, float]]:
+def _ranges(file: FileInfo, blocks: list[MessageSpan] | None) -> Iterator[tuple[FileRange, float]]:
     """Yield ranges of neighbouring record batches of up to `SPLIT_BYTES`, with their bytes."""
     if blocks is None:
         yield FileRange(file.path, file.size, file.etag), file.size
@@ -89,7 +89,7 @@ def _ranges(file: FileInfo, blocks: list[Block] | None) -> Iterator[tuple[FileRa
         yield FileRange(file.path, file.size, file.etag, start, len(blocks)), size
 
 
-def _chunks(node: ReadArrow, split: Split, begin: int, aborted: Future[None]) -> Iterator[Chunk | BadChunk]:
+def _chunks(node: ReadArrow, split: Split, begin: int, aborted: Future[None]) -> Iterator[RowChunk | BadChunk]:
     """Yield what there is from the row `begin` of the split on."""
     row = 0
     for piece in split.files:
@@ -108,12 +108,12 @@ def _chunks(node: ReadArrow, split: Split, begin: int, aborted: Future[None]) ->
             yield BadChunk(error, max(row, begin))
 
 
-def _cut(node: ReadArrow, projection: Projection, path: str, part: _Part, row: int, begin: int) -> Iterator[Chunk]:
+def _cut(node: ReadArrow, projection: Projection, path: str, part: _Part, row: int, begin: int) -> Iterator[RowChunk]:
     """Yield a record batch in chunks, without the rows before `begin`; its first row is row `row` of the split."""
     batch = part.batch
     rows = chunk_rows(batch.nbytes / max(1, batch.num_rows), node.batch)
     for start in range(max(0, begin - row), batch.num_rows, rows):
-        chunk = Chunk(batch.slice(start, rows), path, row + start, start, where=f" of record batch {part.number}")
+        chunk = RowChunk(batch.slice(start, rows), path, row + start, start, where=f" of record batch {part.number}")
         kept = chunk.keep(node.predicate, projection.names)
         if kept is not None:
             yield kept
@@ -132,7 +132,7 @@ class _Part:
 class _Layout:
     schema: pa.Schema
     is_stream: bool
-    blocks: list[Block] | None
+    blocks: list[MessageSpan] | None
     """The record batches; None if they have to be read one after the other from the beginning."""
 
 
@@ -252,7 +252,7 @@ class _ArrowFile:
             return _Layout(schema, is_stream=True, blocks=None)
         return _Layout(schema, is_stream=True, blocks=[block for block, header in found if header.kind == RECORD_BATCH])
 
-    def _read_message(self, block: Block) -> pa.RecordBatch:
+    def _read_message(self, block: MessageSpan) -> pa.RecordBatch:
         self._file.seek(block.offset)
         return pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.layout.schema)
 

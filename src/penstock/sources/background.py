@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from penstock.sources.waking import Wakeup
+from penstock.sources.interruptible_waits import Wakeup
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -60,7 +60,7 @@ class Background(Generic[T]):
 
 
 class _Shared(Generic[T]):
-    """The maker waits for room, and the reader to be woken: see `sources.waking`."""
+    """The maker waits for room, and the reader to be woken: see `sources.interruptible_waits`."""
 
     def __init__(self, depth: int, abort: Callable[[], None]) -> None:
         self._lock = threading.RLock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -18,6 +18,9 @@ from penstock.core.errors import DataError
 
 SPLIT_BYTES = 64 << 20  # a split takes about a second to work through; files above it are cut where the format allows
 SMALL_FILES_PER_SPLIT = 256  # tiny files share a split: a split costs a message and a journal row in the service
+
+OnBad: TypeAlias = Callable[[DataError, int], None]
+"""Is told of a record that cannot be read, and of its index in the split."""
 
 
 class FileRange(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +46,7 @@ class Split(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class SplitPosition:
     """Where to begin in a split: after `index` elements; `offset` is the reader's own hint how to get there fast."""
 
     index: int = 0
@@ -57,7 +60,7 @@ class Records:
     `offsets[i]` is the hint for the position just after element i; None where an index alone is enough.
     `indices[i]` is the index of element i in its split, where some were left out (by a predicate, or as bad): an
     element keeps its index, and so its random numbers, whatever became of its neighbours. None: consecutive from the
-    reader's position. The position after element i is `Position(indices[i] + 1, offsets[i])`.
+    reader's position. The position after element i is `SplitPosition(indices[i] + 1, offsets[i])`.
     """
 
     elements: Sequence[Element]
@@ -77,11 +80,11 @@ class Source(Protocol):
     """Made from a node by `sources.registry.open_source`."""
 
     remote: bool
-    """Reads have latency: the runtime opens the next splits ahead."""
+    """Whether reads have latency, so that the runtime opens the next splits ahead."""
 
     def splits(self) -> Sequence[Split]: ...
 
-    def open(self, split: Split, at: Position) -> Reader: ...
+    def open(self, split: Split, at: SplitPosition) -> Reader: ...
 
 
 class SkipsBadRecords(Protocol):

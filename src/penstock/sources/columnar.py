@@ -1,6 +1,6 @@
 """Reading splits of columnar files: what Parquet and Arrow share.
 
-A format makes `Chunk`s, some thousands of rows at a time and filtered by the predicate, on a thread of its own
+A format makes `RowChunk`s, some thousands of rows at a time and filtered by the predicate, on a thread of its own
 (decoding needs no GIL); the reader turns them into rows or batches. Rules:
 
 - a row's index is its place among all rows of the split, whatever a predicate leaves out;
@@ -15,24 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.element import Element, slice_batch
+from penstock.core.element import Array, Element, slice_batch
 from penstock.core.errors import CorruptRecordError, DataError
 from penstock.graph.expressions import Expression
 from penstock.graph.readers import ColumnarSource
 from penstock.sources.background import Background
-from penstock.sources.base import Position, Reader, Records
+from penstock.sources.base import OnBad, Reader, Records, SplitPosition
 from penstock.sources.columns import MASK_SUFFIX, Converter, NullFoundError
 from penstock.sources.predicates import row_mask
 from penstock.sources.projection import Projection
-from penstock.sources.rows import Cut
-
-Array: TypeAlias = np.ndarray[Any, Any]
-OnBad: TypeAlias = Callable[[DataError, int], None]
+from penstock.sources.rows import CutRows
 
 CHUNK_ROWS = 128 << 10  # enough that calls cost nothing beside the decoding; 8-byte columns of it fit in a cache
 CHUNK_BYTES = 16 << 20  # rows with images in them come in smaller chunks
@@ -41,7 +38,7 @@ ROWS_PER_BLOCK = 1024  # dicts are made in blocks that fit in a cache; asking fo
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RowChunk:
     """Consecutive rows of one file, without those the predicate is not true for."""
 
     batch: pa.RecordBatch
@@ -51,7 +48,7 @@ class Chunk:
     file_row: int
     """The same row's number in its file, for messages."""
     indices: Array | None = None
-    """Of every row in the split, where some are not there any more."""
+    """The index of every row in the split, where some rows are not there any more."""
     where: str = ""
     """What `file_row` is counted in, if not the file."""
 
@@ -61,13 +58,13 @@ class Chunk:
     def index(self, row: int) -> int:
         return self.first + row if self.indices is None else int(self.indices[row])
 
-    def slice(self, start: int, stop: int) -> Chunk:
+    def slice(self, start: int, stop: int) -> RowChunk:
         batch = self.batch.slice(start, stop - start)
         if self.indices is not None:
             return replace(self, batch=batch, indices=self.indices[start:stop])
         return replace(self, batch=batch, first=self.first + start, file_row=self.file_row + start)
 
-    def keep(self, predicate: Expression | None, names: Sequence[str]) -> Chunk | None:
+    def keep(self, predicate: Expression | None, names: Sequence[str]) -> RowChunk | None:
         """Return the columns `names` of the rows that the predicate is true for; None if there are none."""
         kept = self.batch.select(names)
         if predicate is None:
@@ -115,11 +112,11 @@ def column_types(node: ColumnarSource, projection: Projection) -> dict[str, str]
     return types
 
 
-MakeChunks: TypeAlias = Callable[[int, "Future[None]"], Iterator[Chunk | BadChunk]]
+MakeChunks: TypeAlias = Callable[[int, "Future[None]"], Iterator[RowChunk | BadChunk]]
 """Make the chunks of a split from a row on; the future is done when nobody wants them any more."""
 
 
-def open_reader(node: ColumnarSource, make_chunks: MakeChunks, at: Position, on_bad: OnBad | None) -> Reader:
+def open_reader(node: ColumnarSource, make_chunks: MakeChunks, at: SplitPosition, on_bad: OnBad | None) -> Reader:
     aborted: Future[None] = Future()
     if node.batch is None:
         return RowReader(node, make_chunks(at.index, aborted), at, aborted, on_bad)
@@ -141,7 +138,7 @@ class _ChunkReader:
     def __init__(
         self,
         node: ColumnarSource,
-        chunks: Iterator[Chunk | BadChunk],
+        chunks: Iterator[RowChunk | BadChunk],
         aborted: Future[None],
         on_bad: OnBad | None,
     ) -> None:
@@ -155,9 +152,9 @@ class _ChunkReader:
     def close(self) -> None:
         self._chunks.close()
 
-    def _next_chunk(self) -> Chunk | None:
+    def _next_chunk(self) -> RowChunk | None:
         while self._failure is None and (made := self._chunks.next()) is not None:
-            if isinstance(made, Chunk):
+            if isinstance(made, RowChunk):
                 names = self._names = self._names or made.batch.schema.names  # files may have them in another order
                 return made if made.batch.schema.names == names else replace(made, batch=made.batch.select(names))
             if self._on_bad is None:
@@ -171,7 +168,7 @@ class _ChunkReader:
     def _index_of(self, bad: BadChunk) -> int:
         raise NotImplementedError
 
-    def _converter_of(self, chunk: Chunk) -> Converter:
+    def _converter_of(self, chunk: RowChunk) -> Converter:
         schema = chunk.batch.schema
         if self._converter is None or not schema.equals(self._schema):
             self._converter = Converter(schema, self._node.nulls, rows=self._node.batch is None)
@@ -179,7 +176,7 @@ class _ChunkReader:
         return self._converter
 
     @contextmanager
-    def _telling(self, chunk: Chunk) -> Iterator[None]:
+    def _telling(self, chunk: RowChunk) -> Iterator[None]:
         """Let errors name the file and the row."""
         try:
             yield
@@ -202,14 +199,14 @@ class RowReader(_ChunkReader):
     def __init__(
         self,
         node: ColumnarSource,
-        chunks: Iterator[Chunk | BadChunk],
-        at: Position,
+        chunks: Iterator[RowChunk | BadChunk],
+        at: SplitPosition,
         aborted: Future[None],
         on_bad: OnBad | None,
     ) -> None:
         super().__init__(node, chunks, aborted, on_bad)
-        self._chunk: Chunk | None = None
-        self._cut: Cut = _nothing
+        self._chunk: RowChunk | None = None
+        self._cut: CutRows = _nothing
         self._row = 0  # of the chunk: rows before it were made into elements
         self._elements: list[Element] = []
         self._indices: Sequence[int] = range(0)
@@ -261,8 +258,8 @@ class BatchReader(_ChunkReader):
     def __init__(
         self,
         node: ColumnarSource,
-        chunks: Iterator[Chunk | BadChunk],
-        at: Position,
+        chunks: Iterator[RowChunk | BadChunk],
+        at: SplitPosition,
         aborted: Future[None],
         on_bad: OnBad | None,
         *,
@@ -273,7 +270,7 @@ class BatchReader(_ChunkReader):
         super().__init__(node, chunks, aborted, on_bad)
         self._size, self._hints, self._pass_over = node.batch, hints, pass_over
         self._number = at.index - pass_over  # of the next batch
-        self._chunk: Chunk | None = None
+        self._chunk: RowChunk | None = None
         self._leaves: Element = None
         self._ends: list[int] = []  # of the batches in `_leaves`: the index of the row after each
         self._cursor = 0
@@ -324,12 +321,12 @@ class BatchReader(_ChunkReader):
         self._leaves = self._convert(pieces[0]) if len(pieces) == 1 else self._convert_several(pieces)
         return True
 
-    def _split(self, chunk: Chunk, rows: int) -> Chunk:
+    def _split(self, chunk: RowChunk, rows: int) -> RowChunk:
         """Return the first rows of a chunk and keep the rest for the next batch."""
         self._chunk = chunk.slice(rows, len(chunk)) if rows < len(chunk) else None
         return chunk.slice(0, rows)
 
-    def _gather(self, chunk: Chunk) -> list[Chunk]:
+    def _gather(self, chunk: RowChunk) -> list[RowChunk]:
         """Return pieces of chunks that make one batch, a short one at the end of the split."""
         self._chunk = None
         pieces, rows = [chunk], len(chunk)
@@ -338,11 +335,11 @@ class BatchReader(_ChunkReader):
             rows += len(pieces[-1])
         return pieces
 
-    def _convert(self, chunk: Chunk) -> Element:
+    def _convert(self, chunk: RowChunk) -> Element:
         with self._telling(chunk):
             return self._converter_of(chunk).batch(chunk.batch)
 
-    def _convert_several(self, pieces: list[Chunk]) -> Element:
+    def _convert_several(self, pieces: list[RowChunk]) -> Element:
         schema = pieces[0].batch.schema
         for piece in pieces:
             if piece.batch.schema.types != schema.types:

@@ -35,12 +35,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.core.element import Ragged
+from penstock.core.element import Array, Ragged
 from penstock.core.errors import InvalidArgumentError
-from penstock.sources.rows import Cut, cells_of, cut_of, rows_of
+from penstock.sources.rows import CutRows, cells_of, cut_of, rows_of
 
 Leaf: TypeAlias = Any  # an array, a Ragged or a dict of them
-Array: TypeAlias = np.ndarray[Any, Any]
 
 MASK_SUFFIX = "__mask"
 
@@ -119,7 +118,7 @@ class Converter:
         """Return the columns; raises `NullFoundError`."""
         return self._columns(record_batch.columns, self._fields, "")
 
-    def rows(self, record_batch: pa.RecordBatch) -> Cut:
+    def rows(self, record_batch: pa.RecordBatch) -> CutRows:
         """Return a function that makes the rows start to stop into dicts; it raises `NullFoundError`."""
         return rows_of(self._columns(record_batch.columns, self._fields, ""))
 
@@ -137,7 +136,7 @@ class Converter:
                 out[field.name + MASK_SUFFIX] = cut_of(valid) if self._rows else valid
         return out
 
-    def _cut(self, array: pa.Array, name: str) -> Cut:
+    def _cut(self, array: pa.Array, name: str) -> CutRows:
         """Return a function from start and stop to a column's values as they stand in rows."""
         kind = leaf_kind(array.type)
         at_once = kind in ("number", "bool", "time", "decimal") or pt.is_dictionary(array.type)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol, cast
 
 from penstock.core.errors import CorruptRecordError, MissingExtraError, TruncatedFileError
-from penstock.graph.readers import Compression
+from penstock.graph.readers import FileCompression
 
-_BY_ENDING: dict[str, Compression] = {
+_BY_ENDING: dict[str, FileCompression] = {
     ".gz": "gzip",
     ".gzip": "gzip",
     ".tgz": "gzip",
@@ -37,7 +37,7 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def compression_of(path: str, compression: Compression) -> Compression:
+def compression_of(path: str, compression: FileCompression) -> FileCompression:
     """Return how a file is compressed: as forced, or with "auto" as its name says.
 
     >>> compression_of("a/x.TAR.GZ", "auto"), compression_of("x.tar", "auto"), compression_of("x.gz", "none")
@@ -49,7 +49,7 @@ def compression_of(path: str, compression: Compression) -> Compression:
     return next((kind for ending, kind in _BY_ENDING.items() if name.endswith(ending)), "none")
 
 
-def open_decompressed(raw: BinaryIO, path: str, compression: Compression) -> BinaryIO:
+def open_decompressed(raw: BinaryIO, path: str, compression: FileCompression) -> BinaryIO:
     """Return a stream of the unpacked bytes of `raw`, which it owns: closing one closes the other.
 
     Without compression that is `raw` itself. Else the stream seeks forward only, by unpacking what lies between.

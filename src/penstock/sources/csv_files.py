@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError
 from penstock.graph.readers import ReadCsv
-from penstock.sources.base import FileRange, Position, Reader, Split
+from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.columns import Converter
 from penstock.sources.listing import FileSplits, group_small_files, list_files
-from penstock.sources.record_files import NO_OFFSETS, Block, BlockFile, Offsets, OnBad, RecordReader, locate_record
+from penstock.sources.record_files import NO_OFFSETS, Block, BlockFile, Offsets, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 512 << 10  # pyarrow reads 32 blocks ahead, whatever one asks for: 16 MB an open file
@@ -49,7 +49,7 @@ class CsvSource(FileSplits):
     def list_splits(self) -> Sequence[Split]:
         return group_small_files(list_files(self._node.paths, self._node.storage_options))
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return RecordReader(split, at, partial(CsvScanner, self._node), self.on_bad)
 
 

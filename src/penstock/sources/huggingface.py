@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, MissingExtraError
 from penstock.graph.readers import FromHuggingface
-from penstock.sources.base import Position, Reader, Records, Source, Split
+from penstock.sources.base import Reader, Records, Source, Split, SplitPosition
 from penstock.sources.memory import (
     GeneratorReader,
     IndexReader,
@@ -53,7 +53,7 @@ class MapDatasetSource:
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=16)
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return IndexReader(self.fetch, split, at)
 
     def fetch(self, indices: Sequence[int]) -> Sequence[Element]:
@@ -83,7 +83,7 @@ class IterableDatasetSource:
     def splits(self) -> Sequence[Split]:
         return [Split(start=number, stop=number + 1) for number in range(self._dataset.num_shards)]
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         shard = self._dataset.shard(num_shards=self._dataset.num_shards, index=split.start)
         return _ShardReader(iter(shard), at)
 

@@ -23,7 +23,7 @@ IDLE_S = 1.0  # longer than the pause between two batches of requests, shorter t
 
 class _Pool:
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # entered as such: `sources.waking` says why
+        self._lock = threading.RLock()  # entered as such: `sources.interruptible_waits` says why
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads = 0

@@ -25,7 +25,7 @@ class MalformedMessageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MessageSpan:
     """Where a message lies: its header (with the length in front) and its body."""
 
     offset: int
@@ -44,7 +44,7 @@ class Header:
     body_bytes: int
 
 
-def footer_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
+def footer_blocks(footer: bytes) -> tuple[list[MessageSpan], list[MessageSpan]]:
     """Return the dictionary and the record batches that the footer of a file lists."""
     try:
         table = _Table.root(footer)
@@ -69,7 +69,7 @@ def parse_header(header: bytes) -> Header:
     return Header(kind, rows, body_bytes)
 
 
-def scan_messages(read_at: Callable[[int, int], bytes], offset: int, size: int) -> Iterator[tuple[Block, Header]]:
+def scan_messages(read_at: Callable[[int, int], bytes], offset: int, size: int) -> Iterator[tuple[MessageSpan, Header]]:
     """Go from header to header; bodies are passed over."""
     while offset + 4 <= size:
         prefix = read_at(offset, 8)
@@ -81,7 +81,7 @@ def scan_messages(read_at: Callable[[int, int], bytes], offset: int, size: int) 
         if length > _MOST_HEADER_BYTES or offset + prefix_bytes + length > size:
             raise MalformedMessageError(f"a message at byte {offset} claims a header of {length} bytes")
         header = parse_header(read_at(offset, prefix_bytes + length))
-        block = Block(offset, prefix_bytes + length, header.body_bytes)
+        block = MessageSpan(offset, prefix_bytes + length, header.body_bytes)
         if block.end > size:
             raise MalformedMessageError(f"the message at byte {offset} ends at {block.end}, the file at {size}")
         yield block, header
@@ -131,5 +131,5 @@ class _Table:
         return value
 
 
-def _blocks(table: _Table, field: int) -> list[Block]:
-    return [Block(offset, header, body) for offset, header, body in table.vector(field, "<qi4xq")]
+def _blocks(table: _Table, field: int) -> list[MessageSpan]:
+    return [MessageSpan(offset, header, body) for offset, header, body in table.vector(field, "<qi4xq")]

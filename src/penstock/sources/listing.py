@@ -20,7 +20,7 @@ from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange,
 from penstock.sources.patterns import expand_braces, fixed_part, has_magic, has_magic_name, matches_parts, name_matcher
 from penstock.sources.storage import (
     AccessDeniedError,
-    Entry,
+    FoundFile,
     LocalStorage,
     Options,
     Storage,
@@ -63,7 +63,7 @@ class FileListing:
     """How much of each path lies above the reader's root."""
     etags: list[str] | None
     headers: Sequence[ArrayHeader] | None = None
-    """Of each file, where the source has read them to count its elements."""
+    """The header of each file, where the source has read them to count its elements."""
 
     @staticmethod
     def of(files: Iterable[FileInfo]) -> FileListing:
@@ -112,7 +112,7 @@ def list_files(
     always taken. The root of the relative paths is the deepest folder above everything the paths name.
     """
     wanted = tuple(extensions) if extensions is not None else None
-    found: dict[str, Entry] = {}
+    found: dict[str, FoundFile] = {}
     roots: list[str] = []
     for path in map(normal_path, paths):
         storage = storage_for(path, storage_options)
@@ -170,7 +170,7 @@ def relative_path(path: str, root: str) -> str:
     return path[len(prefix) :] if path.startswith(prefix) else path
 
 
-def _expand(path: str, storage: Storage, wanted: tuple[str, ...] | None) -> Iterator[tuple[str, list[Entry]]]:
+def _expand(path: str, storage: Storage, wanted: tuple[str, ...] | None) -> Iterator[tuple[str, list[FoundFile]]]:
     """Yield (root, files) for each thing a path stands for."""
     if has_magic(path) or "{" in path:
         literal = _as_written(path, storage)
@@ -193,14 +193,14 @@ def _expand(path: str, storage: Storage, wanted: tuple[str, ...] | None) -> Iter
             yield name.rstrip("/"), _files_below(name, storage, wanted)
 
 
-def _as_written(path: str, storage: Storage) -> Entry | None:
+def _as_written(path: str, storage: Storage) -> FoundFile | None:
     try:
         return storage.stat([path])[0]
     except AccessDeniedError:
         return None  # so S3 answers for a missing object to who may read a bucket and not list it
 
 
-def _files_below(folder: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[Entry]:
+def _files_below(folder: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[FoundFile]:
     everything = list(storage.walk(folder))
     files = _chosen(everything, wanted)
     if files:
@@ -216,7 +216,7 @@ def _told(wanted: tuple[str, ...] | None) -> str:
     return "hidden files and job markers are not" if wanted is None else ", ".join(wanted)
 
 
-def _chosen(entries: Iterable[Entry], wanted: tuple[str, ...] | None) -> list[Entry]:
+def _chosen(entries: Iterable[FoundFile], wanted: tuple[str, ...] | None) -> list[FoundFile]:
     return sorted(e for e in entries if not is_hidden(e.path) and _is_meant(posixpath.basename(e.path), wanted))
 
 
@@ -224,10 +224,10 @@ def _is_meant(name: str, wanted: tuple[str, ...] | None) -> bool:
     return name not in _MARKER_NAMES and (wanted is None or name.lower().endswith(wanted))
 
 
-def _glob(pattern: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[Entry]:
+def _glob(pattern: str, storage: Storage, wanted: tuple[str, ...] | None) -> list[FoundFile]:
     root = fixed_part(pattern)
     parts = pattern[len(root) :].lstrip("/").split("/")
-    files: dict[str, Entry] = {}
+    files: dict[str, FoundFile] = {}
     folders: set[str] = set()
     _descend(root or "/", parts, storage, files, folders)
     chosen = [entry for entry in files.values() if _is_meant(posixpath.basename(entry.path), wanted)]
@@ -247,7 +247,9 @@ def _contents(folder: str, storage: Storage) -> str:
     return f"which has {len(files)} files and {len(folders)} folders"
 
 
-def _descend(folder: str, parts: Sequence[str], storage: Storage, files: dict[str, Entry], folders: set[str]) -> None:
+def _descend(
+    folder: str, parts: Sequence[str], storage: Storage, files: dict[str, FoundFile], folders: set[str]
+) -> None:
     """Collect in `files` and `folders` what matches the glob `parts` below a folder."""
     part, rest = parts[0], parts[1:]
     if part == "**":  # one walk: an object store lists all that is below a folder in one go

@@ -57,7 +57,7 @@ class PackedSplits(msgspec.Struct, frozen=True, array_like=True):
     starts: bytes
     stops: bytes
     notes: list[str]
-    """One for all, or one for each."""
+    """One note for all splits, or one for each."""
     file_counts: bytes
     files: PackedFiles
     range_starts: bytes

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.element import Element, rebuild_like
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.readers import FromGenerator, FromItems, FromTorch, Range
-from penstock.sources.base import Position, Reader, Records, Split
+from penstock.sources.base import Reader, Records, Split, SplitPosition
 
 MOST_SPLITS = 1024  # beyond it finer splits balance no better, and each costs a journal row in the service
 LONGEST_STRUCTURE = 16  # a longer list that begins with a number holds numbers
@@ -41,7 +41,7 @@ def index_splits(length: int, at_least: int = 1) -> list[Split]:
 class IndexReader:
     """Reads a range of indices in order through `fetch`."""
 
-    def __init__(self, fetch: Callable[[Sequence[int]], Sequence[Element]], split: Split, at: Position) -> None:
+    def __init__(self, fetch: Callable[[Sequence[int]], Sequence[Element]], split: Split, at: SplitPosition) -> None:
         self._fetch, self._next, self._stop = fetch, split.start + at.index, split.stop
 
     def read(self, want: int) -> Records:
@@ -68,7 +68,7 @@ class RangeSource:
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=256)
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return IndexReader(self.fetch, split, at)
 
     def fetch(self, indices: Sequence[int]) -> Sequence[int]:
@@ -99,7 +99,7 @@ class ItemsSource:
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=16)
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return IndexReader(self.fetch, split, at)
 
     def fetch(self, indices: Sequence[int]) -> Sequence[Element]:
@@ -135,7 +135,7 @@ class GeneratorSource:
     def splits(self) -> Sequence[Split]:
         return [Split(start=i, stop=i + 1) for i in range(len(self._declared))]
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         function = self._function.resolve()
         declared = self._declared[split.start]
         without = len(self._declared) == 1 and declared is None and _takes_nothing(function)
@@ -153,7 +153,7 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 
 
 class GeneratorReader:
-    def __init__(self, elements: Iterator[Element], at: Position) -> None:
+    def __init__(self, elements: Iterator[Element], at: SplitPosition) -> None:
         self._elements = elements
         self._discard = at.index
         self._failure: Exception | None = None
@@ -202,7 +202,7 @@ class TorchSource:
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=16)
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return IndexReader(self.fetch, split, at)
 
     def fetch(self, indices: Sequence[int]) -> Sequence[Element]:

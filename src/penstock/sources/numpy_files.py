@@ -12,12 +12,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from penstock.core.element import Element
+from penstock.core.element import Array, Element
 from penstock.core.errors import (
     CorruptRecordError,
     DataError,
@@ -27,13 +27,11 @@ from penstock.core.errors import (
 )
 from penstock.graph.readers import ReadNumpy
 from penstock.sources import io_threads
-from penstock.sources.base import Position, Reader, Records, Split
+from penstock.sources.base import Reader, Records, Split, SplitPosition
 from penstock.sources.listing import ArrayHeader, FileInfo, FileListing, list_files
 from penstock.sources.memory import IndexReader, index_splits
 from penstock.sources.readahead import WAIT_S
 from penstock.sources.storage import Options, check_unchanged, gone, is_remote, open_file, open_random
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 OPEN_MAPS = 128  # each holds a file descriptor, of which a process often has 1,024
 HEADER_BYTES = 64 << 10  # the longest header numpy writes without asking
@@ -43,7 +41,7 @@ ALLOWED = "read_numpy reads .npy files, and raw files of values if dtype= names 
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ArrayFile:
     """The elements of one file: `count` of `shape`, each `step_bytes` after the one before, from `offset` on."""
 
     path: str
@@ -110,7 +108,7 @@ class NumpySource:
         return io_threads.run_all(describe, deadline_s=WAIT_S) if self.remote else [call() for call in describe]
 
     @cached_property
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> list[ArrayFile]:
         tables = [self._table(file, header) for file, header in zip(self._files, self._headers)]
         for table in tables:
             if (table.dtype, table.shape) != (tables[0].dtype, tables[0].shape):
@@ -135,7 +133,7 @@ class NumpySource:
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=16)
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         if not self.remote:
             return IndexReader(self.fetch, split, at)
         return _ForwardReader(self._tables, self._starts, self._options, split.start + at.index, split.stop)
@@ -190,7 +188,7 @@ class NumpySource:
             raise TruncatedFileError(file.path, what, offset=file.size)
         return header
 
-    def _table(self, file: FileInfo, header: ArrayHeader) -> Table:
+    def _table(self, file: FileInfo, header: ArrayHeader) -> ArrayFile:
         dtype, offset, shape, fortran_order = header.dtype, header.offset, header.shape, header.fortran_order
         window = self._node.window
         if not shape:
@@ -198,12 +196,14 @@ class NumpySource:
         if fortran_order and len(shape) > 1 and self.remote:
             raise DataError(file.path, "stored column by column", remedy="save it again in C order to read it remotely")
         if window is None:
-            return Table(file.path, file.size, file.etag, dtype, offset, shape, fortran_order, shape[1:], shape[0], 1)
+            return ArrayFile(
+                file.path, file.size, file.etag, dtype, offset, shape, fortran_order, shape[1:], shape[0], 1
+            )
         if len(shape) > 1:
             raise DataError(file.path, f"an array of shape {shape}; window= is for flat files of values")
         stride = self._node.stride or window
         count = max(0, (shape[0] - window) // stride + 1)
-        return Table(file.path, file.size, file.etag, dtype, offset, shape, fortran_order, (window,), count, stride)
+        return ArrayFile(file.path, file.size, file.etag, dtype, offset, shape, fortran_order, (window,), count, stride)
 
 
 def _native(elements: Array, *, copy: bool = False) -> Array:
@@ -231,7 +231,7 @@ def _parse_header(path: str, head: bytes) -> ArrayHeader:
     return ArrayHeader(dtype, stream.tell(), shape, fortran_order)
 
 
-def _map_elements(table: Table) -> Array:
+def _map_elements(table: ArrayFile) -> Array:
     """Return a local file's elements as views of its memory map."""
     if not table.count * table.element_bytes:
         return np.empty((table.count, *table.shape), table.dtype)  # what is empty cannot be mapped
@@ -245,7 +245,7 @@ def _map_elements(table: Table) -> Array:
     return table.cut(np.asarray(mapped))
 
 
-def _fetch_ranges(table: Table, places: Array, options: Options) -> Array:
+def _fetch_ranges(table: ArrayFile, places: Array, options: Options) -> Array:
     """Read elements of a remote file: those near each other by one request, all requests side by side."""
     distinct, back = np.unique(places, return_inverse=True)
     starts = table.offset + distinct * table.step_bytes
@@ -271,7 +271,7 @@ def _within_limit(starts: Array, near: Array) -> list[Array]:
     return np.split(near, np.flatnonzero(np.diff(request)) + 1)
 
 
-def _read_range(table: Table, options: Options, start: int, stop: int) -> bytes:
+def _read_range(table: ArrayFile, options: Options, start: int, stop: int) -> bytes:
     with open_random(table.path, table.size, options, etag=table.etag) as file:
         file.seek(start)
         return file.read(stop - start)
@@ -280,7 +280,7 @@ def _read_range(table: Table, options: Options, start: int, stop: int) -> bytes:
 class _ForwardReader:
     """Reads a range of indices of remote files forward, with requests under way ahead of it."""
 
-    def __init__(self, tables: Sequence[Table], starts: Array, options: Options, first: int, stop: int) -> None:
+    def __init__(self, tables: Sequence[ArrayFile], starts: Array, options: Options, first: int, stop: int) -> None:
         self._tables, self._starts, self._options = tables, starts, options
         self._next, self._stop = first, stop
         self._file: BinaryIO | None = None
@@ -316,7 +316,7 @@ class _ForwardReader:
         self._next += count
         return Records(list(_native(table.cut_bytes(content), copy=True)))
 
-    def _read(self, size: int, table: Table) -> bytes:
+    def _read(self, size: int, table: ArrayFile) -> bytes:
         assert self._file is not None
         content = self._file.read(size)
         if len(content) < size:

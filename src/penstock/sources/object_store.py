@@ -20,7 +20,7 @@ from penstock.core.errors import (
 )
 from penstock.sources import io_threads
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
-from penstock.sources.storage import AccessDeniedError, Entry, NoCredentialsError, drop_folder_marks
+from penstock.sources.storage import AccessDeniedError, FoundFile, NoCredentialsError, drop_folder_marks
 
 T = TypeVar("T")
 
@@ -71,14 +71,14 @@ class S3Storage:
     def _key(self, path: str) -> str:
         return path[len(self._root) :].strip("/")
 
-    def _entry(self, found: Mapping[str, Any]) -> Entry:
-        return Entry(f"{self._root}/{found['path']}", int(found["size"]), (found["e_tag"] or "").strip('"'))
+    def _entry(self, found: Mapping[str, Any]) -> FoundFile:
+        return FoundFile(f"{self._root}/{found['path']}", int(found["size"]), (found["e_tag"] or "").strip('"'))
 
-    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+    def stat(self, paths: Sequence[str]) -> list[FoundFile | None]:
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             by_folder.setdefault(path.rpartition("/")[0], []).append(path)
-        known: dict[str, Entry] = {}
+        known: dict[str, FoundFile] = {}
         asked: list[str] = []
         for folder, inside in by_folder.items():
             listed = self._list_between(folder, min(inside), max(inside)) if len(inside) > ASK_EACH else None
@@ -90,19 +90,19 @@ class S3Storage:
         known.update((entry.path, entry) for entry in found if entry is not None)
         return [known.get(path) for path in paths]
 
-    def _stat_one(self, path: str) -> Entry | None:
+    def _stat_one(self, path: str) -> FoundFile | None:
         try:
             ask = partial(self._obstore.head, self._store, self._key(path))
             return self._entry(self._call(path, "cannot be looked up", ask))
         except NoFilesError:
             return None
 
-    def _list_between(self, folder: str, first: str, last: str) -> list[Entry] | None:
+    def _list_between(self, folder: str, first: str, last: str) -> list[FoundFile] | None:
         """Return what a folder holds from one name to another; None if it may be read and not listed."""
         before = self._key(first)[:-1]  # `offset` itself is left out of the answer
 
-        def list_pages() -> list[Entry]:
-            entries: list[Entry] = []
+        def list_pages() -> list[FoundFile]:
+            entries: list[FoundFile] = []
             for page in self._obstore.list(self._store, self._key(folder) or None, offset=before, chunk_size=1000):
                 entries.extend(map(self._entry, page))
                 if entries[-1].path > last:
@@ -114,7 +114,7 @@ class S3Storage:
         except AccessDeniedError:
             return None
 
-    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+    def scan(self, folder: str) -> tuple[list[str], list[FoundFile]]:
         list_one = partial(self._obstore.list_with_delimiter, self._store, self._key(folder) or None)
         found = self._call(folder, "cannot be listed", list_one)
         folders = [f"{self._root}/{prefix}" for prefix in found["common_prefixes"]]
@@ -122,7 +122,7 @@ class S3Storage:
         entries = [self._entry(item) for item in found["objects"]]
         return folders, [entry for entry in entries if entry.size or entry.path not in marks]
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[FoundFile]:
         prefix = self._key(folder) or None
         found = self._call(folder, "cannot be listed", lambda: self._obstore.list(self._store, prefix).collect())
         inside = f"{folder.rstrip('/')}/"
@@ -130,14 +130,14 @@ class S3Storage:
             if entry.path.startswith(inside) and "/." not in entry.path[len(inside) :]:
                 yield entry
 
-    def fetch(self, file: Entry, start: int, stop: int) -> Any:
+    def fetch(self, file: FoundFile, start: int, stop: int) -> Any:
         what = f"bytes {start} to {stop} could not be read"
         try:
             return self._call(file.path, what, partial(self._get, file, start, stop))
         except _OtherContentError as error:
             raise FileChangedError(file.path, listed=file.size, offset=start) from error
 
-    def _get(self, file: Entry, start: int, stop: int) -> Any:
+    def _get(self, file: FoundFile, start: int, stop: int) -> Any:
         key = self._key(file.path)
         if not file.etag or file.etag.startswith(WEAK):
             return self._obstore.get_range(self._store, key, start=start, end=stop)
@@ -145,10 +145,10 @@ class S3Storage:
         options: Any = {"range": (start, stop), "if_match": f'"{file.etag}"'}
         return self._obstore.get(self._store, key, options=options).bytes()
 
-    def open(self, file: Entry, start: int, stop: int) -> BinaryIO:
+    def open(self, file: FoundFile, start: int, stop: int) -> BinaryIO:
         return cast(BinaryIO, ReadAheadFile(partial(self.fetch, file), file.path, file.size, start, stop))
 
-    def open_random(self, file: Entry) -> BinaryIO:
+    def open_random(self, file: FoundFile) -> BinaryIO:
         return cast(BinaryIO, RandomAccessFile(partial(self.fetch, file), file.path, file.size))
 
     def _call(self, path: str, what: str, call: Callable[[], T]) -> T:

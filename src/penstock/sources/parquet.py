@@ -18,8 +18,8 @@ import pyarrow as pa
 from penstock.core.errors import CorruptRecordError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadParquet
 from penstock.sources.background import made_ahead
-from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
-from penstock.sources.columnar import BadChunk, Chunk, OnBad, chunk_rows, column_types, count_elements, open_reader
+from penstock.sources.base import SPLIT_BYTES, FileRange, OnBad, Reader, Split, SplitPosition
+from penstock.sources.columnar import BadChunk, RowChunk, chunk_rows, column_types, count_elements, open_reader
 from penstock.sources.hive import integer_keys, partition_values
 from penstock.sources.listing import FileInfo, FileSplits, list_files
 from penstock.sources.parquet_groups import (
@@ -72,7 +72,7 @@ class ParquetSource(FileSplits):
         constants = _constants(files[0].path, integer_keys([file.path for file in files]))
         return column_types(self._node, project(self._node, files[0].path, self._summary(files[0])[0], constants))
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         work = _SplitWork(self._node, self._footers, split, whole_groups=self.on_bad is not None)
         return open_reader(self._node, work.chunks, at, self.on_bad)
 
@@ -123,7 +123,7 @@ class _SplitWork:
         # not depend on where reading began.
         self._whole_groups = whole_groups
 
-    def chunks(self, begin: int, aborted: Future[None]) -> Iterator[Chunk | BadChunk]:
+    def chunks(self, begin: int, aborted: Future[None]) -> Iterator[RowChunk | BadChunk]:
         """Yield what there is from the row `begin` of the split on."""
         due: deque[tuple[FileRange, int]] = deque()
         base = 0
@@ -152,7 +152,7 @@ class _SplitWork:
         known = _constant_bounds(_constants(piece.path, self._integers), rows)
         return may_be_true(self._node.predicate, lambda name: known.get(name, Bounds(rows=rows)))
 
-    def _file_chunks(self, file: _ParquetFile, piece: FileRange, base: int, skip: int) -> Iterator[Chunk | BadChunk]:
+    def _file_chunks(self, file: _ParquetFile, piece: FileRange, base: int, skip: int) -> Iterator[RowChunk | BadChunk]:
         """Yield the chunks of a file's range, without its first `skip` rows; the range's first row is row `base`."""
         try:
             metadata = file.metadata
@@ -180,7 +180,7 @@ class _SplitWork:
             row = unit[0].first_row
             try:
                 for batch in batches:
-                    chunk = Chunk(projection.complete(batch), piece.path, base + row - piece.start, row)
+                    chunk = RowChunk(projection.complete(batch), piece.path, base + row - piece.start, row)
                     row += len(chunk)
                     if row > start:
                         chunk = chunk.slice(max(0, start - chunk.file_row), len(chunk))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.graph.expressions import Expression
 from penstock.graph.literals import NANOSECONDS
-from penstock.sources.predicates import Bounds, Moment, may_be_true
+from penstock.sources.predicates import Bounds, TimeBound, may_be_true
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 UNITS_AT_ONCE = 4  # each is up to a chunk of memory
@@ -152,7 +152,7 @@ def _bound_values(statistics: Any) -> tuple[Any, Any]:
         return statistics.min, statistics.max
     else:
         return None, None
-    return Moment(statistics.min_raw * scale), Moment(statistics.max_raw * scale)
+    return TimeBound(statistics.min_raw * scale), TimeBound(statistics.max_raw * scale)
 
 
 def _texts(low: bytes, high: bytes) -> tuple[Any, Any]:

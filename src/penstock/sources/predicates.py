@@ -273,7 +273,7 @@ def _value_outcomes(bounds: Bounds, op: str, literals: tuple[Scalar, ...], colum
     if low is None or high is None:
         return True, True
     values: tuple[Any, ...] = literals
-    if isinstance(low, Moment):
+    if isinstance(low, TimeBound):
         values = tuple(parse_time(column, str(value)) for value in literals)
         low, high = low.nanoseconds, high.nanoseconds
     if any(literal_kind(low) != literal_kind(value) for value in values):
@@ -289,7 +289,7 @@ def _value_outcomes(bounds: Bounds, op: str, literals: tuple[Scalar, ...], colum
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeBound:
     """A bound of a column of times."""
 
     nanoseconds: int

@@ -18,12 +18,11 @@ from penstock.core.element import Element
 from penstock.core.errors import DataError, FileChangedError, StorageUnavailableError
 from penstock.graph.readers import FileSource, ReadFiles
 from penstock.sources import io_threads
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, Position, Records, Split
+from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, OnBad, Records, Split, SplitPosition
 from penstock.sources.listing import FileInfo, FileListing, list_files
 from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
 from penstock.sources.storage import Options, gone, is_remote, open_random
 
-OnBad = Callable[[DataError, int], None]
 FILES_IN_FLIGHT = 32
 AHEAD_BYTES = 16 << 20  # asked for ahead of what was read, by each open split
 
@@ -119,7 +118,7 @@ class FilePerElementSource:
     def splits(self) -> Sequence[Split]:
         return self._splits
 
-    def open(self, split: Split, at: Position) -> FilePerElementReader:
+    def open(self, split: Split, at: SplitPosition) -> FilePerElementReader:
         return FilePerElementReader(self, split, at)
 
     def fetch(self, indices: Sequence[int]) -> Sequence[Element]:
@@ -199,7 +198,7 @@ class Contents:
 
 
 class FilePerElementReader:
-    def __init__(self, source: FilePerElementSource, split: Split, at: Position) -> None:
+    def __init__(self, source: FilePerElementSource, split: Split, at: SplitPosition) -> None:
         self._source, self._start = source, split.start
         indices = range(split.start + at.index, split.stop)
         self._contents = Contents(source.table, indices, ahead=source.remote)

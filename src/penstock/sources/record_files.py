@@ -22,13 +22,11 @@ import numpy as np
 from penstock.core.element import Element
 from penstock.core.errors import CorruptRecordError, DataError, FileChangedError
 from penstock.graph.readers import RecordFile
-from penstock.sources.base import FileRange, Position, Records, Split
+from penstock.sources.base import FileRange, OnBad, Records, Split, SplitPosition
 from penstock.sources.compression import compression_of, open_decompressed
 from penstock.sources.storage import check_unchanged, is_remote, open_file
 
 Offsets: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-OnBad: TypeAlias = Callable[[DataError, int], None]
-"""Told of each bad record and its index in the split."""
 
 OFFSET_BITS = 48
 FILES_AHEAD = 4  # remote files of one split whose first requests are under way beside the one being read
@@ -67,7 +65,7 @@ OpenScanner: TypeAlias = Callable[[FileRange, int | None], Scanner]
 
 
 class RecordReader:
-    def __init__(self, split: Split, at: Position, open_scanner: OpenScanner, on_bad: OnBad | None) -> None:
+    def __init__(self, split: Split, at: SplitPosition, open_scanner: OpenScanner, on_bad: OnBad | None) -> None:
         self._files, self._open_scanner, self._on_bad = split.files, open_scanner, on_bad
         self._scanners: deque[Scanner] = deque()  # of the file being read and of those opened ahead
         self._first_offset: int | None = None

@@ -1,7 +1,7 @@
 """Columns as rows: a dict for each, made as fast as Python can.
 
-A `Cut` gives the values of the rows start to stop. Dicts are made in blocks that stay in the processor's cache, so what
-is cheap to convert is converted once and then cut; what becomes objects (text, lists) is converted block by block.
+A `CutRows` gives the values of the rows start to stop. Dicts are made in blocks that stay in the processor's cache, so
+what is cheap to convert is converted once and then cut; what becomes objects (text, lists) is converted block by block.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from penstock.core.element import copied
 from penstock.core.leaves import leaf_type
 
-Cut: TypeAlias = Callable[[int, int], list[Any]]
+CutRows: TypeAlias = Callable[[int, int], list[Any]]
 
 COMPILED_COLUMNS = 64  # wider rows gain nothing from a dict display of their own
 
 
-def rows_of(columns: dict[str, Any]) -> Cut:
+def rows_of(columns: dict[str, Any]) -> CutRows:
     """Join cuts, and dicts of them, into one that gives dicts."""
     cuts = [rows_of(column) if isinstance(column, dict) else column for column in columns.values()]
     make = _dict_maker(tuple(columns))
@@ -39,7 +39,7 @@ def _dict_maker(names: tuple[str, ...]) -> Callable[[Sequence[Sequence[Any]]], l
     return made
 
 
-def cut_of(values: np.ndarray[Any, Any]) -> Cut:
+def cut_of(values: np.ndarray[Any, Any]) -> CutRows:
     """Cut an array of one value a row."""
     if values.dtype.kind in "mM":
         return lambda start, stop: list(values[start:stop])  # tolist would give Python's times, or ints

@@ -16,10 +16,10 @@ from time import monotonic, sleep
 from penstock.core.element import Element
 from penstock.core.errors import CorruptRecordError, NoFilesError, SaveFailedError, WaitTimeoutError
 from penstock.graph.readers import ReadSaved
-from penstock.sources.base import FileRange, Position, Records, Split
+from penstock.sources.base import FileRange, Records, Split, SplitPosition
 from penstock.sources.listing import FileSplits
 from penstock.sources.projection import group_ranges
-from penstock.sources.saved_files import PROGRESS, Manifest, Part, decode, load_failure, load_manifest, read_part
+from penstock.sources.saved_files import PROGRESS, Manifest, SavedPart, decode, load_failure, load_manifest, read_part
 from penstock.sources.storage import Options, folder_of, is_remote, normal_path
 from penstock.wire.liveness import is_gone
 
@@ -67,12 +67,12 @@ class SavedSource(FileSplits):
             sleep(min(LOOK_S, self._node.wait_s - waited_s))
         return manifest
 
-    def open(self, split: Split, at: Position) -> SavedReader:
+    def open(self, split: Split, at: SplitPosition) -> SavedReader:
         return SavedReader(split, at, self._node.storage_options)
 
 
 class SavedReader:
-    def __init__(self, split: Split, at: Position, options: Options) -> None:
+    def __init__(self, split: Split, at: SplitPosition, options: Options) -> None:
         self._split, self._options = split, options
         self._skip = at.index
         self._closed = threading.Event()
@@ -150,5 +150,5 @@ def _why_nothing_comes(manifest: Manifest) -> str:
     return "nothing was added" + (", and the process that saved it has died" if gone else "")
 
 
-def _range(folder: str, part: Part) -> FileRange:
+def _range(folder: str, part: SavedPart) -> FileRange:
     return FileRange(f"{folder}/{part.file}", part.nbytes, part.checksum, 0, part.elements)

@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
 )
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class SavedPart(msgspec.Struct, frozen=True, array_like=True):
     """A file of a saved dataset."""
 
     file: str
@@ -51,11 +51,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     version: int = VERSION
     fingerprint: str = ""
-    """Of the pipeline that is saved: another one does not go on where this stopped."""
-    parts: list[Part] = []
+    """The fingerprint of the pipeline that is saved: another one does not go on where this stopped."""
+    parts: list[SavedPart] = []
     complete: bool = False
     state: dict[str, Any] | None = None
-    """Of the loader that reads the parts' records, while it is being written."""
+    """The state of the loader that reads what is saved, while it is being written."""
     writer: str = ""
     """The process that writes it (see `wire.liveness`), while it is being written."""
 
@@ -85,8 +85,8 @@ def write_part(folder: str, elements: Sequence[Element]) -> dict[str, Any]:
     return {"file": name, "elements": len(elements), "bytes": content.size, "checksum": checksum}
 
 
-def part_of(record: dict[str, Any]) -> Part:
-    return Part(str(record["file"]), int(record["elements"]), int(record["bytes"]), str(record["checksum"]))
+def part_of(record: dict[str, Any]) -> SavedPart:
+    return SavedPart(str(record["file"]), int(record["elements"]), int(record["bytes"]), str(record["checksum"]))
 
 
 def publish_manifest(folder: str, content: bytes) -> int:

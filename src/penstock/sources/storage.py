@@ -52,7 +52,7 @@ class NoCredentialsError(AccessDeniedError):
         )
 
 
-class Entry(NamedTuple):
+class FoundFile(NamedTuple):
     """A file that exists. `etag` is the store's own mark of the content, where it has one."""
 
     path: str
@@ -61,21 +61,21 @@ class Entry(NamedTuple):
 
 
 class Storage(Protocol):
-    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+    def stat(self, paths: Sequence[str]) -> list[FoundFile | None]:
         """Return what is known of each path, None where it is no file."""
         ...
 
-    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+    def scan(self, folder: str) -> tuple[list[str], list[FoundFile]]:
         """Return the folders and the files right inside a folder; nothing where there is no such folder."""
         ...
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[FoundFile]:
         """Yield the files below a folder."""
         ...
 
-    def open(self, file: Entry, start: int, stop: int) -> BinaryIO: ...
+    def open(self, file: FoundFile, start: int, stop: int) -> BinaryIO: ...
 
-    def open_random(self, file: Entry) -> BinaryIO: ...
+    def open_random(self, file: FoundFile) -> BinaryIO: ...
 
 
 def split_scheme(path: str) -> tuple[str, str]:
@@ -135,12 +135,12 @@ def open_file(
     in a remote file throws away what was read ahead. A file that is not the one that was listed is a
     `FileChangedError`: a local one here and by `check_unchanged`, a remote one where an answer shows it.
     """
-    return storage_for(path, options).open(Entry(path, size, etag), start, size if stop is None else stop)
+    return storage_for(path, options).open(FoundFile(path, size, etag), start, size if stop is None else stop)
 
 
 def open_random(path: str, size: int, options: Options = (), *, etag: str = "") -> BinaryIO:
     """Open a file to be read here and there: every remote `read` is one request, nothing is read ahead."""
-    return storage_for(path, options).open_random(Entry(path, size, etag))
+    return storage_for(path, options).open_random(FoundFile(path, size, etag))
 
 
 def check_unchanged(file: BinaryIO | str, path: str, listed: int, *, offset: int | None = None) -> None:
@@ -168,38 +168,38 @@ def gone(path: str) -> NoFilesError:
 
 
 class LocalStorage:
-    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+    def stat(self, paths: Sequence[str]) -> list[FoundFile | None]:
         return [self._stat_one(normal_path(path)) for path in paths]
 
-    def _stat_one(self, path: str) -> Entry | None:
+    def _stat_one(self, path: str) -> FoundFile | None:
         try:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise DataError(path, error.strerror or str(error)) from error
-        return None if stat_module.S_ISDIR(status.st_mode) else Entry(path, status.st_size)
+        return None if stat_module.S_ISDIR(status.st_mode) else FoundFile(path, status.st_size)
 
-    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+    def scan(self, folder: str) -> tuple[list[str], list[FoundFile]]:
         folders: list[str] = []
-        files: list[Entry] = []
+        files: list[FoundFile] = []
         try:
             with os.scandir(normal_path(folder)) as found:
                 for item in found:
                     if item.is_dir():
                         folders.append(item.path)
                     elif item.is_file():
-                        files.append(Entry(item.path, item.stat().st_size))
+                        files.append(FoundFile(item.path, item.stat().st_size))
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         except OSError as error:
             raise DataError(folder, error.strerror or str(error)) from error
         return folders, files
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[FoundFile]:
         return self._walk(normal_path(folder), frozenset())
 
-    def _walk(self, folder: str, above: frozenset[str]) -> Iterator[Entry]:
+    def _walk(self, folder: str, above: frozenset[str]) -> Iterator[FoundFile]:
         real = os.path.realpath(folder)
         if real in above:
             return  # a link to a folder it lies in; other links are followed, datasets are often made of them
@@ -209,7 +209,7 @@ class LocalStorage:
             if not is_hidden(inner):
                 yield from self._walk(inner, above | {real})
 
-    def open(self, file: Entry, start: int, stop: int) -> BinaryIO:
+    def open(self, file: FoundFile, start: int, stop: int) -> BinaryIO:
         try:
             opened = open(normal_path(file.path), "rb", buffering=LOCAL_BUFFER_BYTES)  # noqa: SIM115 (the caller closes it)
         except FileNotFoundError as error:
@@ -225,7 +225,7 @@ class LocalStorage:
             opened.seek(start)
         return opened
 
-    def open_random(self, file: Entry) -> BinaryIO:
+    def open_random(self, file: FoundFile) -> BinaryIO:
         return self.open(file, 0, file.size)
 
 
@@ -246,21 +246,21 @@ class FsspecStorage:
     def _inner(self, path: str) -> str:
         return str(self._fs._strip_protocol(path))
 
-    def _entry(self, found: Mapping[str, Any]) -> Entry:
+    def _entry(self, found: Mapping[str, Any]) -> FoundFile:
         size = found.get("size")
         path = self._outer(str(found["name"]))
         if size is None:
             raise DataError(path, "the server does not say how long the file is", remedy="copy it to other storage")
         etag = found.get("ETag") or found.get("etag") or ""
-        return Entry(path, int(size), str(etag).strip('"'))
+        return FoundFile(path, int(size), str(etag).strip('"'))
 
     def _outer(self, name: str) -> str:
         return name if "://" in name else f"{self._scheme}://{name.lstrip('/')}"
 
-    def stat(self, paths: Sequence[str]) -> list[Entry | None]:
+    def stat(self, paths: Sequence[str]) -> list[FoundFile | None]:
         return io_threads.run_all([partial(self._stat_one, path) for path in paths], deadline_s=WAIT_S)
 
-    def _stat_one(self, path: str) -> Entry | None:
+    def _stat_one(self, path: str) -> FoundFile | None:
         try:
             found = self._fs.info(self._inner(path))
         except FileNotFoundError:
@@ -269,7 +269,7 @@ class FsspecStorage:
             raise AccessDeniedError(path, str(error)) from error
         return self._entry(found) if found["type"] == "file" else None
 
-    def scan(self, folder: str) -> tuple[list[str], list[Entry]]:
+    def scan(self, folder: str) -> tuple[list[str], list[FoundFile]]:
         self._fs.invalidate_cache(self._inner(folder))
         try:
             found = self._fs.ls(self._inner(folder), detail=True)
@@ -279,14 +279,14 @@ class FsspecStorage:
         folders = [self._outer(str(item["name"])).rstrip("/") for item in inside if item["type"] == "directory"]
         return folders, [self._entry(item) for item in inside if item["type"] == "file"]
 
-    def walk(self, folder: str) -> Iterator[Entry]:
+    def walk(self, folder: str) -> Iterator[FoundFile]:
         folders, files = self.scan(folder)
         yield from files
         for inner in folders:
             if not is_hidden(inner):
                 yield from self.walk(inner)
 
-    def fetch(self, file: Entry, start: int, stop: int) -> bytes:
+    def fetch(self, file: FoundFile, start: int, stop: int) -> bytes:
         path = file.path
         to_the_end = stop == file.size
         try:
@@ -302,10 +302,10 @@ class FsspecStorage:
             raise FileChangedError(path, listed=file.size, offset=file.size)
         return content
 
-    def open(self, file: Entry, start: int, stop: int) -> BinaryIO:
+    def open(self, file: FoundFile, start: int, stop: int) -> BinaryIO:
         return cast(BinaryIO, ReadAheadFile(partial(self.fetch, file), file.path, file.size, start, stop))
 
-    def open_random(self, file: Entry) -> BinaryIO:
+    def open_random(self, file: FoundFile) -> BinaryIO:
         return cast(BinaryIO, RandomAccessFile(partial(self.fetch, file), file.path, file.size))
 
 
@@ -313,7 +313,7 @@ def is_hidden(path: str) -> bool:
     return path.rpartition("/")[2].startswith(".")
 
 
-def drop_folder_marks(entries: Iterable[Entry]) -> list[Entry]:
+def drop_folder_marks(entries: Iterable[FoundFile]) -> list[FoundFile]:
     """Leave out the empty objects that some tools store in place of a folder ("a" beside "a/b")."""
     kept = list(entries)
     empty = {entry.path for entry in kept if not entry.size}

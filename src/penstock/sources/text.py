@@ -17,10 +17,10 @@ import numpy as np
 from penstock.core.element import Element
 from penstock.core.errors import CorruptRecordError, DataError
 from penstock.graph.readers import ReadJsonl, ReadText, RecordFile
-from penstock.sources.base import SPLIT_BYTES, FileRange, Position, Reader, Split
+from penstock.sources.base import SPLIT_BYTES, FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.compression import compression_of
 from penstock.sources.listing import FileInfo, FileSplits, group_small_files, list_files
-from penstock.sources.record_files import Block, BlockFile, Offsets, OnBad, RecordReader, locate_record
+from penstock.sources.record_files import Block, BlockFile, Offsets, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 256 << 10  # a few thousand lines: as fast as more, and little work is ahead of what was asked for
@@ -60,7 +60,7 @@ class LineSource(FileSplits):
             splits += _byte_ranges(file)
         return splits + group_small_files(whole)
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return RecordReader(split, at, partial(LineScanner, self._node, self._parse), self.on_bad)
 
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
 from penstock.graph.readers import ReadTFRecord
-from penstock.sources.base import FileRange, Position, Reader, Split
+from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.listing import FileSplits, group_small_files, list_files
-from penstock.sources.record_files import Block, BlockFile, OnBad, RecordReader, locate_record
+from penstock.sources.record_files import Block, BlockFile, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 1 << 20  # larger blocks fall out of the second-level cache before their records are cut out
@@ -57,7 +57,7 @@ class TFRecordSource(FileSplits):
     def list_splits(self) -> Sequence[Split]:
         return group_small_files(list_files(self._node.paths, self._node.storage_options))
 
-    def open(self, split: Split, at: Position) -> Reader:
+    def open(self, split: Split, at: SplitPosition) -> Reader:
         return RecordReader(split, at, partial(TFRecordScanner, self._node), self.on_bad)
 
 

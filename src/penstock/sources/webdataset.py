@@ -8,20 +8,19 @@ shard is opened right there, a compressed one is unpacked up to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, BinaryIO
 
 from penstock.core.errors import CorruptRecordError, DataError, FileChangedError
 from penstock.graph.readers import ReadWebdataset
-from penstock.sources.base import FileRange, Position, Records, Split
+from penstock.sources.base import FileRange, OnBad, Records, Split, SplitPosition
 from penstock.sources.compression import compression_of, open_decompressed
 from penstock.sources.listing import FileSplits, list_files
 from penstock.sources.storage import check_unchanged, is_remote, open_file
 from penstock.sources.tar import TarStream
 
-OnBad = Callable[[DataError, int], None]
 EXTENSIONS = (".tar", ".tgz", ".tar.gz", ".tar.gzip", ".tar.zst", ".tar.zstd", ".tzst", ".tar.bz2", ".tbz2", ".tbz")
 _HIDDEN_FOLDER = re.compile(r"(?:^|/)\.(?!\.?/)")
 
@@ -43,12 +42,12 @@ class WebdatasetSource(FileSplits):
     def locate(self, split: Split, before: int | None, after: int) -> tuple[str, int | None]:
         return split.files[0].path, before
 
-    def open(self, split: Split, at: Position) -> WebdatasetReader:
+    def open(self, split: Split, at: SplitPosition) -> WebdatasetReader:
         return WebdatasetReader(self.node, split.files[0], at, self.on_bad)
 
 
 class WebdatasetReader:
-    def __init__(self, node: ReadWebdataset, shard: FileRange, at: Position, on_bad: OnBad | None) -> None:
+    def __init__(self, node: ReadWebdataset, shard: FileRange, at: SplitPosition, on_bad: OnBad | None) -> None:
         self._path, self._size, self._on_bad = shard.path, shard.size, on_bad
         self._begin = at.offset or 0
         # Without an offset the samples before the position are passed over one by one.

@@ -24,7 +24,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
 from penstock.core.intervals import Intervals
 from penstock.stream.position import (
-    Done,
+    DoneSplits,
     Serving,
     SplitKey,
     Standing,
@@ -34,7 +34,7 @@ from penstock.stream.position import (
     splits_of,
     with_done,
 )
-from penstock.wire.jobs import Cut, Feed, Leftover, Named, Position, Ranges, Regroup, Resume
+from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named, Position, Ranges, Regroup, Resume
 from penstock.wire.received import flags_received, regroup_of
 
 Weights: TypeAlias = tuple[float, ...]
@@ -61,8 +61,8 @@ class Place(msgspec.Struct, frozen=True):
 
     step: int
     standings: Mapping[int, Standing]
-    """By stream."""
-    done: Done
+    """Where the consumer stands in each stream, by the stream's number."""
+    done: DoneSplits
     next: int | None
     weights: Weights | None
     mixes: Mapping[int, Mixes]
@@ -110,7 +110,7 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     attempt: AttemptId
     splits: str
-    """Of the split list."""
+    """The digest of the split list."""
     width: int
     """How many streams the job had, where that was its to say."""
     order: str
@@ -118,7 +118,7 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     coordinated: bool = False
     consumers: int = 1
     consumer: int | None = 0
-    """None: the same for every consumer."""
+    """The consumer that saved it; None: it is the same for every consumer."""
     progress: Progress = Progress()
     sampler: Any = None
     """Where the consumer's own sampler stood, of a job that it feeds."""
@@ -150,7 +150,7 @@ class Checkpoint:
     states: tuple[ConsumerState, ...]
     """One that stands for all, or one of each consumer, or only this consumer's own."""
     own: ConsumerState | None
-    """This consumer's; None: the number of consumers changed."""
+    """The state of this consumer; None: the number of consumers changed."""
 
     @property
     def first(self) -> ConsumerState:
@@ -230,7 +230,7 @@ class _Rank:
         return ordinal in self.done.get((source, pass_), ())
 
 
-def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Mapping[int, Feed]) -> Resume:
+def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Mapping[int, FeedSpec]) -> Resume:
     """Return the merged checkpoint. `feeds` are those of streams whose splits follow from the job."""
     first = checkpoint.first
     alike = len(checkpoint.states) == 1 and (first.consumers == 1 or first.consumer is None or first.alike)
@@ -295,7 +295,7 @@ def mixes_from(checkpoint: Checkpoint, *, consumers: int) -> tuple[tuple[int, Mi
     return tuple(found)
 
 
-def _lowest(held: Sequence[Position | None], ranks: Sequence[_Rank], done: Done) -> Position:
+def _lowest(held: Sequence[Position | None], ranks: Sequence[_Rank], done: DoneSplits) -> Position:
     known = next(position for position in held if position is not None)
     # A consumer whose state does not have it had not seen it when it was saved: it stood at its beginning.
     beginning = Position(known.number, cut=Cut(share=known.cut.share), feed=known.feed)
@@ -319,7 +319,7 @@ def _highest(held: Sequence[Position | None]) -> Position:
     return replace(high, trail=(), trail_lost=False)
 
 
-def _named_by_any(positions: Iterable[Position], lowest: _Rank, done: Done) -> tuple[Named, ...]:
+def _named_by_any(positions: Iterable[Position], lowest: _Rank, done: DoneSplits) -> tuple[Named, ...]:
     """Return the splits that lie behind some position or are named by it and are not done, in the stream's order.
 
     They are more than the lowest position needs, where the rank that stands there is through with a split and another
@@ -402,11 +402,11 @@ def _counted_in(cut: Cut, given: tuple[int, ...], *, coordinated: bool) -> Cut:
     return replace(cut, since=0, regroup=regroup_of(flags))
 
 
-def _done_by_any(ranks: Sequence[_Rank]) -> Done:
+def _done_by_any(ranks: Sequence[_Rank]) -> DoneSplits:
     keys = {key for rank in ranks for key in rank.done}
     return {key: reduce(Intervals.union, (rank.done[key] for rank in ranks if key in rank.done)) for key in keys}
 
 
-def _done_by_all(ranks: Sequence[_Rank]) -> Done:
+def _done_by_all(ranks: Sequence[_Rank]) -> DoneSplits:
     keys = set.intersection(*(set(rank.done) for rank in ranks))
     return {key: reduce(Intervals.intersection, (rank.done[key] for rank in ranks)) for key in keys}

@@ -5,8 +5,8 @@ last, and granted credit; rounds arrive by themselves. Whatever goes wrong with 
 refusal) has one answer: tell the dispatcher that this binding does not work, and open it where the next one is. Nothing
 is lost by that, and nothing comes twice.
 
-What is to be done about it is collected as instructions, to be carried out in the order given: `Tell` a runner, `Ask`
-the dispatcher. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
+What is to be done about it is collected as instructions, `TellRunner` and `AskDispatcher`, to be carried out in the
+order given. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_AHEAD_BYTES = 4 << 20
 WINDOWS_AHEAD = 8  # a trainer receives ahead what is a small part of the window: its place there is where it reads
 
 
-class Tell(NamedTuple):
+class TellRunner(NamedTuple):
     """Send a message to a runner, connecting to it first if need be."""
 
     runner: RunnerId
@@ -50,13 +50,13 @@ class Tell(NamedTuple):
     message: OpenStream | Credit | CloseStream
 
 
-class Ask(NamedTuple):
+class AskDispatcher(NamedTuple):
     """Send a request to the dispatcher."""
 
     message: Rebind | EndStream
 
 
-Instruction: TypeAlias = Tell | Ask
+ConsumerInstruction: TypeAlias = TellRunner | AskDispatcher
 
 
 class Seat(NamedTuple):
@@ -120,11 +120,11 @@ class Consumer:
         self._memory, self._resumed = memory, resumed
         self._opening = first_opening
         self._order = InTurns(delivery.streams or 0) if delivery.in_turn else ByArrival(progress.next)
-        self._instructions: list[Instruction] = []
+        self._instructions: list[ConsumerInstruction] = []
         self._credited_at = now
         self.follow(view, now)
 
-    def instructions(self) -> list[Instruction]:
+    def instructions(self) -> list[ConsumerInstruction]:
         """Return what is to be done, and forget it."""
         found, self._instructions = self._instructions, []
         return found
@@ -232,7 +232,7 @@ class Consumer:
             trainer=seat.trainer,
             mixes=self._received.mixes.get(reader.number, ()),
         )
-        self._instructions.append(Tell(view.runner, view.address, message))
+        self._instructions.append(TellRunner(view.runner, view.address, message))
 
     def _close(self, reader: StreamReader) -> None:
         if reader.runner is not None:
@@ -241,7 +241,7 @@ class Consumer:
 
     def _tell(self, reader: StreamReader, message: Credit | CloseStream) -> None:
         assert reader.runner is not None
-        self._instructions.append(Tell(reader.runner, reader.view.address, message))
+        self._instructions.append(TellRunner(reader.runner, reader.view.address, message))
 
     # What arrives
 
@@ -284,7 +284,7 @@ class Consumer:
         request = Rebind(
             job=self.seat.job, attempt=self.view.attempt, stream=reader.stream, binding=binding, reason=reason
         )
-        self._instructions.append(Ask(request))
+        self._instructions.append(AskDispatcher(request))
 
     # Taking
 
@@ -356,7 +356,7 @@ class Consumer:
             rounds=standing.round,
             leftover=standing.cut_here if standing.leftover else None,
         )
-        self._instructions.append(Ask(request))
+        self._instructions.append(AskDispatcher(request))
 
     @property
     def at_end(self) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from penstock.core.ids import AttemptId
 from penstock.stream.checkpoint import Mixes
 from penstock.wire.frames import StreamEnded, StreamRefused
-from penstock.wire.jobs import Cut, Feed, Named
+from penstock.wire.jobs import Cut, FeedSpec, Named
 
 FRAME_BYTES = 1 << 20
 
@@ -22,7 +22,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: AttemptId
     epoch: int
-    feed: Feed
+    feed: FeedSpec
     share: int
     binding: int
 
@@ -79,7 +79,7 @@ class Wanted(NamedTuple):
     first: int
     slab: bool
     alone: bool
-    """No other reader gets the same."""
+    """Whether no other reader gets the same rounds."""
 
 
 class Given(NamedTuple):

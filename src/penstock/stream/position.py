@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from penstock.core.intervals import Intervals
 from penstock.wire.frames import Rounds
-from penstock.wire.jobs import Cut, Feed, Named, Position, Ranges, Stride
+from penstock.wire.jobs import Cut, FeedSpec, Named, Position, Ranges, Stride
 
 TRAIL = 64
 """How many finished splits of a stream are remembered by name, where several consumers read it in relaxed order: one
@@ -34,7 +34,7 @@ Gaps: TypeAlias = tuple[tuple[int, int], ...]
 SplitKey = tuple[int, int, int]
 """(source, pass, ordinal)"""
 
-Done: TypeAlias = Mapping[tuple[int, int], Intervals]
+DoneSplits: TypeAlias = Mapping[tuple[int, int], Intervals]
 """(source, pass) -> ordinals of splits"""
 
 
@@ -50,7 +50,7 @@ class Standing(msgspec.Struct, frozen=True):
     cut_round: int
     ended: bool = False
     leftover: bool = False
-    feed: Feed | None = None
+    feed: FeedSpec | None = None
     opened: tuple[Named, ...] = ()
     """Splits that the rounds after `cut` are made of, inside a frame: a state names all it needs."""
     trail: tuple[SplitKey, ...] | None = None
@@ -205,15 +205,15 @@ class Serving(NamedTuple):
         return -(-(taken - lane) // len(self.lanes)) if taken > lane else 0
 
 
-def done_of(ranges: Iterable[Ranges]) -> Done:
+def done_of(ranges: Iterable[Ranges]) -> DoneSplits:
     return {(each.source, each.pass_): Intervals(each.ranges) for each in ranges}
 
 
-def ranges_of(done: Done) -> tuple[Ranges, ...]:
+def ranges_of(done: DoneSplits) -> tuple[Ranges, ...]:
     return tuple(Ranges(*key, tuple(found.ranges())) for key, found in sorted(done.items()) if len(found))
 
 
-def with_done(before: Done, done: Iterable[Named]) -> Done:
+def with_done(before: DoneSplits, done: Iterable[Named]) -> DoneSplits:
     """Return it with more splits. Neither is changed afterwards, so that what was noted down stays true."""
     after = dict(before)
     for each in done:

@@ -22,7 +22,7 @@ from penstock.core.element import Element
 from penstock.wire.jobs import Cut
 
 
-class Marks(Protocol):
+class OutputMarks(Protocol):
     """What the engine says of a chunk: its state after the first k outputs."""
 
     def at(self, k: int, /) -> Any: ...
@@ -35,7 +35,7 @@ class Outputs(Protocol):
     def elements(self) -> Sequence[Element]: ...
 
     @property
-    def marks(self) -> Marks: ...
+    def marks(self) -> OutputMarks: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Taken:
     count: int
     outputs: Sequence[Element]
     after: Cut
-    """It names no splits: that is for who knows them."""
+    """The cut after the last of the rounds. It names no splits: the caller adds them, who knows them."""
     repeated: bool = False
-    """Some outputs go to more than one consumer."""
+    """Whether some outputs go to more than one consumer."""
 
     def of(self, consumer: int, *, skip: int = 0) -> list[Element]:
         """Return the outputs of one consumer, without its first `skip` rounds."""
@@ -61,11 +61,11 @@ class _Piece:
     """Outputs that follow each other in one chunk."""
 
     elements: Sequence[Element]
-    marks: Marks
+    marks: OutputMarks
     first: int
-    """Of them, in the chunk."""
+    """The place in the chunk of the first of them."""
     number: int
-    """Of the first, among the outputs after the engine state the stream was opened at."""
+    """The number of the first among the outputs after the engine state that the stream was opened at."""
 
     def rest(self, count: int) -> _Piece:
         return _Piece(self.elements[count:], self.marks, self.first + count, self.number + count)
@@ -89,7 +89,7 @@ class RoundMaker:
         regroup = cut.regroup
         self._stretch_end = 0 if regroup is None or coordinated else max(regroup.given, default=0) * regroup.width
         self.standing = Cut(cut.engine, cut.since, regroup=cut.regroup)
-        """After the last round taken."""
+        """The cut after the last round that was taken."""
 
     @property
     def ready(self) -> int:

@@ -46,19 +46,19 @@ LONG_LOG = 4_096  # entries that every reader knows, kept for one that may open 
 UNBOUNDED = 1 << 20  # nobody waits for the next rounds: so much is made ahead
 
 
-class Run(NamedTuple):
+class ServedRun(NamedTuple):
     """The run of a stream as far as its readers depend on it."""
 
     number: int
     next_round: int
     """The first round not given to the readers yet."""
     remembers_from: int
-    """Cuts of this round and later: what was done since them is known."""
+    """The oldest round whose cut can be read on from: of it and later ones it is known which splits were done since."""
     end: End | None = None
     failed: bool = False
 
 
-class Reader:
+class ServedReader:
     """One opening of the stream."""
 
     def __init__(self, peer: bytes, message: OpenStream, seat: int) -> None:
@@ -86,7 +86,7 @@ class Reader:
 
 Key: TypeAlias = tuple[str, int]
 """Whose opening it is, a replica's or, where trainers share, a trainer's; and its seat in the round."""
-ReaderKind = TypeVar("ReaderKind", bound=Reader)
+ReaderKind = TypeVar("ReaderKind", bound=ServedReader)
 
 
 class Served(ABC, Generic[ReaderKind]):
@@ -94,14 +94,14 @@ class Served(ABC, Generic[ReaderKind]):
         self.id = stream
         self.delivery = delivery
         self.idle_since = now
-        """When it last had a reader."""
+        """When the stream last had a reader."""
         self.readers: dict[Key, ReaderKind] = {}
         self.runs = 0
         """How often a run began."""
         self._terms: Terms | None = None
-        self._run: Run | None = None
+        self._run: ServedRun | None = None
         self._start_at: float | None = None
-        """When to start though not all have come."""
+        """When a run starts though not all readers have come."""
         self._probed_at = 0.0
         self._closed = False
         self._instructions: list[Instruction] = []
@@ -124,7 +124,7 @@ class Served(ABC, Generic[ReaderKind]):
     def binding(self) -> int:
         return -1 if self._terms is None else self._terms.binding
 
-    def current(self, run: int) -> Run | None:
+    def current(self, run: int) -> ServedRun | None:
         """Return the run of that number, unless it was abandoned."""
         return self._run if self._run is not None and self._run.number == run else None
 
@@ -244,7 +244,7 @@ class Served(ABC, Generic[ReaderKind]):
         self._stop()
         assert self._terms is not None, "nobody has opened the stream yet"
         self.runs += 1
-        self._run = Run(self.runs, start_round, start_round)
+        self._run = ServedRun(self.runs, start_round, start_round)
         self._instructions.append(StartRun(self.runs, self._terms, start, start_round, mixes))
 
     def _stop(self) -> None:
@@ -284,7 +284,7 @@ class Served(ABC, Generic[ReaderKind]):
         for reader in self.readers.values():
             self._refuse(reader.peer, reader.opening, reason)
 
-    def _tell_end(self, reader: Reader, end: End, *, done: tuple[Named, ...] = (), skipped: int = 0) -> None:
+    def _tell_end(self, reader: ServedReader, end: End, *, done: tuple[Named, ...] = (), skipped: int = 0) -> None:
         message = StreamEnded(
             stream=self.id,
             binding=self.binding,
@@ -298,7 +298,7 @@ class Served(ABC, Generic[ReaderKind]):
         self._instructions.append(Send(reader.peer, message))
 
 
-class DealtReader(Reader):
+class DealtReader(ServedReader):
     """A consumer's reading, or a replica's of it."""
 
     def __init__(self, peer: bytes, message: OpenStream, seat: int) -> None:
@@ -328,7 +328,7 @@ class Dealt(Served[DealtReader]):
         self._done: list[Named] = []
         """Splits that cuts of the run do not need any more, in the order that was found out."""
         self._forgotten = 0
-        """Entries before them that are not kept any more."""
+        """How many entries before them are not kept any more."""
 
     def _key(self, message: OpenStream) -> Key:
         return str(message.replica), self.delivery.seat_of(message.consumer)

@@ -63,13 +63,13 @@ class Offer(NamedTuple):
 
     entry: Entry
     skipped: int
-    """Rounds before them that are gone."""
+    """How many rounds before them are gone from the window."""
     had: int
     """How many of them this trainer had before it came back without its state."""
     holes: Gaps
     """Those among them that its trainer skips."""
     shared: bool
-    """They were made for another trainer."""
+    """Whether they were made for another trainer."""
 
 
 class Shared(Served[RankReader]):
@@ -77,7 +77,7 @@ class Shared(Served[RankReader]):
         super().__init__(stream, delivery, now=now)
         self._sharing = terms
         self._lowest_first = terms.waits or delivery.width > 1
-        """A run starts at the oldest cut."""
+        """Whether a run starts at the oldest of the readers' cuts, and not at the newest."""
         self.window = Window(Cut(), 0)
         self._end: End | None = None
         self._evicted: list[Entry] = []
@@ -85,12 +85,12 @@ class Shared(Served[RankReader]):
         self._sent: dict[str, int] = {}
         """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
         self._teams: dict[str, Team] = {}
-        """By trainer, of all that ever came."""
+        """The ranks of each trainer that ever came."""
         self._passed_over: set[Key] = set()
-        """Rounds they need are gone, and nobody makes them again for them."""
+        """Readers that need rounds which are gone from the window and are not made again."""
         self._first_at: float | None = None
         self._given_up = False
-        """Trainers that have not come yet are not waited for any more."""
+        """Whether trainers that have not come yet are waited for no more."""
 
     # What readers say
 

@@ -15,13 +15,13 @@ Rules:
 from __future__ import annotations
 
 from penstock.stream.position import Gaps, with_gap
-from penstock.stream.serving import Key, Reader
+from penstock.stream.serving import Key, ServedReader
 from penstock.wire.frames import OpenStream
 
 GATHER_RANKS_S = 5.0  # how long ranks wait for one of their trainer's that is missing, before they are given more
 
 
-class RankReader(Reader):
+class RankReader(ServedReader):
     """One rank of a trainer."""
 
     def __init__(self, peer: bytes, message: OpenStream, key: Key, now: float) -> None:
@@ -64,13 +64,13 @@ class Team:
         """`had`: the first round that the trainer was not given in its life before."""
         self.life = life
         self.begun = begun
-        """Where it begins is known; else it begins where the window does."""
+        """Whether it is known where the team begins; if not, it begins where the window does."""
         self.ended: set[int] = set()
-        """Seats that were told the end."""
+        """Seats whose readers were told that the stream has ended."""
         self.alone_since: float | None = None
         """Since when some rank has been missing."""
         self.impatient = False
-        """Those who are there go on without."""
+        """Whether the ranks that are there go on without those that are missing."""
         self._begins = had
         self._next: dict[int, int] = {}
         """By seat: what the rank was to be given next, when it was last heard of."""

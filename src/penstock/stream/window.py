@@ -25,7 +25,7 @@ class Entry:
     nbytes: int
     payload: Any = None
     made_for: str | None = None
-    """The trainer that caused it."""
+    """The trainer whose request caused it to be made."""
 
     @property
     def after(self) -> int:

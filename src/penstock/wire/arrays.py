@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.core.element import Array
 from penstock.core.errors import CodecError
 from penstock.core.leaves import UnsendableError
-
-Array = np.ndarray[Any, Any]
 
 ROWS_FROM = 4  # so many alike are made of one array faster than each by itself
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import zmq
@@ -24,10 +24,9 @@ from penstock.core.errors import AuthenticationError, DispatcherUnavailableError
 from penstock.wire.addresses import split_tcp
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_tell, encode_ask, encode_body, refusal
+from penstock.wire.guard import Context
 from penstock.wire.messages import Answer, Push, Refused, Request, TryAgain
 from penstock.wire.sockets import Watch, dial
-
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 RESEND_S = 1.0
 RETRY_S = 0.1  # after `TryAgain`
@@ -300,7 +299,7 @@ class _Connection:
     def __init__(self, context: Context, credentials: Credentials, address: str, wake: int) -> None:
         self.heard_at = time.monotonic()
         self.again = False
-        """It has been connected before."""
+        """Whether it has been connected before."""
         self._socket = dial(context, credentials, address, data=False)
         self.watch = Watch(self._socket)
         self._poller = zmq.Poller()

@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from penstock.wire.jobs import Feed, JobSpec
+from penstock.wire.jobs import FeedSpec, JobSpec
 from penstock.wire.modes import Share
 
-Kind: TypeAlias = Literal["by arrival", "in turns", "owned", "shared"]
+DeliveryKind: TypeAlias = Literal["by arrival", "in turns", "owned", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    kind: Kind
+    kind: DeliveryKind
     consumers: int
     width: int
     """Outputs in a round: one for each consumer, or one where a stream has an owner."""
@@ -59,7 +59,7 @@ class Delivery:
         """Consumers of one stream stand apart, so that a state has to name splits that one of them is through with."""
         return self.kind == "by arrival" and self.consumers > 1
 
-    def owner_of(self, number: int, feed: Feed) -> int | None:
+    def owner_of(self, number: int, feed: FeedSpec) -> int | None:
         """Return the one consumer of a stream, or None: all of them.
 
         By number, so that a checkpoint need not say. Relaxed streams are made one a consumer, with numbers in a row.

@@ -23,19 +23,11 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from penstock.core.element import Element, Ragged
+from penstock.core.element import Array, Element, Ragged
 from penstock.core.errors import CodecError
 from penstock.core.leaf_types import remedy_for
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in, watch_table
-from penstock.wire.arrays import (
-    Array,
-    ArrayKind,
-    Unpacking,
-    dtype_name,
-    named_dtype,
-    pack_arrays,
-    packing_order,
-)
+from penstock.wire.arrays import ArrayKind, Unpacking, dtype_name, named_dtype, pack_arrays, packing_order
 from penstock.wire.plans import Plans
 from penstock.wire.refusals import refusal
 from penstock.wire.values import decode_values, encode_values, escaped
@@ -283,7 +275,7 @@ def unflatten(header: Buffer, buffers: Sequence[Any], *, stand_ins: bool = False
         raise CodecError(f"these bytes are not an element: {error!r}") from error
 
 
-Build: TypeAlias = Callable[[Iterator[Any]], Any]
+BuildValue: TypeAlias = Callable[[Iterator[Any]], Any]
 
 
 class _UnflattenPlan:
@@ -297,7 +289,8 @@ class _UnflattenPlan:
         self.has_stand_ins = False
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._places: list[tuple[int, int]] = []
-        """Of each leaf: its part of the pool (packed, arrays, bytes, values, constants) and its number there."""
+        """Where each leaf lies: its part of the pool (packed, arrays, bytes, values, constants) and its number
+        there."""
         self._packed: list[ArrayKind] = []
         self._arrays: list[ArrayKind] = []
         self._bytes = 0
@@ -326,7 +319,7 @@ class _UnflattenPlan:
         pool += self._constants
         return self._build(iter(pool if self._order is None else self._order(pool)))
 
-    def _compiled(self, description: list[Any]) -> Build:
+    def _compiled(self, description: list[Any]) -> BuildValue:
         kind, *rest = description
         if kind in (PACKED, ARRAY):
             named, shape = rest
@@ -357,7 +350,7 @@ class _UnflattenPlan:
             self._dtypes[named] = named_dtype(named)
         return self._dtypes[named]
 
-    def _dict(self, keys: list[Any], parts: list[Any]) -> Build:
+    def _dict(self, keys: list[Any], parts: list[Any]) -> BuildValue:
         if len(keys) != len(parts):
             raise CodecError(f"{len(keys)} keys of {len(parts)} values")
         makers = list(map(self._compiled, parts))
@@ -366,13 +359,13 @@ class _UnflattenPlan:
         pairs = list(zip(keys, makers))
         return lambda leaves: {key: maker(leaves) for key, maker in pairs}
 
-    def _sequence(self, kind: type[Any], parts: list[Any]) -> Build:
+    def _sequence(self, kind: type[Any], parts: list[Any]) -> BuildValue:
         makers = list(map(self._compiled, parts))
         if all(maker is next for maker in makers):
             return lambda leaves: kind(islice(leaves, len(makers)))
         return lambda leaves: kind([maker(leaves) for maker in makers])
 
-    def _typed(self, name: TypeName, content: list[Any]) -> Build:
+    def _typed(self, name: TypeName, content: list[Any]) -> BuildValue:
         make = self._compiled(content)
         entry = type_or_stand_in(name, stand_ins=self._stand_ins)
         self.has_stand_ins |= entry.stands_in
@@ -387,7 +380,7 @@ class _UnflattenPlan:
 
         return build
 
-    def _older(self, kind: int, *rest: Any) -> Build:
+    def _older(self, kind: int, *rest: Any) -> BuildValue:
         """Compile what is found in files of older releases only."""
         if kind == NAMED:
             name, fields, parts = rest

@@ -7,20 +7,20 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.core.ids import AttemptId, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import Cut, Feed, Message, Named
+from penstock.wire.jobs import Cut, FeedSpec, Message, Named
 
 
-class StorageOptions(msgspec.Struct, frozen=True, array_like=True):
+class SourceStorageOptions(msgspec.Struct, frozen=True, array_like=True):
     """What a reader's sources open their storage with, in the order of `graph.traverse.walk`. Never shown, nor stored:
     it goes from the trainer to the process that reads, over a connection of this host or an encrypted one."""
 
     sources: tuple[dict[str, Any], ...] = ()
 
     def __repr__(self) -> str:
-        return f"StorageOptions({len(self.sources)} sources, hidden)"
+        return f"SourceStorageOptions({len(self.sources)} sources, hidden)"
 
 
-NO_STORAGE_OPTIONS = StorageOptions()
+NO_STORAGE_OPTIONS = SourceStorageOptions()
 
 
 class OpenStream(Message, frozen=True, tag="open"):
@@ -36,7 +36,7 @@ class OpenStream(Message, frozen=True, tag="open"):
     round: int
     cut: Cut
     cut_round: int
-    feed: Feed
+    feed: FeedSpec
     share: int
     attempt: AttemptId
     epoch: int
@@ -53,10 +53,10 @@ class OpenStream(Message, frozen=True, tag="open"):
     gaps: tuple[tuple[int, int], ...] = ()
     """Rounds that it skipped, as half-open ranges: the other ranks of its trainer skip them as well."""
     trainer: str = ""
-    """Whose rank it is, where trainers share the stream."""
+    """The trainer whose rank the reader is, where trainers share the stream."""
     mixes: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """(round, weights): from that round on elements are mixed by these. All changes, in order."""
-    storage: StorageOptions = NO_STORAGE_OPTIONS
+    storage: SourceStorageOptions = NO_STORAGE_OPTIONS
 
 
 class Credit(Message, frozen=True, tag="credit"):
@@ -85,11 +85,11 @@ class UseSlabs(Message, frozen=True, tag="slabs"):
     connection: int
     """The number of this connection among the reader's own."""
     live: tuple[int, ...] = ()
-    """Those before it on which something may still arrive."""
+    """Earlier connections on which something may still arrive."""
     held: tuple[int, ...] = ()
     """The leases it has of all others: what else was sent on those never arrived."""
     over: bool = False
-    """Nothing is read on this one any more: `held` speaks of it too."""
+    """Whether nothing is read on this connection any more, so that `held` speaks of it too."""
 
 
 class CloseStream(Message, frozen=True, tag="close"):
@@ -113,7 +113,7 @@ class Units(Message, frozen=True, tag="units"):
     """The number of the first of these in the stream."""
     units: tuple[tuple[int, ...], ...]
     ended: bool = False
-    """None follows these."""
+    """Whether these are the last units."""
     taken: int = 0
     """So many units of the stream have arrived, as outputs, and will not be read again."""
     start: int = 0
@@ -141,7 +141,7 @@ class Rounds(Message, frozen=True, tag="rounds"):
     skipped: int = 0
     """Rounds before `seq` that are gone from the window this reader shares; without them a gap is a loss."""
     shared: bool = False
-    """They were made for another reader."""
+    """Whether they were made for another reader."""
     had: int = 0
     """How many of them this trainer had before it came back without its state."""
     holes: tuple[tuple[int, int], ...] = ()
@@ -182,7 +182,7 @@ class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     cause: RemoteFailure | None = None
     exceptions: tuple[RemoteFailure, ...] = ()
-    """Of a group."""
+    """The exceptions that an exception group is made of."""
 
 
 class StreamFailed(Message, frozen=True, tag="failed"):

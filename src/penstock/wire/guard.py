@@ -88,7 +88,7 @@ class Guard:
 
     def __init__(self, context: Context, credentials: Credentials) -> None:
         self.refused = 0
-        """Connections that were not let in."""
+        """How many connections were not let in."""
         # A shadow: `destroy` of the owner's context does not reach into our thread for its sockets, but ends its poll.
         self._context: Context = zmq.Context.shadow(context.underlying)
         self._guarded = id(context)

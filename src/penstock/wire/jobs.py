@@ -65,7 +65,7 @@ class Regroup(msgspec.Struct, frozen=True, array_like=True):
     given: tuple[int, ...]
 
 
-class Feed(msgspec.Struct, frozen=True, array_like=True):
+class FeedSpec(msgspec.Struct, frozen=True, array_like=True):
     """Where a stream's splits come from.
 
     granted: the dispatcher, one after the other. dealt: `number`, `number + of`, `number + 2 of`, ... of every pass.
@@ -87,7 +87,7 @@ class Leftover(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     cut: Cut
-    feed: Feed
+    feed: FeedSpec
 
 
 class JobSpec(Message, frozen=True):
@@ -97,7 +97,7 @@ class JobSpec(Message, frozen=True):
     graph: BlobHash
     splits: BlobHash
     split_counts: tuple[int, ...]
-    """Of each source, in the order of `graph.traverse.walk`."""
+    """How many splits each source has, in the order of `graph.traverse.walk`."""
     seed: int
     ranks: Ranks
     sharding: Sharding
@@ -105,10 +105,10 @@ class JobSpec(Message, frozen=True):
     sharing: Share | None = None
     placement: Placement = Placement()
     transport: Transport = "auto"
-    feeds: tuple[Feed, ...] = ()
-    """One a stream, where splits are assigned up front."""
+    feeds: tuple[FeedSpec, ...] = ()
+    """The feed of each stream, where splits are assigned up front."""
     host: str = ""
-    """The creator's, which `placement` refers to."""
+    """The host that created the job, which `placement` refers to."""
     owner: str = ""
     collect_after_s: float = 600.0
     versions: tuple[tuple[str, str], ...] = ()
@@ -131,7 +131,7 @@ class Slot(NamedTuple):
     replica: int = 0
     """Replicas of a consumer read the same."""
     trainer: str = ""
-    """Where trainers share the job: whose consumer it is."""
+    """The trainer whose consumer it is, where trainers share the job."""
 
 
 class Stride(msgspec.Struct, frozen=True, array_like=True):
@@ -157,7 +157,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     ended: bool = False
     leftover: bool = False
     """It ended with more after `cut` than whole rounds could take."""
-    feed: Feed | None = None
+    feed: FeedSpec | None = None
     """Where its splits come from; None in a consumer's own, but for the tail: other feeds follow from the job."""
     trail: tuple[Stride, ...] = ()
     trail_lost: bool = False
@@ -175,7 +175,7 @@ class Resume(Message, frozen=True):
     streams: tuple[Position, ...]
     done: tuple[Ranges, ...] = ()
     digest: str = ""
-    """Of the merged state: consumers that load the same checkpoint send the same."""
+    """The digest of the merged state: consumers that load the same checkpoint send the same."""
     width: int = 0
     """How many streams take turns in the epoch; 0: as many as the job has. Epochs that begin have as many as it has."""
 
@@ -186,7 +186,7 @@ class StreamView(Message, frozen=True):
     stream: StreamId
     number: int
     binding: int
-    feed: Feed
+    feed: FeedSpec
     share: int
     start: Cut = Cut()
     """Where it begins, for a client that holds no state of it."""
@@ -199,7 +199,7 @@ class StreamView(Message, frozen=True):
     worker: WorkerId | None = None
     ended: bool = False
     lost: bool = False
-    """Given up for good (`at_most_once`)."""
+    """Whether the stream is given up for good (`at_most_once`)."""
 
 
 class StreamMove(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -249,4 +249,4 @@ class ViewChange(Message, frozen=True):
     failure: str = ""
     waiting_for: str = ""
     dropped: tuple[str, ...] | None = None
-    """None: as before."""
+    """Elements that are left out, by name; None: they are as before."""

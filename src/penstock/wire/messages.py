@@ -326,7 +326,7 @@ class Workers(Message, frozen=True, tag="workers"):
     workers: tuple[WorkerLine, ...]
 
 
-class Figures(Message, frozen=True, tag="figures"):
+class FiguresAnswer(Message, frozen=True, tag="figures"):
     figures: JobFigures
 
 
@@ -405,7 +405,7 @@ Answer: TypeAlias = (
     | Spec
     | Jobs
     | Workers
-    | Figures
+    | FiguresAnswer
     | NotKnown
     | Refused
     | TryAgain

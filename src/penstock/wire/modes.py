@@ -199,7 +199,7 @@ class Share(Mode, frozen=True):
     trainer: str | None = None
     """An id that this trainer has again when it is restarted. Its own."""
     window_bytes: int | None = None
-    """Of each worker; None: a worker decides."""
+    """How large each worker's window is; None: the worker decides."""
     trainer_timeout_s: float = 30.0
     """After so long without a word a trainer is gone, and waited for no more."""
     trainers: int | None = None
@@ -240,7 +240,7 @@ class Placement(Mode, frozen=True):
     """
 
     target: Target = "any"
-    """Of the hosts: the one that made the job, the others, or all."""
+    """Which hosts' workers serve it: the host that made the job, the others, or all."""
     requires: tuple[str, ...] = ()
     """Tags that a worker must have, all of them; one may be given as it is."""
     max_workers: int | None = None

@@ -26,7 +26,7 @@ ONE_FRAME_BYTES = 256 << 10  # and so does a message of its own
 _ALIGN = 16
 
 
-class Part:
+class ReceivedBuffer:
     """A buffer that came in such a frame: writable, and nobody else's."""
 
     __slots__ = ("buffer",)
@@ -56,7 +56,7 @@ def _bytes_of(view: memoryview) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")  # what is empty in some dimension cannot be cast
 
 
-def unpack(frame: memoryview) -> tuple[memoryview, list[Part | None]]:
+def unpack(frame: memoryview) -> tuple[memoryview, list[ReceivedBuffer | None]]:
     """Return the header and the buffers, None for those that follow; a frame that was not packed is all header.
 
     >>> header, parts = unpack(memoryview(pack(b"header", [b"abc", b""])[0]))
@@ -79,13 +79,13 @@ def unpack(frame: memoryview) -> tuple[memoryview, list[Part | None]]:
     own[shift : shift + frame.nbytes] = np.frombuffer(frame, np.uint8)
     whole = memoryview(own[shift : shift + frame.nbytes])  # type: ignore[arg-type]
     at = start + length
-    parts: list[Part | None] = []
+    parts: list[ReceivedBuffer | None] = []
     for size in sizes:
         if size == FOLLOWS:
             parts.append(None)
             continue
         at += -at % _ALIGN
-        parts.append(Part(whole[at : at + size]))
+        parts.append(ReceivedBuffer(whole[at : at + size]))
         at += size
     if at > frame.nbytes:
         raise CodecError(f"a frame of {frame.nbytes} bytes says it has {at}")

@@ -24,7 +24,7 @@ _PAGE_BYTES = 4096
 _SLACK = 1.25  # a waiting range may be so much larger than what is asked for
 _MOST_PARTS = 1024  # beyond, neighbours are one part with the younger one's age: looking through many costs time
 
-Range = tuple[int, int]
+ByteRange = tuple[int, int]
 """(offset, size)"""
 
 
@@ -48,13 +48,13 @@ class FreeRanges:
     def __init__(self, size_bytes: int) -> None:
         self.free_bytes = size_bytes
         self._waiting: dict[int, list[IdleRange]] = {}
-        """By size, the last given at the end."""
+        """Ranges that wait for a request of their own size, by size; the last one given back is at the end."""
         self._warm: list[IdleRange] = []
         """Those that wait for no size in particular, by offset. Each has its own age, neighbours too."""
-        self._cold: list[Range] = [(0, size_bytes)]
+        self._cold: list[ByteRange] = [(0, size_bytes)]
         """What takes no memory, by offset; never adjacent to one another."""
 
-    def take(self, size_bytes: int) -> Range | None:
+    def take(self, size_bytes: int) -> ByteRange | None:
         """Return (offset, size) of at least `size_bytes`, or None."""
         size = rounded(size_bytes)
         if size > self.free_bytes:
@@ -73,7 +73,7 @@ class FreeRanges:
         """Return what is free and takes memory."""
         return [*self._warm, *(one for waiting in self._waiting.values() for one in waiting)]
 
-    def withdraw(self, ranges: Sequence[Range]) -> None:
+    def withdraw(self, ranges: Sequence[ByteRange]) -> None:
         """Keep parts of what is idle, by offset, from being handed out until they are given back."""
         for size, waiting in list(self._waiting.items()):
             kept = [one for one in waiting if not _overlaps(ranges, one)]
@@ -85,14 +85,14 @@ class FreeRanges:
         self._warm = _without(sorted(self._warm), ranges)
         self.free_bytes -= sum(size for _, size in ranges)
 
-    def give_cold(self, ranges: Iterable[Range]) -> None:
+    def give_cold(self, ranges: Iterable[ByteRange]) -> None:
         """Give back what was withdrawn: its pages are gone."""
         for one in ranges:
             bisect.insort(self._cold, one)
             self.free_bytes += one[1]
         self._cold = _joined(self._cold)
 
-    def _take_waiting(self, size: int) -> Range | None:
+    def _take_waiting(self, size: int) -> ByteRange | None:
         fitting = [known for known in self._waiting if size <= known <= size * _SLACK]
         if not fitting:
             return None
@@ -103,7 +103,7 @@ class FreeRanges:
             del self._waiting[chosen]
         return found.offset, found.size
 
-    def _take_warm(self, size: int) -> Range | None:
+    def _take_warm(self, size: int) -> ByteRange | None:
         found = _lowest(self._warm, size)
         if found is None and self._waiting:
             self._warm = sorted(self.idle())
@@ -115,13 +115,13 @@ class FreeRanges:
             self._warm = _without(self._warm, [found])
         return found
 
-    def _take_cold(self, size: int) -> Range | None:
+    def _take_cold(self, size: int) -> ByteRange | None:
         found = _lowest(self._cold, size)
         if found is not None:
             self._cold = _cut(self._cold, found)
         return found
 
-    def _take_across(self, size: int) -> Range | None:
+    def _take_across(self, size: int) -> ByteRange | None:
         """Take a place that lies in warm and in untouched memory."""
         found = _lowest(sorted([*self._cold, *((one.offset, one.size) for one in self._warm)]), size)
         if found is not None:
@@ -129,7 +129,7 @@ class FreeRanges:
         return found
 
 
-def ranges_to_cool(idle: Iterable[IdleRange], now_s: float) -> list[Range]:
+def ranges_to_cool(idle: Iterable[IdleRange], now_s: float) -> list[ByteRange]:
     """Return, by offset, whole pages of what has been free for a while: the longest first, and not all of it at once.
 
     >>> MB = 1 << 20
@@ -139,7 +139,7 @@ def ranges_to_cool(idle: Iterable[IdleRange], now_s: float) -> list[Range]:
     []
     """
     warm_bytes = old_bytes = 0
-    old: list[tuple[float, Range]] = []
+    old: list[tuple[float, ByteRange]] = []
     for one in idle:
         pages = _whole_pages(one)
         warm_bytes += pages[1]
@@ -147,7 +147,7 @@ def ranges_to_cool(idle: Iterable[IdleRange], now_s: float) -> list[Range]:
             old.append((one.since_s, pages))
             old_bytes += pages[1]
     most_bytes = min(warm_bytes - KEPT_BYTES, max(KEPT_BYTES, old_bytes // COOLED_SHARE))
-    chosen: list[Range] = []
+    chosen: list[ByteRange] = []
     for _, (offset, size) in sorted(old):
         part_bytes = min(size, most_bytes // _PAGE_BYTES * _PAGE_BYTES)
         if part_bytes <= 0:
@@ -169,7 +169,7 @@ def rounded(size_bytes: int) -> int:
     return -(-size_bytes // step) * step
 
 
-def _lowest(ranges: Iterable[IdleRange] | Iterable[Range], size: int) -> Range | None:
+def _lowest(ranges: Iterable[IdleRange] | Iterable[ByteRange], size: int) -> ByteRange | None:
     """Return the lowest place of that size in ranges that are sorted by offset; neighbours count as one."""
     begin = end = 0
     for one in ranges:
@@ -181,7 +181,7 @@ def _lowest(ranges: Iterable[IdleRange] | Iterable[Range], size: int) -> Range |
     return None
 
 
-def _without(idle: list[IdleRange], taken: Sequence[Range]) -> list[IdleRange]:
+def _without(idle: list[IdleRange], taken: Sequence[ByteRange]) -> list[IdleRange]:
     """Return what is left of idle ranges. Both are sorted by offset."""
     left: list[IdleRange] = []
     at = 0
@@ -200,19 +200,19 @@ def _without(idle: list[IdleRange], taken: Sequence[Range]) -> list[IdleRange]:
     return left
 
 
-def _overlaps(ranges: Sequence[Range], one: IdleRange) -> bool:
+def _overlaps(ranges: Sequence[ByteRange], one: IdleRange) -> bool:
     """Say whether any of the ranges, which are sorted by offset and apart, lies in this one."""
     after = bisect.bisect_left(ranges, (one.offset + one.size, 0))
     return after > 0 and sum(ranges[after - 1]) > one.offset
 
 
-def _cut(ranges: list[Range], taken: Range) -> list[Range]:
+def _cut(ranges: list[ByteRange], taken: ByteRange) -> list[ByteRange]:
     return [(offset, size) for offset, size, _ in _without([IdleRange(*one, 0.0) for one in ranges], [taken])]
 
 
-def _joined(ranges: list[Range]) -> list[Range]:
+def _joined(ranges: list[ByteRange]) -> list[ByteRange]:
     """Return the same, sorted by offset as they are, with neighbours as one."""
-    joined: list[Range] = []
+    joined: list[ByteRange] = []
     for offset, size in ranges:
         if joined and sum(joined[-1]) == offset:
             joined[-1] = (joined[-1][0], joined[-1][1] + size)
@@ -232,6 +232,6 @@ def _with_fewer_parts(idle: list[IdleRange]) -> list[IdleRange]:
     return joined
 
 
-def _whole_pages(one: IdleRange) -> Range:
+def _whole_pages(one: IdleRange) -> ByteRange:
     begin = -(-one.offset // _PAGE_BYTES) * _PAGE_BYTES
     return begin, max(0, (one.offset + one.size) // _PAGE_BYTES * _PAGE_BYTES - begin)

@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.core.element import Array
 from penstock.wire.descriptors import DescriptorServer
 from penstock.wire.elements import bytes_over
 from penstock.wire.frames import SlabPlaces, UseSlabs
 from penstock.wire.liveness import is_gone
 from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
-from penstock.wire.slab_reader import Array, Mapping, array_interface
+from penstock.wire.slab_reader import Mapping, array_interface
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -68,9 +69,9 @@ class LeaseBook:
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
         self._shares: dict[int, int] = {}
-        """Leases made by `share`, and of which lease."""
+        """The leases that `share` made, each with the lease it is a share of."""
         self._readers: dict[int, tuple[int, int]] = {}
-        """How many of them each lease has, and its bytes."""
+        """How many shares each lease has, and how many bytes it holds."""
         self._shared_bytes = 0
         self._outlived: dict[int, int] = {}
         """Leases that are over while readers still have shares of them, and their bytes."""
@@ -152,7 +153,7 @@ class _Range:
     def __init__(self, mapping: Mapping, offset: int, size: int, returned: collections.deque[tuple[int, int]]) -> None:
         self.mapping, self.offset, self.size = mapping, offset, size
         self.placed = False
-        """Some reader has it, and may write to it."""
+        """Whether some reader has it, and may write to it."""
         self._returned, self._pid = returned, os.getpid()
         self.__array_interface__ = array_interface(mapping.address + offset, size, writable=True)
 

@@ -21,19 +21,17 @@ import socket as sockets
 import threading
 import time
 from collections.abc import Iterator
-from typing import TypeAlias, cast
+from typing import cast
 
 import zmq
 
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
 from penstock.wire.credentials import Credentials
-from penstock.wire.guard import USER, ZAP_DOMAIN, Guard, Monitored, event_of, guard_of
+from penstock.wire.guard import USER, ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
 
 __all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
 
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
-Socket: TypeAlias = "zmq.Socket[bytes]"
 
 MAX_CONTROL_BYTES = 80 << 20  # a piece of a blob (64 MB) and its envelope
 MAX_DATA_BYTES = 64 << 30  # a single array; what a reader can be sent is limited by its credit
@@ -255,7 +253,7 @@ class Watch:
         self.refused = False
         """Our token or keys were refused: dialling again will not help."""
         self.failed_handshakes = 0
-        """In a row, since a handshake last succeeded."""
+        """How many handshakes have failed since one last succeeded."""
         self._reason: str | None = None
         self._give_up_at: float | None = time.monotonic() + (CONNECT_MS + DATA_HANDSHAKE_MS) / 1000
 

@@ -20,9 +20,9 @@ from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 from penstock.core.ids import AttemptId, JobName, StreamId
-from penstock.runtime.streams import PASS_ENDED, Place, SplitFeed, StreamStopped
+from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped
 from penstock.wire.frames import Units
-from penstock.wire.jobs import Feed, Leftover, Named
+from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
 
 Post: TypeAlias = Callable[[GrantSplits, Callable[[Answer], None]], None]
@@ -34,7 +34,7 @@ PassKey: TypeAlias = tuple[int, int]
 ASK_AGAIN_S = 0.5  # after an answer that says neither yes nor no
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
 UNKNOWN = -2
-"""Answer of `Ledger.following`: the dispatcher must be asked."""
+"""Answer of `StreamLedger.following`: the dispatcher must be asked."""
 
 
 class StaleStream(StreamStopped):
@@ -119,7 +119,7 @@ class Settled(NamedTuple):
     done: tuple[Named, ...]
 
 
-class Ledger:
+class StreamLedger:
     """One stream's lists, from a cut on. Engine threads ask for splits while the stream's thread accounts for cuts."""
 
     def __init__(self, named: Iterable[Named] = ()) -> None:
@@ -164,7 +164,7 @@ class Ledger:
             if found.last is None or found.last == after:
                 found.extend(ordinals)
 
-    def settle(self, places: Iterable[Place]) -> Settled:
+    def settle(self, places: Iterable[SplitPlace]) -> Settled:
         """Return what a cut with these places still needs, and what it does not need any more."""
         with self._lock:
             lowest: dict[PassKey, int] = {}
@@ -206,14 +206,14 @@ class Ledger:
 
 class GrantedFeed(StreamFeed):
     def __init__(
-        self, ledger: Ledger, post: Post, *, job: JobName, attempt: AttemptId, stream: StreamId, binding: int
+        self, ledger: StreamLedger, post: Post, *, job: JobName, attempt: AttemptId, stream: StreamId, binding: int
     ) -> None:
         self._ledger = ledger
         self._post = post
         self._job, self._attempt, self._stream, self._binding = job, attempt, stream, binding
         self._changed = threading.Condition()
         self._asked: dict[PassKey, float] = {}
-        """When a question may be repeated: it was answered with neither yes nor no."""
+        """When a question may be asked again that was answered with neither yes nor no."""
         self._stopped = False
         self._refusal = ""
         self._taken_at: float | None = None
@@ -323,7 +323,7 @@ class FedUnits:
 class FedFeed(StreamFeed):
     """Units 0, 1, 2, ... of a stream, as its reader sends them. Waits while it is behind."""
 
-    def __init__(self, units: FedUnits, feed: Feed) -> None:
+    def __init__(self, units: FedUnits, feed: FeedSpec) -> None:
         self._known = units
         self._feed = feed
         self._stopped = False
@@ -409,7 +409,7 @@ def leftover_feed(leftover: Leftover, split_counts: Sequence[int]) -> StreamFeed
     return fixed_feed(leftover.feed, split_counts)
 
 
-def fixed_feed(feed: Feed, split_counts: Sequence[int]) -> StreamFeed:
+def fixed_feed(feed: FeedSpec, split_counts: Sequence[int]) -> StreamFeed:
     """Return a feed that needs nobody's answer."""
     if feed.kind == "listed":
         return ListedFeed({(source, None): ordinals for source, ordinals in enumerate(feed.listed)})

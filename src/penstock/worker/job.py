@@ -22,7 +22,7 @@ from penstock.runtime.streams import StreamStopped
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.wire.control import ControlClient
-from penstock.wire.frames import StorageOptions
+from penstock.wire.frames import SourceStorageOptions
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 
@@ -40,11 +40,11 @@ class LoadedJob:
     graph: Node
     listings: tuple[Listing, ...]
     caches: bool
-    """Some elements are kept and given again."""
+    """Whether some elements are kept and given again."""
     makes_rounds: bool = False
     """Coordinated reads of what the engine has to group into rounds itself: buckets, padded batches."""
 
-    def source_opener(self, storage: StorageOptions) -> Callable[[SourceNode], Source]:
+    def source_opener(self, storage: SourceStorageOptions) -> Callable[[SourceNode], Source]:
         """Return the way from a node to its source. Runs share none: a source reports bad records to one run."""
         nodes = [node for node in walk(self.graph) if isinstance(node, SourceNode)]
         listing_of = dict(zip(nodes, self.listings))
@@ -61,22 +61,22 @@ class LoadedJob:
         return source_of
 
 
-class Plan(NamedTuple):
+class AttemptPlan(NamedTuple):
     """What an attempt runs, and what it leaves out."""
 
     job: LoadedJob
     excluded: Spec
 
 
-class Job:
+class RunnerJob:
     """Asks the dispatcher for the job; any thread may. Plans are kept by attempt: the next one's may be another."""
 
     def __init__(self, control: ControlClient, name: JobName) -> None:
         self.name = name
         self._control = control
         self._lock = threading.Lock()
-        self._plans: dict[AttemptId | None, Plan] = {}
-        """Of the newest attempts, and of the job as it was when this process began (None)."""
+        self._plans: dict[AttemptId | None, AttemptPlan] = {}
+        """The plans of the newest attempts, and of the job as it was when this process began (None)."""
 
     def load(self, is_stopped: Callable[[], bool]) -> LoadedJob:
         """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
@@ -85,10 +85,10 @@ class Job:
                 spec = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)
                 if not isinstance(spec, Spec):
                     raise ProtocolError(f"the dispatcher answered {type(spec).__name__} to the question what job it is")
-                self._plans[None] = Plan(self._made_of(spec, is_stopped), spec)
+                self._plans[None] = AttemptPlan(self._made_of(spec, is_stopped), spec)
             return self._plans[None].job
 
-    def plan(self, attempt: AttemptId, is_stopped: Callable[[], bool]) -> Plan:
+    def plan(self, attempt: AttemptId, is_stopped: Callable[[], bool]) -> AttemptPlan:
         """Return what an attempt runs, and what to leave out, as fresh as the dispatcher can say now.
 
         Others may have died since this process began, over elements that are left out from then on.
@@ -102,7 +102,7 @@ class Job:
             return known
         if isinstance(answer, Spec):
             with self._lock:
-                known = self._plans[attempt] = Plan(self._made_of(answer, is_stopped), answer)
+                known = self._plans[attempt] = AttemptPlan(self._made_of(answer, is_stopped), answer)
                 for old in [each for each in self._plans if each is not None][:-KEPT_PLANS]:
                     del self._plans[old]
         return known

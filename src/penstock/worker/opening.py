@@ -10,17 +10,17 @@ from functools import partial
 from penstock.core.ids import StreamId, stream_number
 from penstock.processes.flight_record import FlightRecord
 from penstock.runtime.budget import Budget
-from penstock.runtime.iterator import Pipeline, Run
+from penstock.runtime.iterator import PipelineArguments, Run
 from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, TornRounds
 from penstock.stream.checkpoint import Weights
 from penstock.stream.instructions import StartRun, Terms
 from penstock.wire.control import ControlClient
-from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, StorageOptions, Units
+from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
 from penstock.wire.jobs import Cut, Leftover
 from penstock.wire.received import received
-from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, Ledger, StreamFeed, fixed_feed
+from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed
 from penstock.worker.figures import Busy, Figures
-from penstock.worker.job import Job, LoadedJob, Plan
+from penstock.worker.job import AttemptPlan, LoadedJob, RunnerJob
 from penstock.worker.tails import TailRun
 
 
@@ -30,12 +30,12 @@ class Opening:
 
     stream: StreamId
     terms: Terms
-    plan: Plan
+    plan: AttemptPlan
     feed: StreamFeed
-    ledger: Ledger | None
-    """None where splits are not granted: no cut has to name any."""
-    storage: Callable[[], StorageOptions]
-    """The newest that a reader lent, each time: keys may be of a day."""
+    ledger: StreamLedger | None
+    """The splits that were granted; None where splits are not granted, so that no cut has to name any."""
+    storage: Callable[[], SourceStorageOptions]
+    """Gives the newest options that a reader lent, each time it is called: keys may be valid for a day only."""
     allocate: Allocate
     recorder: FlightRecorder
     budget: Callable[[], Budget]
@@ -63,7 +63,7 @@ class Opening:
     def _run(self, cut: Cut, weights: Weights | None) -> Run:
         job, excluded = self.plan
         spec, feed = job.spec, self.terms.feed
-        pipeline = Pipeline(
+        pipeline = PipelineArguments(
             graph=job.graph,
             # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
             seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
@@ -100,14 +100,14 @@ class Opening:
 class RunOpener:
     """A runner's. What readers say sets what the next run gets; runs are opened in their pumps' threads."""
 
-    def __init__(self, job: Job, control: ControlClient, flight: FlightRecord, figures: Figures) -> None:
+    def __init__(self, job: RunnerJob, control: ControlClient, flight: FlightRecord, figures: Figures) -> None:
         self._job = job
         self._control = control
         self._flight = flight
         self._figures = figures
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
-        self._storage: defaultdict[StreamId, dict[tuple[int, int, str], StorageOptions]] = defaultdict(dict)
+        self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
         """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
 
     def take_units(self, message: Units) -> None:
@@ -117,7 +117,7 @@ class RunOpener:
         """Keep what a reader's sources open their storage with."""
         self._storage[message.stream][message.consumer, message.replica, message.trainer] = message.storage
 
-    def _lent_for(self, stream: StreamId) -> StorageOptions:
+    def _lent_for(self, stream: StreamId) -> SourceStorageOptions:
         """Return what the first of a stream's readers lent: they read the same data."""
         lent = self._storage.get(stream)
         return lent[min(lent)] if lent else NO_STORAGE_OPTIONS
@@ -137,7 +137,7 @@ class RunOpener:
     ) -> Opening:
         """Ask for what a run needs. This may wait for the dispatcher."""
         plan = self._job.plan(start.terms.attempt, is_stopped)
-        ledger = Ledger(start.start.named) if start.terms.feed.kind == "granted" else None
+        ledger = StreamLedger(start.start.named) if start.terms.feed.kind == "granted" else None
         return Opening(
             stream=stream,
             terms=start.terms,
@@ -151,7 +151,9 @@ class RunOpener:
             figures=self._figures,
         )
 
-    def _feed(self, stream: StreamId, terms: Terms, ledger: Ledger | None, split_counts: Sequence[int]) -> StreamFeed:
+    def _feed(
+        self, stream: StreamId, terms: Terms, ledger: StreamLedger | None, split_counts: Sequence[int]
+    ) -> StreamFeed:
         if terms.feed.kind == "fed":
             return FedFeed(self._fed[stream], terms.feed)
         if ledger is None:

@@ -59,7 +59,7 @@ class OutputCapture:
         self._deliver = deliver
         self._limit = LineLimit()
         self._own_stdout, self.own_stderr = os.dup(1), os.dup(2)
-        """What they were before."""
+        """The process's own streams, as they were before."""
         self._reading, writing = os.pipe()
         with contextlib.suppress(Exception):
             sys.stdout.flush()

@@ -96,7 +96,7 @@ class Pump:
         self._weights = next((weights for at, weights in reversed(start.mixes) if at <= first), None)
         """What the run mixes by when it opens; None: the pipeline's own."""
         self._changes = deque({(at - first) * width: weights for at, weights in start.mixes if at > first}.items())
-        """After how many outputs of rounds others count, and which."""
+        """Changes of the weights: after how many outputs of rounds, and to which."""
         self._lock = threading.Lock()
         self._opening: Opening | None = None
         self._run: Run | None = None

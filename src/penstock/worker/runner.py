@@ -44,13 +44,14 @@ from penstock.wire.frames import (
     Units,
     UseSlabs,
 )
+from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, lines_of
-from penstock.worker.job import Job
+from penstock.worker.job import RunnerJob
 from penstock.worker.opening import RunOpener
 from penstock.worker.output import OutputCapture
-from penstock.worker.sending import DataSocket, Socket
+from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
 
@@ -71,7 +72,7 @@ def run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    runner = Runner(config, record)
+    runner = JobRunner(config, record)
     capture = OutputCapture(config.worker, runner.streams.say)
     faulthandler.enable(capture.own_stderr)
 
@@ -90,10 +91,10 @@ def run(
     os._exit(0)
 
 
-class Streams:
+class HostedStreams:
     """The streams of a runner, and what readers say to them, as its data socket's thread hears it."""
 
-    def __init__(self, config: RunnerConfig, socket: Socket, arena: Arena, job: Job, opener: RunOpener) -> None:
+    def __init__(self, config: RunnerConfig, socket: Socket, arena: Arena, job: RunnerJob, opener: RunOpener) -> None:
         self.data = DataSocket(socket, self)
         self._config = config
         self._lending = Lending(arena)
@@ -101,10 +102,10 @@ class Streams:
         self._opener = opener
         self._streams: dict[StreamId, AnyStream] = {}
         self._host: Host | None = None
-        """None until the job is loaded."""
+        """What the streams share of this process; None until the job is loaded."""
         self._load_failure: RemoteFailure | None = None
         self._early: list[tuple[bytes, OpenStream]] = []
-        """Came before the job was loaded."""
+        """Openings that came before the job was loaded, each with who sent it."""
         self._checked_at = 0.0
 
     def load(self, is_stopped: Callable[[], bool]) -> None:
@@ -220,7 +221,7 @@ class Streams:
         self.data.stop()
 
 
-class Runner:
+class JobRunner:
     """All of it but the process: tests run it in their own."""
 
     def __init__(self, config: RunnerConfig, record: Any = None) -> None:
@@ -244,9 +245,9 @@ class Runner:
             data=True,
         )
         self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
-        job = Job(self._control, config.job)
+        job = RunnerJob(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
-        self.streams = Streams(config, socket, self._arena, job, opener)
+        self.streams = HostedStreams(config, socket, self._arena, job, opener)
         self._loading = threading.Thread(
             target=self.streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
         )

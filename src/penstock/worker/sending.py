@@ -16,16 +16,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
 import zmq
 
 from penstock.wire.frames import FromRunner, ToRunner
+from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
 from penstock.wire.sockets import Bell
-
-Socket: TypeAlias = "zmq.Socket[bytes]"
 
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
@@ -57,11 +56,11 @@ class DataSocket:
         self._using = threading.Lock()
         self._closed = False
         self._lost: deque[tuple[bytes, Callable[[], None] | None]] = deque()
-        """Who was not there when something was sent, and what is to be done about it."""
+        """Peers that were gone when something was sent to them, and what is to be done about it."""
         self._bell = Bell()
         self._stopping = self._tick_asked = False
         self._peers: set[bytes] = set()
-        """Those that have said something and are not known to be gone."""
+        """Peers that have said something and are not known to be gone."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
 
     def start(self) -> None:

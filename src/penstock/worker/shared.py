@@ -94,9 +94,10 @@ class SharedStream(HostedStream[Shared]):
         self._arena = host.lending.arena
         self._leaving = Leaving()
         self._own_bytes = 0
-        """Of the window, in this process's own memory: there was no room where readers map it."""
+        """How many bytes of the window lie in this process's own memory, because there was no room where readers map
+        it."""
         self._stuck = False
-        """Memory was waited for in vain, and is not again until there is room."""
+        """Whether memory was waited for in vain; it is not waited for again until there is room."""
 
     def tick(self, now: float) -> list[bytes]:
         """Pass over who is silent, too."""

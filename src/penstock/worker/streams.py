@@ -117,13 +117,13 @@ class HostedStream(ABC, Generic[ServedKind]):
     """One stream of a runner; the audience of its pump."""
 
     forget_after_s = FORGET_S
-    """How long it is kept where nobody reads it."""
+    """How long a stream is kept that has no reader."""
 
     def __init__(self, served: ServedKind, host: Host) -> None:
         self.served, self._host = served, host
         self._changed = threading.Condition()
         self._waiting = False
-        """The pump waits for room."""
+        """Whether the pump waits for room."""
         self._failure: RemoteFailure | None = None
         self._pump: Pump | None = None
         self._rounds = self._sent_bytes = 0

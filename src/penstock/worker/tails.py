@@ -16,7 +16,7 @@ from itertools import islice
 from penstock.core.element import Element
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Origin, State
-from penstock.runtime.iterator import Pipeline, Run
+from penstock.runtime.iterator import PipelineArguments, Run
 from penstock.runtime.streams import StreamPart, StreamStopped
 from penstock.wire.jobs import Leftover
 from penstock.wire.received import gaps_in, received
@@ -41,7 +41,7 @@ class TailRun(Run):
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineArguments,
         *,
         budget: Budget,
         part: StreamPart,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from penstock.graph.ops.base import Unary, check_at_least
-from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, Rounds, Traits
+from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, RoundGrouping, Traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -17,7 +17,7 @@ class Batches(Unary):
     TRAITS: ClassVar[Traits] = Traits(
         flow=Flow.OWN,
         may_skip=False,
-        regroups=Regroups(by=GroupedBy.ORDER, rounds=Rounds.ANY),
+        regroups=Regroups(by=GroupedBy.ORDER, rounds=RoundGrouping.ANY),
         only_counts=False,
         holds_back=False,
         order_bound=False,
@@ -49,7 +49,9 @@ class Batch(Batches):
 class PaddedBatch(Batches):
     """Arrays padded to the longest of the batch, to `length`, or to a multiple of `multiple_of`, along every axis."""
 
-    TRAITS: ClassVar[Traits] = replace(Batches.TRAITS, regroups=Regroups(by=GroupedBy.ORDER, rounds=Rounds.TOGETHER))
+    TRAITS: ClassVar[Traits] = replace(
+        Batches.TRAITS, regroups=Regroups(by=GroupedBy.ORDER, rounds=RoundGrouping.TOGETHER)
+    )
     value: Any = 0
     length: int | None = None
     multiple_of: int | None = None
@@ -70,7 +72,7 @@ class Rebatch(Unary):
     """Batches of another size, cut and joined by columns without touching rows."""
 
     TRAITS: ClassVar[Traits] = replace(
-        Batches.TRAITS, regroups=Regroups(by=GroupedBy.ROWS, rounds=Rounds.ANY), holds_back=True
+        Batches.TRAITS, regroups=Regroups(by=GroupedBy.ROWS, rounds=RoundGrouping.ANY), holds_back=True
     )
     size: int
     drop_last: bool = False

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.functions import UserFunction
 from penstock.graph.ops.base import Unary, check_at_least
-from penstock.graph.traits import Columns, Flow, GroupedBy, Inputs, OnWorkers, Regroups, Rounds, Traits
+from penstock.graph.traits import Columns, Flow, GroupedBy, Inputs, OnWorkers, Regroups, RoundGrouping, Traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -18,7 +18,7 @@ class BucketByLength(Unary):
     TRAITS: ClassVar[Traits] = Traits(
         flow=Flow.OWN,
         may_skip=False,
-        regroups=Regroups(by=GroupedBy.KEY, rounds=Rounds.BUCKETS),
+        regroups=Regroups(by=GroupedBy.KEY, rounds=RoundGrouping.BUCKETS),
         only_counts=False,
         holds_back=True,
         order_bound=True,
@@ -58,7 +58,7 @@ class GroupByWindow(Unary):
     """
 
     TRAITS: ClassVar[Traits] = replace(
-        BucketByLength.TRAITS, regroups=Regroups(by=GroupedBy.KEY, rounds=Rounds.TOGETHER)
+        BucketByLength.TRAITS, regroups=Regroups(by=GroupedBy.KEY, rounds=RoundGrouping.TOGETHER)
     )
     key: UserFunction
     size: int

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element, element_bytes, opened, rebuild_like
+from penstock.core.element import Array, Element, element_bytes, opened, rebuild_like
 from penstock.core.errors import BatchShapeError
 from penstock.graph import ops
 from penstock.graph.parameters import short_label
 from penstock.runtime.blame import RowOrigins, blame, wrong_row
 from penstock.runtime.buffers import BufferPool
 from penstock.runtime.building import Site, Step, builds, make_step
-from penstock.runtime.collate import Array, collate, different_arrays, different_structure, stack_leaves
+from penstock.runtime.collate import collate, different_arrays, different_structure, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
 from penstock.runtime.flight import Flight
 from penstock.runtime.ops.batch import Collate, stacking

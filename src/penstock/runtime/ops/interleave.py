@@ -24,7 +24,7 @@ from penstock.runtime.stats import StageMeter
 
 
 @dataclass(slots=True)
-class _Slot:
+class _ParentAtWork:
     parent: Waiting
     children: Iterator[Any]
     given: int = 0
@@ -76,11 +76,11 @@ class Interleaving(Stage):
         self._error: BaseException | None = None
         self._now: Moment = OpenedAt(state)
 
-    def _enter(self, parent: Waiting, given: int) -> _Slot:
+    def _enter(self, parent: Waiting, given: int) -> _ParentAtWork:
         ident = None if parent.ident is None else parent.ident[0]
         try:
             children = iter(self._children(parent.element, ident))
-            return _Slot(parent, children, sum(1 for _ in islice(children, given)))
+            return _ParentAtWork(parent, children, sum(1 for _ in islice(children, given)))
         except Exception as error:
             raise_blamed(error, self._label, parent.origin)
 
@@ -131,7 +131,7 @@ class Interleaving(Stage):
                 self._ring.append(self._enter(parent, 0))
         return bool(self._ring)
 
-    def _leave(self, slot: _Slot) -> None:
+    def _leave(self, slot: _ParentAtWork) -> None:
         self._ring.remove(slot)
         self._input.give(slot.parent)
         self._in_turn = 0
@@ -141,7 +141,7 @@ class Interleaving(Stage):
     def _moment(self) -> Moment:
         return _Turn(self._input.moment(), tuple((s.parent.ordinal, s.given) for s in self._ring), self._in_turn)
 
-    def _child_ident(self, slot: _Slot) -> Idents:
+    def _child_ident(self, slot: _ParentAtWork) -> Idents:
         assert slot.parent.ident is not None
         ident = slot.parent.ident.copy()
         ident[:, 2] = child_paths(ident[:, 2], np.array([slot.given]))

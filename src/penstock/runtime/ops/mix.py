@@ -58,7 +58,7 @@ class _MixMarks:
     before: Sequence[_InputAt]
     picks: Sequence[tuple[int, float]]
     weights: Sequence[float] | None
-    """To be kept in the state."""
+    """The weights to keep in the state."""
 
     def at(self, k: int) -> State:
         taken, units = [0] * len(self.before), [start.units for start in self.before]

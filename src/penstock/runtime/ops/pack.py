@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Element
+from penstock.core.element import Array, Element
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.ops import PackLong
@@ -22,8 +22,6 @@ from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Fixed, Idents, Marks, Origin, Stage, State
 from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

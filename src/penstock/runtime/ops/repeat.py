@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.graph import ops
 from penstock.graph.ops import NEVER_ENDS, MemorySlot
 from penstock.runtime.building import Site, builds
-from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, CountedMarks, Fixed, Marks, Origin, Stage, State
 from penstock.runtime.empty_passes import EmptyPasses
 from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
@@ -132,7 +132,7 @@ class Epochs(Stage):
         if self._given >= self._count:
             return Chunk((), Fixed([self._given, self._end]))
         chunk = self._repeated.pull(min(want, self._count - self._given))
-        marks = Counted(self._given, chunk.marks)
+        marks = CountedMarks(self._given, chunk.marks)
         self._given += len(chunk.elements)
         if self._given == self._count:
             self._end_at(chunk.marks.at(len(chunk.elements)))

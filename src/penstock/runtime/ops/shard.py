@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.graph import ops
 from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Stage
-from penstock.runtime.streaming.sharding import Sharding
+from penstock.runtime.streaming.sharding import ShardStage
 
 
 @builds(ops.Shard)
 def _sharding(node: ops.Shard, at: Site, upstream: Stage) -> Stage:
-    return Sharding(at.meter, upstream, at.placement.share) if at.placement.shards_at(node) else upstream
+    return ShardStage(at.meter, upstream, at.placement.share) if at.placement.shards_at(node) else upstream

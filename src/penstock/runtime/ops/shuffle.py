@@ -20,7 +20,7 @@ from penstock.runtime.ops.source import RandomOrder
 from penstock.runtime.randomness import block_permutation, derive_key
 from penstock.runtime.shuffling import block_size, order_of, source_reached
 from penstock.runtime.stats import StageMeter
-from penstock.runtime.streaming.sharding import Share
+from penstock.runtime.streaming.sharding import StreamShare
 
 
 class _Block:
@@ -73,7 +73,9 @@ class _BlockMarks:
 class BlockShuffle(Stage):
     _offset: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, *, size: int, order: RandomOrder, share: Share) -> None:
+    def __init__(
+        self, meter: StageMeter, upstream: Stage, *, size: int, order: RandomOrder, share: StreamShare
+    ) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._whole_size = size

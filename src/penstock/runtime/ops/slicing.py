@@ -6,7 +6,7 @@ from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.ops import NEVER_ENDS
 from penstock.runtime.building import Site, builds
-from penstock.runtime.contract import Chunk, Counted, Fixed, Marks, Shifted, Stage, State
+from penstock.runtime.contract import Chunk, CountedMarks, Fixed, Marks, Shifted, Stage, State
 from penstock.runtime.stats import StageMeter
 
 
@@ -22,7 +22,7 @@ class _Counting(Stage):
         self.upstream.open(pass_, upstream_state)
 
     def _counted(self, chunk: Chunk) -> Chunk:
-        marks = Counted(self._given, chunk.marks)
+        marks = CountedMarks(self._given, chunk.marks)
         self._given += len(chunk.elements)
         return Chunk(chunk.elements, marks, chunk.idents)
 
@@ -47,7 +47,7 @@ class Taking(_Counting):
     def _pull(self, want: int) -> Chunk:
         left = want if self._count == NEVER_ENDS else self._count - self._given
         if left <= 0:
-            return Chunk((), Counted(self._given, self._end or Fixed(None)))
+            return Chunk((), CountedMarks(self._given, self._end or Fixed(None)))
         chunk = self.upstream.pull(min(want, left))
         self._end = Shifted(chunk.marks, len(chunk.elements))
         return self._counted(chunk)

@@ -24,12 +24,12 @@ from penstock.sources.base import (
     IndexableSource,
     LocatesElements,
     LocatesRecords,
-    Position,
     Reader,
     Records,
     SkipsBadRecords,
     Source,
     Split,
+    SplitPosition,
 )
 
 
@@ -50,12 +50,12 @@ class Reading:
     """How a source is read, of whatever kind it is."""
 
     number: int
-    """Of the source in its graph."""
+    """The source's number in its graph."""
     identity_number: int
     """Of the source in what its elements' identities say."""
     splits: Sequence[Split]
     ordinals: Callable[[int], Ordinals]
-    """Return those of a pass."""
+    """Gives the ordinals of a pass's splits."""
     with_idents: bool
     order: RandomOrder | None
     quarantine: Quarantine | None
@@ -72,7 +72,7 @@ class RunMarks:
     ordinal: int
     number: int
     split: Split
-    first: Position
+    first: SplitPosition
     indices: Sequence[int] | None
     offsets: Sequence[int] | None
     source: Source
@@ -128,10 +128,10 @@ class SplitSource(Stage):
         self._order = block_permutation(random.key(pass_), count) if random else np.arange(count)
         self._ordinals = self._how.ordinals(pass_)
         self._ordinal: int | None = None  # asking for the first one may take time, or claim it: not before it is read
-        self._position = Position()
+        self._position = SplitPosition()
         place = read_place(state)
         if place is not None:
-            self._ordinal, self._position = place[0], Position(*place[1:])
+            self._ordinal, self._position = place[0], SplitPosition(*place[1:])
 
     def _pull(self, want: int) -> Chunk:
         while True:
@@ -151,7 +151,7 @@ class SplitSource(Stage):
             self._reader.close()
             self._reader = None
             self._ordinal = self._ordinals.after(self._ordinal)
-            self._position = Position()
+            self._position = SplitPosition()
 
     def _read(self, reader: Reader, want: int) -> Records:
         flight, number = self._how.flight, self._split_number
@@ -177,7 +177,7 @@ class SplitSource(Stage):
         if self._source.remote:
             for later in self._ordinals.ahead(ordinal):
                 if later not in self._ahead:
-                    self._ahead[later] = self._source.open(self._splits[int(self._order[later])], Position())
+                    self._ahead[later] = self._source.open(self._splits[int(self._order[later])], SplitPosition())
         return True
 
     def _chunk_of(
@@ -188,7 +188,7 @@ class SplitSource(Stage):
         place = (self._ordinals, self._ordinal, self._split_number, self._split)
         marks = RunMarks(*place, first, indices, offsets, self._source)
         after = int(indices[-1]) + 1 if indices is not None else first.index + count
-        self._position = Position(after, int(offsets[-1]) if offsets is not None else None)
+        self._position = SplitPosition(after, int(offsets[-1]) if offsets is not None else None)
         idents = None
         if self._how.with_idents:
             numbers = np.arange(first.index, first.index + count) if indices is None else np.asarray(indices)

@@ -17,7 +17,7 @@ from penstock.core.element import batch_length, slice_batch
 from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
 from penstock.runtime.ops.pending import PendingInput, Waiting
 from penstock.runtime.stats import StageMeter
-from penstock.runtime.streaming.sharding import Share
+from penstock.runtime.streaming.sharding import StreamShare
 from penstock.runtime.streams import Left, SplitFeed
 
 Advance = Callable[[int, Left], State]
@@ -48,7 +48,7 @@ class PlainRemainder:
 @dataclass(frozen=True, slots=True)
 class _RowsMarks:
     rows: int
-    """Taken of the first batch before."""
+    """How many rows of the first batch were taken before."""
     marks: Marks
 
     def at(self, k: int) -> State:
@@ -176,7 +176,7 @@ class Leftovers(Stage):
         *,
         leftovers: Sequence[Left],
         feed: SplitFeed,
-        share: Share,
+        share: StreamShare,
         advance: Advance,
     ) -> None:
         super().__init__(meter, upstream)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.runtime.contract import Chunk, Counted, Marks, Origin, Stage, State
+from penstock.runtime.contract import Chunk, CountedMarks, Marks, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
 
 
 @dataclass(slots=True)
-class Share:
+class StreamShare:
     """Read by operators when they are opened. A tail changes it from leftover to leftover."""
 
     shuffle_parts: int = 1
@@ -19,7 +19,7 @@ class Share:
     def of(self, size: int) -> int:
         """Return the part of a shuffle's size.
 
-        >>> [Share(shuffle_parts=4).of(size) for size in (1000, 10, 1)]
+        >>> [StreamShare(shuffle_parts=4).of(size) for size in (1000, 10, 1)]
         [250, 3, 1]
         """
         return max(1, -(-size // self.shuffle_parts))
@@ -40,7 +40,7 @@ class _KeptMarks:
         return self.marks.origin(self.kept[k])
 
 
-class Sharding(Stage):
+class ShardStage(Stage):
     """Keeps elements number w of each n, counted from the start of the pass.
 
     The state is `[elements counted, input's state]`. Alone, and where splits are shared out instead, it is not there.
@@ -48,7 +48,7 @@ class Sharding(Stage):
 
     _counted: int
 
-    def __init__(self, meter: StageMeter, upstream: Stage, share: Share) -> None:
+    def __init__(self, meter: StageMeter, upstream: Stage, share: StreamShare) -> None:
         super().__init__(meter, upstream)
         self.upstream = upstream
         self._share = share
@@ -64,7 +64,7 @@ class Sharding(Stage):
             chunk = self.upstream.pull(want * of)
             total = len(chunk.elements)
             if not total:
-                return Chunk((), Counted(self._counted, chunk.marks))
+                return Chunk((), CountedMarks(self._counted, chunk.marks))
             kept = range((number - self._counted) % of, total, of)
             marks = _KeptMarks(self._counted, chunk.marks, kept, total)
             self._counted += total

@@ -53,14 +53,14 @@ class _UnitMarks:
     number: int
     pass_: int
     ordinal: int
-    """Of the first element's unit."""
+    """The ordinal of the first element's unit."""
     index: int
-    """Of the first element in it."""
+    """The index of the first element in that unit."""
     ends: Sequence[int]
     """How many of the elements precede the end of each unit that ends here."""
     indices: Sequence[int]
     starts: Sequence[int]
-    """Of the source's splits."""
+    """The number of the first element of each of the source's splits."""
     source: IndexableSource
 
     def at(self, k: int) -> State:

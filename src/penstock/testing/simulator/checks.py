@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from penstock.testing.simulator.engine import PASS, Batch, Shape
+from penstock.testing.simulator.engine import PASS, FakeBatch, Shape
 from penstock.testing.simulator.history import Read
 from penstock.testing.simulator.world import Failed
 
@@ -48,7 +48,7 @@ def _twice(read: Read, given: list[int]) -> list[int]:
     return sorted(twice)
 
 
-def deterministic_histories(shape: Shape) -> list[list[Batch]]:
+def deterministic_histories(shape: Shape) -> list[list[FakeBatch]]:
     """Return what consumers must see in deterministic order, from the description alone."""
     if shape.fed:
         return [shape.units]

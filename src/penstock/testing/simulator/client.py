@@ -12,9 +12,9 @@ from penstock.client.fed import Feeder
 from penstock.client.sampling import Drawing, Feed
 from penstock.core.ids import AttemptId, ClientId, RunnerId
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
-from penstock.stream.consuming import Ask, Consumer, Memory, Seat, Tell
-from penstock.testing.simulator.engine import Batch, Shape
-from penstock.testing.simulator.history import NOWHERE, Place, State, Step
+from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
+from penstock.testing.simulator.engine import FakeBatch, Shape
+from penstock.testing.simulator.history import NOWHERE, FakeState, RankStep, RoundPlace
 from penstock.testing.simulator.world import Failed, Link, Peer
 from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
@@ -44,7 +44,7 @@ MEMORY_BYTES = 2 << 20  # the smallest windows: two or three rounds
 LOOK_EVERY_S = 0.2
 BEAT_EVERY_S = 1.0
 GIVE_UP_S = 6.0
-"""Of a client that is told "not yet": then somebody starts all of them again."""
+"""How long a client that is told "not yet" asks again, before all clients are started anew."""
 FED_AHEAD = 4
 
 
@@ -53,7 +53,7 @@ class FakeClient(Peer):
 
     consumer: Consumer
     _held: HeldView
-    """These are there when it is open."""
+    """The view of the epoch; like the consumer, it is there once the epoch is open."""
 
     def __init__(self, trainer: Trainer, rank: int, how: How, after: AttemptId | None = None) -> None:
         """`after`: the attempt that the same process has read to its end."""
@@ -62,7 +62,7 @@ class FakeClient(Peer):
         self.is_open = self.closed = False
         self._shape, self._spec = trainer.shape, trainer.shape.spec()
         self._began_at = self.world.now
-        self._ready: deque[tuple[Batch, Place]] = deque()
+        self._ready: deque[tuple[FakeBatch, RoundPlace]] = deque()
         """What is being served and was not taken."""
         self._feeder = self._feed() if self._shape.fed else None
         self._checkpoint: Checkpoint | None = None
@@ -165,7 +165,7 @@ class FakeClient(Peer):
     def attempt(self) -> AttemptId | None:
         return self.consumer.view.attempt if self.is_open else None
 
-    def _state(self) -> State:
+    def _state(self) -> FakeState:
         """Return what is saved, after a way through JSON."""
         return ConsumerState(
             attempt=self.consumer.view.attempt,
@@ -231,13 +231,13 @@ class FakeClient(Peer):
     def _carry_out(self) -> None:
         for instruction in self.consumer.instructions():
             match instruction:
-                case Tell(runner, address, OpenStream() as opening):
+                case TellRunner(runner, address, OpenStream() as opening):
                     self._tell(runner, opening, address)
                     if self._feeder is not None:
                         self._tell(runner, self._feeder.opened(self.consumer.readers[opening.stream]))
-                case Tell(runner, _, message):
+                case TellRunner(runner, _, message):
                     self._tell(runner, message)
-                case Ask(request):
+                case AskDispatcher(request):
                     self.ask(request, self._told_end if isinstance(request, EndStream) else self._answered)
 
     def _tell(
@@ -303,9 +303,9 @@ class FakeClient(Peer):
             batch, place = self._ready.popleft()
             assert consumer.serving is not None
             consumer.settle(consumer.serving.size - len(self._ready))
-            steps.append(Step(batch, place, self._state()))
+            steps.append(RankStep(batch, place, self._state()))
         elif self.trainer.sits_out(self.rank):
-            steps.append(Step((), NOWHERE, self._state()))
+            steps.append(RankStep((), NOWHERE, self._state()))
 
     @property
     def is_at_end(self) -> bool:

@@ -16,7 +16,7 @@ from penstock.wire.messages import Granted, GrantSplits, Request
 
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
 """What becomes of records that were written and not synced."""
-Taken: TypeAlias = list[tuple[Decision, str, int]]
+TakenRequests: TypeAlias = list[tuple[Decision, str, int]]
 """What was decided, who asked for it and with which number; 0: nobody."""
 
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
@@ -31,7 +31,8 @@ class Disk:
         self.records: list[bytes] = []
         self.synced = 0
         self.position = position
-        """Of what is synced. It only grows, so that those who have seen a higher one know of something lost."""
+        """The position of what is synced. It only grows, so that those who have seen a higher one know of something
+        lost."""
 
     def write(self, events: list[AnyEvent]) -> int:
         """Write a record, if there are events; return which position is reached when all is synced."""
@@ -106,7 +107,7 @@ class FakeDispatcher(Actor):
 
     def _decide(self) -> None:
         waiting, self._inbox = self._inbox, []
-        taken: Taken = []
+        taken: TakenRequests = []
         for sender, (number, request, seen) in waiting:
             if seen > self.disk.position:
                 taken.append((self._reconcile(seen), "", 0))
@@ -135,12 +136,12 @@ class FakeDispatcher(Actor):
             if again.answer != decision.answer or again.events:
                 raise Failed(f"asked twice, {request} was answered {decision.answer} and {again.answer}")
 
-    def _write(self, taken: Taken) -> None:
+    def _write(self, taken: TakenRequests) -> None:
         hard = [event for decision, _, _ in taken for event in decision.events if event.JOURNALED]
         position = self.disk.write(hard)
         self.world.at(self.world.rng.uniform(0.001, 0.02) if hard else 0.0, self, self._commit, taken, position)
 
-    def _commit(self, taken: Taken, position: int) -> None:
+    def _commit(self, taken: TakenRequests, position: int) -> None:
         disk = self.disk
         disk.sync()
         self._say(taken, position)
@@ -150,7 +151,7 @@ class FakeDispatcher(Actor):
         self._busy = False
         self._start()
 
-    def _say(self, taken: Taken, position: int) -> None:
+    def _say(self, taken: TakenRequests, position: int) -> None:
         if self.disk.position < position:
             raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
         for decision, sender, number in taken:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from penstock.core.ids import BlobHash, Fingerprint, JobName
 from penstock.runtime.streams import PASS_ENDED, PLACE, SplitFeed
-from penstock.wire.jobs import Feed, JobSpec, Leftover
+from penstock.wire.jobs import FeedSpec, JobSpec, Leftover
 from penstock.wire.modes import Ranks, Sharding, Share, ShareKind, Uneven
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import UNKNOWN, PassKey, leftover_feed
 
-Batch: TypeAlias = tuple[int, ...]
+FakeBatch: TypeAlias = tuple[int, ...]
 PASS = 1_000_000
 """Element x of the p-th pass of an epoch is x + p * PASS: so that each is there once."""
 
@@ -61,10 +61,10 @@ class Shape:
         return self.streams > 0 and not self.coordinated
 
     @property
-    def feeds(self) -> tuple[Feed, ...]:
+    def feeds(self) -> tuple[FeedSpec, ...]:
         """Of streams whose splits or units follow from their number."""
         numbers = range(self.streams if self.deals else 0)
-        return tuple(Feed(kind="fed" if self.fed else "dealt", number=n, of=self.streams) for n in numbers)
+        return tuple(FeedSpec(kind="fed" if self.fed else "dealt", number=n, of=self.streams) for n in numbers)
 
     @property
     def split_counts(self) -> tuple[int, ...]:
@@ -79,10 +79,10 @@ class Shape:
         return [x + p * PASS for p in range(self.repeat) for split in self.splits for x in split]
 
     @property
-    def units(self) -> list[Batch]:
+    def units(self) -> list[FakeBatch]:
         return self.batches([x for split in self.splits for x in split])
 
-    def batches(self, elements: list[int]) -> list[Batch]:
+    def batches(self, elements: list[int]) -> list[FakeBatch]:
         return [tuple(elements[at : at + self.batch]) for at in range(0, len(elements), self.batch)]
 
     @property
@@ -114,7 +114,7 @@ class Shape:
 class Made(NamedTuple):
     """A chunk of one output, with the states before and after it: these are its marks."""
 
-    elements: tuple[Batch]
+    elements: tuple[FakeBatch]
     before: Any
     after: Any
 
@@ -133,7 +133,7 @@ class SplitNeeded(NamedTuple):
     after: int | None
 
 
-Outputs: TypeAlias = Iterator[Made | SplitNeeded]
+FakeOutputs: TypeAlias = Iterator[Made | SplitNeeded]
 """In between them `SplitNeeded`, again and again, as long as the next split is not known."""
 NextSplit: TypeAlias = Callable[[PassKey, int | None], int | None]
 """(key, after) -> the next ordinal, None at the end, `UNKNOWN`"""
@@ -143,7 +143,7 @@ def known_splits(feed: SplitFeed) -> NextSplit:
     return lambda key, after: feed.next_split(*key, after)
 
 
-def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, rest: list[int]) -> Outputs:
+def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, rest: list[int]) -> FakeOutputs:
     """Make batches of a stream's elements from a state on; what does not fill one is in `rest` at the end."""
     first, place, *ends = cast(list[Any], state or [0, None])
     for number in range(first, shape.repeat):
@@ -165,7 +165,7 @@ def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, re
             ends.append([PLACE, *key, PASS_ENDED, 0])
 
 
-def numbered(output: Callable[[int], Batch | SplitNeeded | None], state: Any) -> Outputs:
+def numbered(output: Callable[[int], FakeBatch | SplitNeeded | None], state: Any) -> FakeOutputs:
     """Give outputs that are known by their number, from a state on, until there is none."""
     number = 0 if state is None else state[0]
     while (found := output(number)) is not None:
@@ -176,9 +176,9 @@ def numbered(output: Callable[[int], Batch | SplitNeeded | None], state: Any) ->
             yield Made((found,), before, state)
 
 
-def tail_outputs(shape: Shape, epoch: int, leftovers: tuple[Leftover, ...]) -> list[Batch]:
+def tail_outputs(shape: Shape, epoch: int, leftovers: tuple[Leftover, ...]) -> list[FakeBatch]:
     """Return what ended streams still had: outputs that lie in gaps as they are, then batches of the rest of each."""
-    outputs: list[Batch] = []
+    outputs: list[FakeBatch] = []
     rest: list[int] = []
     for leftover in leftovers:
         unmade: list[int] = []

@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.core.ids import AttemptId
-from penstock.testing.simulator.engine import Batch, Shape
+from penstock.testing.simulator.engine import FakeBatch, Shape
 
-State: TypeAlias = dict[str, Any]
-Place: TypeAlias = tuple[int, int]
+FakeState: TypeAlias = dict[str, Any]
+RoundPlace: TypeAlias = tuple[int, int]
 """(number of a stream, round)"""
-NOWHERE: Place = (-1, -1)
+NOWHERE: RoundPlace = (-1, -1)
 
 
-class Step(NamedTuple):
+class RankStep(NamedTuple):
     """What a rank was given, where that came from, and the state that was saved after it."""
 
-    batch: Batch
-    place: Place
-    state: State
+    batch: FakeBatch
+    place: RoundPlace
+    state: FakeState
 
 
-BEGINNING = Step((), NOWHERE, {})
+BEGINNING = RankStep((), NOWHERE, {})
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class Read:
     """What was given in one epoch."""
 
     shape: Shape
-    before: list[Batch] = field(default_factory=list)
-    """To ranks of another number, or before they came back without their states."""
+    before: list[FakeBatch] = field(default_factory=list)
+    """What was given to another number of ranks, or before ranks came back without their states."""
     padded: list[int] = field(default_factory=list)
     """What was in the last batches of those: a round of theirs may have been filled up with it."""
-    base: list[State] = field(default_factory=list)
+    base: list[FakeState] = field(default_factory=list)
     """The states that ranks of another number had saved, where these began with them."""
     joined_late: bool = False
     """It began inside the window of others, or came back without its state."""
     attempt: AttemptId | None = None
-    ranks: list[list[Step]] = field(init=False)
+    ranks: list[list[RankStep]] = field(init=False)
     """The steps of each, after its beginning, which has no state until the rank has opened the epoch.
 
     A copy (`dataclasses.replace`) is at its beginning: what ranks read of the same epoch that have begun it anew.
@@ -54,15 +54,15 @@ class Read:
         self.ranks = [[BEGINNING] for _ in range(self.shape.consumers)]
 
     @property
-    def histories(self) -> list[list[Batch]]:
+    def histories(self) -> list[list[FakeBatch]]:
         return [[step.batch for step in steps[1:]] for steps in self.ranks]
 
     @property
-    def places(self) -> list[list[Place]]:
+    def places(self) -> list[list[RoundPlace]]:
         return [[step.place for step in steps[1:]] for steps in self.ranks]
 
     @property
-    def given(self) -> list[Batch]:
+    def given(self) -> list[FakeBatch]:
         """All batches, whoever had them."""
         return [*self.before, *(batch for history in self.histories for batch in history)]
 
@@ -71,7 +71,7 @@ class Read:
         """How many each rank has taken."""
         return [len(steps) - 1 for steps in self.ranks]
 
-    def states(self, step: int) -> list[State]:
+    def states(self, step: int) -> list[FakeState]:
         return [steps[step].state for steps in self.ranks]
 
     @property

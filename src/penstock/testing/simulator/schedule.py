@@ -27,7 +27,7 @@ from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Wor
 from penstock.wire.messages import DrainWorker
 from penstock.wire.modes import ShareKind, Uneven
 
-Kind: TypeAlias = Literal[
+FaultKind: TypeAlias = Literal[
     "kill runner",
     "kill machine",
     "freeze machine",
@@ -44,7 +44,7 @@ Kind: TypeAlias = Literal[
 MOVING = frozenset(
     {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "add worker", "cut connection"}
 )
-"""Streams may go to other processes by these."""
+"""The faults that may move streams to other processes."""
 ENDS_AT_S = 90.0
 MOST_HAPPENINGS = 60_000
 
@@ -52,7 +52,7 @@ MOST_HAPPENINGS = 60_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     at_s: float
-    kind: Kind
+    kind: FaultKind
     which: int = 0
     seconds: float = 0.0
     tail: Tail = "lost"
@@ -112,7 +112,7 @@ def make_schedule(seed: int) -> Schedule:
     faults = [
         Fault(
             at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),
-            kind=rng.choice(get_args(Kind)),
+            kind=rng.choice(get_args(FaultKind)),
             which=rng.randrange(6),
             seconds=rng.choice((0.3, 1.0, 2.0, 6.5)),
             tail=rng.choice(get_args(Tail)),

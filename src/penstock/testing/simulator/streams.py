@@ -21,8 +21,8 @@ from penstock.stream.sharing import Shared, SharingTerms
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.testing.simulator.engine import (
-    Batch,
-    Outputs,
+    FakeBatch,
+    FakeOutputs,
     SplitNeeded,
     batches_from,
     known_splits,
@@ -33,7 +33,7 @@ from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, StreamRefused, Units
 from penstock.wire.jobs import Cut, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits
-from penstock.worker.feeds import FedUnits, Ledger, Settled, fixed_feed
+from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.workers import FakeRunner
@@ -102,7 +102,7 @@ class FakeStream(ABC):
     def deliver(self, run: int, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> Iterator[Wait]:
         """Deliver rounds, after whatever has to be encoded first."""
 
-    def tell_rounds(self, peer: bytes, batches: list[Batch], **header: Any) -> int:
+    def tell_rounds(self, peer: bytes, batches: list[FakeBatch], **header: Any) -> int:
         """Send a reader its rounds; return how large they are."""
         nbytes = len(batches) * ROUND_BYTES
         rounds = Rounds(stream=self.id, count=len(batches), nbytes=nbytes, layout=b"", **header)
@@ -110,7 +110,7 @@ class FakeStream(ABC):
         return nbytes
 
 
-class DealtStream(FakeStream):
+class FakeDealtStream(FakeStream):
     served: Dealt
 
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
@@ -143,7 +143,7 @@ class DealtStream(FakeStream):
         self.carry_out()
 
 
-class SharedStream(FakeStream):
+class FakeSharedStream(FakeStream):
     served: Shared
 
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
@@ -203,7 +203,7 @@ class FakePump:
     def __init__(self, stream: FakeStream, start: StartRun) -> None:
         self._stream, self._runner, self._start = stream, stream.runner, start
         self._maker = RoundMaker(width=stream.delivery.width, cut=start.start, next_round=start.start_round)
-        self._ledger = Ledger(start.start.named) if start.terms.feed.kind == "granted" else None
+        self._ledger = StreamLedger(start.start.named) if start.terms.feed.kind == "granted" else None
         self._work = self._make_all()
         self._go_on_later()
 
@@ -258,7 +258,7 @@ class FakePump:
         self._stream.served.ended(self._start.number, End(maker.next_round, cut, leftover), done)
         self._stream.carry_out()
 
-    def _open(self, rest: list[int]) -> Outputs:
+    def _open(self, rest: list[int]) -> FakeOutputs:
         """Begin to make outputs; what does not fill one is in `rest` at the end."""
         terms, shape, state = self._start.terms, self._runner.shape, self._start.start.engine
         if terms.feed.kind == "tail":
@@ -269,12 +269,12 @@ class FakePump:
         next_split = known_splits(fixed_feed(terms.feed, shape.split_counts)) if ledger is None else ledger.following
         return batches_from(shape, terms.epoch, next_split, state, rest)
 
-    def _fed_output(self, ordinal: int) -> Batch | SplitNeeded | None:
+    def _fed_output(self, ordinal: int) -> FakeBatch | SplitNeeded | None:
         units = self._stream.units
         unit = units.get(ordinal)
         return unit if unit is not None or units.ends_before(ordinal) else SplitNeeded((0, 0), ordinal)
 
-    def _ask(self, ledger: Ledger, needed: SplitNeeded) -> None:
+    def _ask(self, ledger: StreamLedger, needed: SplitNeeded) -> None:
         terms, key = self._start.terms, needed.key
         after = ledger.last(key, needed.after)
 

@@ -10,7 +10,7 @@ from penstock.core.ids import AttemptId, JobName
 from penstock.stream.checkpoint import read_states
 from penstock.testing.simulator.client import FakeClient, How, merged
 from penstock.testing.simulator.engine import Shape
-from penstock.testing.simulator.history import Read, State
+from penstock.testing.simulator.history import FakeState, Read
 from penstock.testing.simulator.world import World
 
 
@@ -84,7 +84,7 @@ class Trainer:
                 self.read = Read(self.shape)
                 self._start("fresh", after=[client.attempt for client in self.clients])
 
-    def states(self) -> list[State]:
+    def states(self) -> list[FakeState]:
         """Return the checkpoint that all ranks load: of the last step they all took, or what they began at."""
         found = self.read.states(min(self.read.steps))
         return found if all(found) else self.read.base

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core.ids import AgentId, JobName, RunnerId, StreamId, WorkerId
 from penstock.testing.simulator.engine import Shape
-from penstock.testing.simulator.streams import DealtStream, SharedStream
+from penstock.testing.simulator.streams import FakeDealtStream, FakeSharedStream
 from penstock.testing.simulator.world import Failed, Link, Peer, World
 from penstock.wire.frames import OpenStream
 from penstock.wire.messages import (
@@ -84,7 +84,7 @@ class FakeRunner(Peer):
         self.place = RunnerPlace(start.runner, start.worker, start.job, self.name)
         self.ready = False
         self._agent = agent
-        self._streams: dict[StreamId, DealtStream | SharedStream] = {}
+        self._streams: dict[StreamId, FakeDealtStream | FakeSharedStream] = {}
         self.world.at(0.1, self, self._tick)
         self.world.at(self.world.rng.uniform(0.05, 0.3), self, self._become_ready)
 
@@ -101,7 +101,9 @@ class FakeRunner(Peer):
         if isinstance(header, OpenStream) and header.runner != self.name:
             raise Failed(f"{self.name} was asked for {header.runner}")
         if header.stream not in self._streams:
-            self._streams[header.stream] = (SharedStream if self.spec.sharing else DealtStream)(self, header.stream)
+            self._streams[header.stream] = (FakeSharedStream if self.spec.sharing else FakeDealtStream)(
+                self, header.stream
+            )
         self._streams[header.stream].hear(link.name.encode(), header)
 
     def lost(self, link: Link) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 from penstock.graph.code_digest import digest, digest_code
 from penstock.graph.installed import is_installed, is_installed_module, reference_of, version_of
-from penstock.graph.modules import absolute_name, own_modules
 from penstock.graph.references import Import, references
+from penstock.graph.user_modules import absolute_name, own_modules
 from penstock.graph.value_digest import ValueDigester, cell_contents, lasting_state, state_of
 
 ARROW = " → "

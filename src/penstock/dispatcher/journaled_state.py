@@ -51,7 +51,7 @@ class StateBrokenError(PenstockError):
     """A decision did not fit the state. Memory has been read again from disk: what was not committed is undone."""
 
 
-class Truth:
+class JournaledState:
     """See the module. Raises `JournalWriteError` where a write failed; memory is then right again, answers are not."""
 
     def __init__(self, journal: Journal, blobs: BlobStore, *, draw: Callable[[], str], now: float) -> None:
@@ -64,7 +64,7 @@ class Truth:
         self._complain_at = float("-inf")
         self.write_failures = self.tails_lost = self.events = self.commits = 0
         self.failures = 0
-        """Requests and ticks that made our own code fail."""
+        """How many requests and ticks made our own code fail."""
         self._load()
         self._begin(now)
 
