@@ -133,6 +133,11 @@ def test_a_stream_whose_reader_came_back_from_before_its_end_is_served_though_th
     simulate(501645)
 
 
+def test_a_list_that_had_ended_is_not_asked_for_after_a_journal_is_lost() -> None:
+    """The dispatcher knows no split that the stream was through with, and refuses to say what comes after one."""
+    simulate(23186)
+
+
 @pytest.mark.parametrize("seed", [17, 23, 31, 40])
 def test_a_seed_says_everything(seed: int) -> None:
     one, other = simulate(seed), simulate(seed)

@@ -9,7 +9,7 @@ from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.streams import PASS_ENDED, SplitPlace, StreamStopped
 from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused, TryAgain
-from penstock.worker.feeds import GrantedFeed, StaleStream, StreamLedger, fixed_feed
+from penstock.worker.feeds import UNKNOWN, GrantedFeed, StaleStream, StreamLedger, fixed_feed
 
 
 class Grants:
@@ -67,6 +67,14 @@ def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:
     assert feed.next_split(0, 0, 7) == 9
     assert feed.next_split(0, 0, 9) == 12
     assert grants.asked[0].after == 9
+
+
+def test_a_list_that_a_cut_names_as_ended_has_no_more() -> None:
+    ledger = StreamLedger((Named(1, 0, (), True), Named(0, 0, (5,), True), Named(2, 0, (3,), False)))
+    assert ledger.following((1, 0), 4) is None
+    assert ledger.following((0, 0), None) == 5 and ledger.following((0, 0), 5) is None
+    assert ledger.following((2, 0), 3) == UNKNOWN
+    assert ledger.settle([SplitPlace(1, 0, PASS_ENDED)]).named[1] == Named(1, 0, (), True)
 
 
 def test_a_granted_feed_waits_for_an_answer_that_is_one() -> None:

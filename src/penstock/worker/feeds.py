@@ -89,6 +89,11 @@ class _List:
         self.last = ordinals[-1] if ordinals else self.last
         self.ended = not ordinals
 
+    def restore(self, named: Named) -> None:
+        """Begin with what a cut names: all of it was handed to the engine."""
+        self.extend(named.ordinals, handed=True)
+        self.ended = named.ended
+
     def needed_from(self, ordinal: int) -> int:
         """Return how many come before a place of the engine's."""
         if ordinal == PASS_ENDED:
@@ -126,8 +131,7 @@ class StreamLedger:
         self._lock = threading.Lock()
         self._lists: defaultdict[PassKey, _List] = defaultdict(_List)
         for entry in named:
-            if entry.ordinals:
-                self._lists[entry.source, entry.pass_].extend(entry.ordinals, handed=True)
+            self._lists[entry.source, entry.pass_].restore(entry)
 
     def following(self, key: PassKey, after: int | None) -> int | None:
         """Return the ordinal after `after`, None at the end of the list, `UNKNOWN` if more may be granted."""
