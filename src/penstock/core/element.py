@@ -6,6 +6,7 @@ A leaf is a numpy array or scalar, a Python scalar, `bytes`, `str`, `None`, or a
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from penstock.core.leaves import JoinArrays, LeafType, add_type, is_namedtuple_t
 
 Element: TypeAlias = Any
 """A user's value; the one place where `Any` is meant."""
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+"""Leaves that are what they are: the table has nothing to say about them."""
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
@@ -153,6 +156,8 @@ def element_bytes(element: Element) -> int:
         return 64 + sum(map(element_bytes, element))
     if isinstance(element, np.ndarray):
         return int(element.nbytes)
+    if type(element) in _PLAIN:
+        return sys.getsizeof(element)
     if (inside := opened(element)) is not None:
         return 64 + element_bytes(inside[0])
     return leaf_type(type(element)).nbytes(element)
