@@ -49,8 +49,12 @@ class Trainer:
     # What its clients say
 
     def enter(self, attempt: AttemptId) -> None:
-        """A rank reads in that attempt. One that came back without its state may be in a later epoch than before."""
-        if self.shape.sharing and self.read.attempt not in (None, attempt):
+        """A rank reads in that attempt. One that came back without its state may be in a later epoch than before.
+
+        Or in one that it was through with when it was killed, and had not said so: nothing is left for it there.
+        """
+        before = self.read.attempt not in (None, attempt) or any(each.attempt == attempt for each in self.epochs_read)
+        if self.shape.sharing and before:
             self.read = Read(self.shape, joined_late=True)
         self.read.attempt = attempt
 
