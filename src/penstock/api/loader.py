@@ -28,6 +28,7 @@ from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
 from penstock.client.options import JobOptions
 from penstock.client.statistics import LoaderStatistics
+from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, StateMismatchError
 from penstock.graph import ops
@@ -123,8 +124,7 @@ class Loader(Operators):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that epoch."""
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-            raise InvalidArgumentError(f"epoch={epoch!r} must be a whole number of at least 0")
+        check_whole("epoch", epoch, 0)
         self._next_epoch, self._loaded = epoch, None
 
     def set_weights(self, weights: Sequence[float]) -> None:

@@ -26,6 +26,7 @@ from penstock.api.distribute import Destination
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
 from penstock.client.limits import Limits
+from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import DataError, InvalidArgumentError, InvalidPipelineError, SaveMismatchError
 from penstock.graph.length import endless_operator
@@ -77,8 +78,7 @@ def save_dataset(
     progress: bool,
 ) -> SavedDataset:
     """See `Dataset.save`."""
-    if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
-        raise InvalidArgumentError(f"rows_per_file={rows_per_file!r} must be a whole number of at least 1")
+    check_whole("rows_per_file", rows_per_file, 1)
     if is_remote(path):
         raise InvalidArgumentError(
             f"path={path!r}: save writes to a folder that the workers and this process share; copy it from there"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from penstock.core.checks import check_names
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
@@ -152,9 +153,8 @@ class LocalService:
 
 
 def _tags(tags: object) -> tuple[str, ...]:
-    given = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else (tags,)
-    names = tuple(tag for tag in given if isinstance(tag, str) and tag.strip() and "," not in tag)
-    if len(names) < len(given):
+    names = check_names("tags", tags, "names, without commas")
+    if any("," in name for name in names):
         raise InvalidArgumentError(f"tags={tags!r} must be names, without commas")
     return names
 

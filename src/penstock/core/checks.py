@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.core.errors import InvalidArgumentError, choice
 
@@ -36,3 +36,16 @@ def check_flag(argument: str, value: object) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{argument}={value!r} must be True or False")
+
+
+def check_names(argument: str, value: object, meant: str) -> tuple[str, ...]:
+    """Return the names that were given, one or several; refuse what is none.
+
+    >>> check_names("requires", "gpu", "tags"), check_names("requires", ["gpu", "ssd"], "tags")
+    (('gpu',), ('gpu', 'ssd'))
+    """
+    given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    names = tuple(name for name in given if isinstance(name, str) and name.strip())
+    if len(names) < len(given):
+        raise InvalidArgumentError(f"{argument}={value!r} must be {meant}")
+    return names

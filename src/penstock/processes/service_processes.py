@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core.arguments import check_whole
+from penstock.core.checks import check_whole
 from penstock.core.errors import (
     CannotListenError,
     InvalidArgumentError,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.arguments import check_whole
+from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError
 
 DEFAULT_MEMORY_SHARE = 0.1  # of what the process may use: the rest is the trainer's

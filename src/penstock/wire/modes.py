@@ -8,13 +8,13 @@ in `client.options`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from penstock.core.checks import check_choice, check_flag, check_positive, check_whole
+from penstock.core.checks import check_choice, check_flag, check_names, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError
 
 Order: TypeAlias = Literal["relaxed", "deterministic"]
@@ -247,11 +247,7 @@ class Placement(Mode, frozen=True):
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, get_args(Target))
-        given: object = self.requires
-        tags = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-        if not all(isinstance(tag, str) and tag for tag in tags):
-            raise InvalidArgumentError(f"requires={self.requires!r} must be tags of workers: names")
-        force_setattr(self, "requires", tags)
+        force_setattr(self, "requires", check_names("requires", self.requires, "tags of workers: names"))
         if self.max_workers is not None:
             check_whole("max_workers", self.max_workers, 1)
 
