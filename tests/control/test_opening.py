@@ -144,6 +144,18 @@ def test_who_begins_anew_itself_is_not_told_that_its_place_was_taken() -> None:
     assert cluster.pushes(Superseded) == []
 
 
+def test_the_opening_of_a_dead_reader_that_arrives_after_its_successors_opens_nothing() -> None:
+    cluster = started()
+    dead = cluster.opening(began_ns=1)
+    successor = cluster.ask(cluster.opening(began_ns=2, rejoin="a0-r0"))
+    assert isinstance(successor, EpochOpened)
+    refused = cluster.ask(dead)
+    assert isinstance(refused, Refused)
+    assert refused.kind == "superseded"
+    elsewhere = cluster.ask(cluster.opening(began_ns=1, host="h2", rejoin="a0-r0"))  # another clock
+    assert isinstance(elsewhere, EpochOpened)
+
+
 def test_a_late_duplicate_of_a_superseded_opening_opens_nothing() -> None:
     cluster = Cluster()
     cluster.register("w0")

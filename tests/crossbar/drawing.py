@@ -69,7 +69,19 @@ def draw_pipeline(rng: random.Random, way: str = "plain") -> Pipeline:
             steps.append(Step("tokens"))
         if kind == "row" or name != "batch":
             steps.append(Step(name, STEPS[name].draw(rng, pipeline)))
-    return _with_leaf_types(_of_bounded_size(replace(pipeline, steps=tuple(steps))))
+    return _with_leaf_types(_of_bounded_size(_with_something_left(replace(pipeline, steps=tuple(steps)))))
+
+
+def _with_something_left(pipeline: Pipeline) -> Pipeline:
+    """Leave out a filter that lets nothing of endless data through: the plain run would never give anything either.
+
+    Not drawn: what a seed gives stays the same.
+    """
+    kept: list[Step] = []
+    for step in pipeline.steps:
+        if step.name != "filter_all" or not replace(pipeline, steps=tuple(kept)).endless:
+            kept.append(step)
+    return replace(pipeline, steps=tuple(kept))
 
 
 def _with_leaf_types(pipeline: Pipeline) -> Pipeline:

@@ -42,6 +42,8 @@ def unclear(case: Case) -> bool:
     if mixes_nothing(case):
         return True
     ranks = max(leg.ranks for leg in case.legs)
+    if modes.guarantee == "at_most_once" and ranks > 1 and any(leg.harmed for leg in case.legs[:-1]):
+        return True  # of a stream that is given up, ranks had taken unequal numbers of rounds: so do their epochs end
     if modes.uneven == "allow" and ranks > 1 and pipeline.join is not None and pipeline.join.name == "mix":
         return True  # each rank needs a stream of its own, and a mix cannot be cut into more than it has splits
     no_mark = modes.sharding == "hint" and not pipeline.has("shard")

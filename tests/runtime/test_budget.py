@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -57,8 +61,6 @@ def test_a_budget_too_small_is_refused():
 
 
 def test_a_slow_reader_leaves_no_more_than_the_budget_buffered():
-    import numpy as np
-
     ds = ps.range(10_000).map(lambda x: np.zeros(100_000, np.uint8), threads=2).prefetch()
     with ds.iterator(memory_bytes=4 << 20, threads=2) as iterator:
         for _ in range(20):
@@ -68,8 +70,6 @@ def test_a_slow_reader_leaves_no_more_than_the_budget_buffered():
 
 
 def test_large_elements_that_cost_nothing_are_made_no_further_ahead_than_the_budget_allows():
-    import numpy as np
-
     made: list[int] = []
 
     def block(i: int) -> np.ndarray:
@@ -82,3 +82,23 @@ def test_large_elements_that_cost_nothing_are_made_no_further_ahead_than_the_bud
             next(iterator)
             ahead = max(ahead, len(made) - read)
     assert ahead <= 32  # each of the two buffers, what is worked on for it, and what the reader holds: 4 MiB each
+
+
+def test_many_threads_of_a_function_that_waits_make_no_more_at_once_than_the_budget_allows():
+    lock = threading.Lock()
+    under_way = most = 0
+
+    def block(i):
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        made = np.full(1 << 17, i, np.float64)  # 1 MiB
+        time.sleep(0.01)
+        with lock:
+            under_way -= 1
+        return made
+
+    with ps.range(400).map(block).batch(2).iterator(memory_bytes=8 << 20, threads=2) as iterator:
+        assert sum(1 for _ in iterator) == 200
+    assert 2 <= most <= 4

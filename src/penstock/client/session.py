@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import perf_counter, time_ns
+from time import CLOCK_BOOTTIME, clock_gettime_ns, perf_counter, time_ns
 from weakref import WeakMethod
 
 from msgspec.structs import replace
@@ -93,6 +93,7 @@ class EpochSession:
         """The attempt began at a checkpoint."""
         self._options, self._submission = options, submission
         self._client = ClientId(secrets.token_hex(8))
+        self._began_ns = clock_gettime_ns(CLOCK_BOOTTIME)
         self._stop = threading.Event()
         self._beating = True
         """No beat is to be sent: one is under way, or there is nothing to beat for yet."""
@@ -192,6 +193,7 @@ class EpochSession:
             trainer=seat.trainer,
             after=self.link.finished.get(seat.job),
             reader=f"process {self.link.pid} on {socket.gethostname()}",
+            began_ns=self._began_ns,
         )
 
     def _feeds(self, state: ConsumerState) -> Mapping[int, FeedSpec]:

@@ -99,6 +99,9 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
     """The process that reads, as people know it."""
     life: int = 0
     """How often its trainer had begun anew without its states, where trainers share the job."""
+    host: str = ""
+    began_ns: int = 0
+    """When the reader began to ask, by the clock of `host`."""
 
 
 class ConsumerClosed(Journaled, frozen=True, tag="closed"):

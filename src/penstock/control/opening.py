@@ -1,6 +1,7 @@
 """A consumer opens an epoch: who starts one, who joins one, who waits.
 
-- A slot (`wire.jobs.Slot`) has one reader; the newest wins, and the older one is told so at once.
+- A slot (`wire.jobs.Slot`) has one reader; the newest wins, and the older one is told so at once. On one host the
+  newest is who began last, not whose message arrives last: a dead reader's may still be on its way.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
   closed it or opened a newer one.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
@@ -82,11 +83,18 @@ def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
         return Refused(reason=f"replica={request.replica} is negative", kind="invalid_argument")
     job = draft.state.jobs.get(request.job)
     left_behind = job is not None and bool(job.spec.sharing) and request.rejoin not in (None, *job.iterations)
-    if job is not None and request.client in job.past_clients and not left_behind:
+    past = job is not None and request.client in job.past_clients and not left_behind
+    if job is not None and (past or _is_late(job, request)):
         return Refused(
             reason="another reader has taken this consumer's place, or this one was closed", kind="superseded"
         )
     return None
+
+
+def _is_late(job: Job, request: OpenEpoch) -> bool:
+    """Whether a reader that began later holds the slot: then this was sent by one that is dead, or about to be told."""
+    holders = (iteration.opened.get(request.slot) for iteration in job.iterations.values())
+    return any(held and held.is_later_than(request.client, request.host, request.began_ns) for held in holders)
 
 
 # The job
@@ -342,7 +350,11 @@ def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, 
     slot = request.slot
     opened = draft.job(request.job).iterations[attempt].opened.get(slot)
     if opened is None or opened.client != request.client or opened.closed:
-        draft.emit(e.ConsumerOpened(request.job, attempt, slot, request.client, request.reader, life))
+        draft.emit(
+            e.ConsumerOpened(
+                request.job, attempt, slot, request.client, request.reader, life, request.host, request.began_ns
+            )
+        )
         leases = draft.state.clients.get(request.job)
         older = leases.get(opened.client) if opened is not None and leases is not None else None
         if older is not None and older.client != request.client:

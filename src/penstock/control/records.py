@@ -213,6 +213,13 @@ class Opened(Record, frozen=True):
     """The process that reads, as people know it."""
     life: int = 0
     """How often its trainer had begun anew without its states, where trainers share the job."""
+    host: str = ""
+    began_ns: int = 0
+    """When the reader began to ask, by the clock of `host`."""
+
+    def is_later_than(self, client: ClientId, host: str, began_ns: int) -> bool:
+        """Whether another reader is known to have begun before this one: on one host clocks can be compared."""
+        return client != self.client and host == self.host and began_ns < self.began_ns
 
 
 class Iteration(Record, frozen=True):

@@ -303,7 +303,9 @@ class ClusterState:
         iteration = self._iteration(event.job, event.attempt)
         slot = event.slot
         before = iteration.opened.get(slot)
-        held = Opened(client=event.client, reader=event.reader, life=event.life)
+        held = Opened(
+            client=event.client, reader=event.reader, life=event.life, host=event.host, began_ns=event.began_ns
+        )
         opened = {**iteration.opened, slot: held}
         self._put(event.job, replace(iteration, opened=opened))
         wishes = self.wishes.get(event.attempt, {})

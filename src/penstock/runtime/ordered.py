@@ -55,6 +55,8 @@ class Buffering:
 
     max_bytes: int
     max_elements: int | None = None
+    cores: int = 1
+    """So many chunks may be worked on at once, however large they are."""
 
 
 class Ordered(Stage):
@@ -210,10 +212,11 @@ class Ordered(Stage):
     def _has_room(self) -> bool:
         if not self._may_run_ahead:
             return False
-        if not self._slots:
-            return True
+        if not self._slots and not self._active:
+            return True  # one at least, however large it is
         room = self._room
-        if self._buffered_bytes + self._active * self._chunk_bytes >= room.max_bytes:
+        under_way = self._active * self._chunk_bytes if self._active >= room.cores else 0
+        if self._buffered_bytes + under_way >= room.max_bytes:
             return False
         if room.max_elements is not None and self._buffered_elements + len(self._slots) > room.max_elements:
             return False
@@ -267,8 +270,8 @@ class Ordered(Stage):
                 outcome = Outcome(Chunk((), Fixed(None)), error)
         assert watch is not None
         call = watch.stop()
-        if threads and self._tuner.probing:
-            call = replace(call, elapsed_s=call.elapsed_s + _wait_for_gil())
+        if self._tuner.probing:
+            call = _judged_by_gil(call, alone=threads == 0)
         made = outcome.chunk.elements
         nbytes = self._bytes_of(made)
         with self._lock:
@@ -329,14 +332,20 @@ class Ordered(Stage):
                 self._reader.wake()
 
 
-def _wait_for_gil() -> float:
-    """Give the GIL up for a moment and return how long it took to get it back.
+def _judged_by_gil(call: Call, *, alone: bool) -> Call:
+    """Give the GIL up for a moment, and return the call as judged by how long it takes to get it back.
 
-    Calls shorter than the interpreter's switch interval run undisturbed; that they take turns shows only between them.
+    Beside its like: calls shorter than the interpreter's switch interval run undisturbed; that they take turns shows
+    only between them. Alone: where other threads of the process hold the GIL, each sleep may have been for that, and a
+    function that computes must not be taken for one that waits for something outside.
     """
+    if alone and not call.sleeps:
+        return call
     began = perf_counter()
     sleep(HAND_OVER_S)
-    return max(0.0, perf_counter() - began - 4 * HAND_OVER_S)
+    waited_s = max(0.0, perf_counter() - began - 4 * HAND_OVER_S)
+    elapsed_s = max(call.cpu_s, call.elapsed_s - call.sleeps * waited_s) if alone else call.elapsed_s + waited_s
+    return replace(call, elapsed_s=elapsed_s)
 
 
 class Prefetching(Ordered):

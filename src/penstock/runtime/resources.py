@@ -24,7 +24,8 @@ class Resources:
 
     def room(self, max_elements: int | None = None) -> Buffering:
         share = BUFFERS_SHARE * min(LARGEST_SHARE, 1 / max(1, self.buffers))
-        return Buffering(max_bytes=int(self.budget.memory_bytes * share), max_elements=max_elements)
+        max_bytes = int(self.budget.memory_bytes * share)
+        return Buffering(max_bytes=max_bytes, max_elements=max_elements, cores=self.budget.threads)
 
     def tuner(self, threads: int | None, meter: StageMeter) -> Tuner:
         if self.pool is None:

@@ -56,7 +56,7 @@ class Tuner(Protocol):
     threads: int
     chunk_size: int
     probing: bool
-    """Whether the stage should also measure how long a thread waits for the GIL after a call."""
+    """Whether the stage should also measure how long a thread waits for the GIL."""
 
     def worked(self, elements: int, call: Call, threads: int) -> None: ...
 
@@ -93,6 +93,7 @@ class WorkTuner(ChunkSizer):
     def __init__(self, meter: StageMeter, cores: int) -> None:
         super().__init__()
         self.threads = 0
+        self.probing = True
         self._meter = meter
         self._cores = cores
         self._alone: CallCost | None = None
@@ -109,7 +110,7 @@ class WorkTuner(ChunkSizer):
         self.sized(elements, call.elapsed_s)
         if self._settled:
             if self._retry_at and perf_counter() > self._retry_at:
-                self._settled, self._alone = False, None
+                self._settled, self._alone, self.probing = False, None, True
                 self._retry_at = 0.0
                 self.threads = self._meter.threads = 0
                 self._reset()
@@ -144,7 +145,7 @@ class WorkTuner(ChunkSizer):
                 self._retry_at = perf_counter() + self._retry_after_s
                 self._retry_after_s *= 2
         self.threads = decision.threads
-        self.probing = self.threads > 0 and not self._settled
+        self.probing = not self._settled
         self._meter.threads = decision.threads
         if decision.holds_gil is not None:
             self._meter.holds_gil = decision.holds_gil

@@ -41,6 +41,8 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     """The attempt that this reader has read to its end: its `CloseClient` may come later, or never."""
     reader: str = ""
     """Which process reads, for people: the one whose place it takes is told."""
+    began_ns: int = 0
+    """When it began to ask, by its host's clock since boot."""
 
     @property
     def slot(self) -> Slot:

@@ -77,6 +77,7 @@ class FakeClient(Peer):
             host="host",
             trainer=trainer.name,
             after=after,
+            began_ns=int(1e9 * self.world.now),
         )
         if how != "fresh" and not self._shape.fed:
             request = self._loaded(request, how)
