@@ -190,9 +190,12 @@ class Served(ABC, Generic[ReaderKind]):
         """Let go of all readers, and of what is kept for them."""
         self._forget_readers(now)
 
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None:
-        for _, reader in self._of(peer, opening):
+    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> list[ReaderKind]:
+        """A reader has credit for more; return it, if it is known."""
+        heard = [reader for _, reader in self._of(peer, opening)]
+        for reader in heard:
             reader.hear(credit, taken, now)
+        return heard
 
     def close_reader(
         self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1

@@ -112,10 +112,24 @@ class Shared(Served[RankReader]):
         team.hear(seat, message)
         reader = self.readers[key] = RankReader(peer, message, key, now)
         self._first_at = now if self._first_at is None else self._first_at
-        for mate in self._mates(trainer):
-            mate.move_to(team.past_gaps(mate.next_round))
+        self._pass_gaps(trainer, team)
         team.await_ranks(now, complete=self._is_complete(trainer))
         self._admit(reader, now)
+        self._begin_teams()
+
+    def _begin_teams(self) -> None:
+        """Let trainers that hold nothing begin where the window does, once there is one and their ranks are there."""
+        if self._run is None and self._end is None:
+            return
+        for trainer, team in self._teams.items():
+            if not team.begun and (team.impatient or self._is_complete(trainer)):
+                team.begin_at(self.window.first)
+                self._pass_gaps(trainer, team)
+
+    def _pass_gaps(self, trainer: str, team: Team) -> None:
+        """See that no rank of a trainer stands in a gap: what is skipped is not its to have."""
+        for mate in self._mates(trainer):
+            mate.move_to(team.past_gaps(mate.next_round))
 
     def _new_team(self, trainer: str, message: OpenStream) -> Team:
         """Begin a life of a trainer. What is left of the last one is gone, and nothing is given once more."""
@@ -125,9 +139,11 @@ class Shared(Served[RankReader]):
         begun = trainer in self._sent or self._sharing.trainers > 0
         return Team(message.life, had=self._sent.get(trainer, 0), begun=begun)
 
-    def with_mates(self, peer: bytes) -> list[RankReader]:
-        """Return the readers of a peer, and all ranks of their trainers."""
-        trainers = {reader.trainer for reader in self.readers.values() if reader.peer == peer}
+    def with_mates(self, readers: list[RankReader]) -> list[RankReader]:
+        """Return readers, and all ranks of their trainers."""
+        if self.delivery.width == 1:
+            return readers
+        trainers = {reader.trainer for reader in readers}
         return [reader for reader in self.readers.values() if reader.trainer in trainers]
 
     def _mates(self, trainer: str) -> list[RankReader]:
@@ -191,6 +207,7 @@ class Shared(Served[RankReader]):
             if team.await_ranks(now, complete=self._is_complete(trainer)):
                 for reader in self._mates(trainer):
                     self._admit(reader, now)
+        self._begin_teams()
         return probed
 
     def _begin(self) -> None:
@@ -244,13 +261,13 @@ class Shared(Served[RankReader]):
 
     def _may_have(self, reader: RankReader) -> bool:
         """Say whether a rank may be given its next round: others of its trainer were, or all of them can be."""
-        team = self._teams[reader.trainer]
         if self.delivery.width == 1:
             return True
+        team = self._teams[reader.trainer]
         if reader.next_round < team.front:
             return reader.next_round >= self.window.first  # else they are made again, if the others do not go back too
         mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and mate.seat not in team.ended]
-        can = all(mate.hungry and team.past_gaps(mate.next_round) >= team.front for mate in mates)
+        can = all(mate.hungry and mate.next_round >= team.front for mate in mates)
         return can and (team.impatient or self._is_complete(reader.trainer))
 
     # The window
@@ -330,42 +347,39 @@ class Shared(Served[RankReader]):
         return True
 
     def offer(self, reader: RankReader) -> Offer | None:
-        """Return what the window has for a reader, as far as its credit goes."""
-        if self._run is None and self._end is None:
+        """Return what the window has for a reader, as far as its credit goes.
+
+        It is asked of every reader after every frame: for one that has all there is, that is two comparisons.
+        """
+        at = reader.next_round
+        if at >= self.window.end or not reader.hungry or not self._may_have(reader):
             return None
-        has_all = not reader.hungry or reader.next_round >= self.window.end
-        if has_all and self.delivery.width == 1 and self._teams[reader.trainer].begun:
-            return None  # asked of every reader after every frame: and one alone has nothing to be moved past
-        self._move(reader)
-        entry = self.window.holding(reader.next_round)
-        if entry is None or not reader.hungry or not self._may_have(reader):
+        entry = self.window.holding(at)
+        if entry is None:
             return None
+        team = self._teams[reader.trainer]
         return Offer(
             entry,
             skipped=max(0, entry.seq - reader.due),
-            had=max(0, reader.next_round - entry.seq),
-            holes=self._teams[reader.trainer].gaps_in(reader.next_round, entry.after),
+            had=max(0, at - entry.seq),
+            holes=team.gaps_in(at, entry.after) if at < team.gaps_end else (),
             shared=entry.made_for != reader.trainer,
         )
 
-    def _move(self, reader: RankReader) -> None:
-        """Let a trainer that holds nothing begin where the window does, and a rank pass what its trainer skips."""
-        team = self._teams[reader.trainer]
-        if not team.begun and (team.impatient or self._is_complete(reader.trainer)):
-            team.begin_at(self.window.first)
-        reader.move_to(team.past_gaps(reader.next_round))
-
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
         """A reader was sent what it was offered."""
-        entry, team = offer.entry, self._teams[reader.trainer]
-        if self.delivery.width > 1:
-            team.skip(reader.next_round, entry.seq)
-        team.give(reader.seat, entry.after)
-        reader.give(entry.after, nbytes)
-        self._note_sent(reader, entry.after)
+        self._give(reader, self._teams[reader.trainer], offer.entry.seq, offer.entry.after, nbytes)
 
-    def _note_sent(self, reader: RankReader, after: int) -> None:
+    def _give(self, reader: RankReader, team: Team, start: int, after: int, nbytes: int) -> None:
+        """Rounds up to `after` are sent to a reader; those before `start` that it was not sent are gone."""
         trainer = reader.trainer
+        if self.delivery.width > 1 and reader.next_round < start:
+            team.skip(reader.next_round, start)
+            self._pass_gaps(trainer, team)
+        team.give(reader.seat, after)
+        reader.give(after, nbytes)
+        if after < team.gaps_end:
+            reader.move_to(team.past_gaps(after))
         self._sent[trainer] = max(after, self._sent.get(trainer, after))
         self._passed_over.discard((trainer, reader.seat))
 
@@ -378,16 +392,10 @@ class Shared(Served[RankReader]):
             team = self._teams[reader.trainer]
             if reader.seat in team.ended:
                 continue
-            self._move(reader)
             if reader.next_round >= end.seq or (not len(self.window) and self._may_have(reader)):
-                if self.delivery.width > 1:
-                    team.skip(reader.next_round, end.seq)
                 self._tell_end(reader, end, skipped=max(0, end.seq - reader.due))
-                after = max(end.seq, reader.due)
-                reader.give(after, 0)
                 team.end(reader.seat)
-                team.give(reader.seat, after)
-                self._note_sent(reader, after)
+                self._give(reader, team, end.seq, max(end.seq, reader.due), 0)
 
     def _tell_ends(self, end: End, done: Iterable[Named]) -> None:
         self._end = end

@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -52,7 +52,7 @@ AnyStream: TypeAlias = "HostedStream[Served[Any]]"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """What the streams of a process work with, and share."""
 
@@ -63,7 +63,7 @@ class Host:
     opener: RunOpener
     streams: dict[StreamId, AnyStream]
 
-    @property
+    @cached_property
     def window_bytes(self) -> int:
         """What sharing may take."""
         asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
