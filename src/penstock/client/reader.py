@@ -20,7 +20,6 @@ from typing import Self
 from penstock.client.connection import Connections, FramePayload, RunnerConnection
 from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
-from penstock.client.sharing import SkipWarning
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError
 from penstock.stream.checkpoint import ConsumerState, Weights
@@ -34,8 +33,33 @@ from penstock.wire.jobs import JobView
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this
 POLL_S = 0.5
 SHOWN_PARTS = 12  # of what is waited for
+SKIPPED_SHARE = 0.01
+FEW_ELEMENTS = 1_000  # before so many, a share says little
 
 _log = logging.getLogger("penstock")
+
+
+class SkipWarning:
+    """Says once that a trainer skips more than a hundredth of its epoch."""
+
+    def __init__(self, job: str, trainer: str) -> None:
+        self._job, self._trainer = job, trainer
+        self._said = False
+
+    def check(self, read: int, skipped: int, *, ended: bool = False) -> None:
+        seen = read + skipped
+        if self._said or skipped <= SKIPPED_SHARE * (seen if ended else max(seen, FEW_ELEMENTS)):
+            return
+        self._said = True
+        _log.warning(
+            "trainer %r skipped %d of %d elements of job %r (%.1f %%): others read faster than it, and the window has "
+            "moved on. A larger window_bytes= skips less, and ps.Share('wait') nothing",
+            self._trainer,
+            skipped,
+            seen,
+            self._job,
+            100 * skipped / seen,
+        )
 
 
 class EpochReader:

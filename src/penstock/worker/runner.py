@@ -25,6 +25,7 @@ import zmq
 from penstock.core.ids import StreamId
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
@@ -50,7 +51,6 @@ from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, lines_of
 from penstock.worker.job import RunnerJob
 from penstock.worker.opening import RunOpener
-from penstock.worker.output import OutputCapture
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
