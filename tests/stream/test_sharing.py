@@ -14,7 +14,7 @@ from penstock.stream.teams import GATHER_RANKS_S, RankReader
 from penstock.stream.window import Entry
 from penstock.wire.frames import StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut
-from tests.stream.records import cut_at, delivery, opens
+from tests.stream.records import FAILURE, cut_at, delivery, opens
 
 ROUND_BYTES = 100
 SHARE = FRAMES_A_WINDOW * ROUND_BYTES
@@ -333,7 +333,7 @@ def test_a_failed_run_goes_on_where_it_failed() -> None:
     stream = Stream()
     stream.open("a")
     stream.reads("a", 2)
-    stream.served.failed(1)
+    stream.served.failed(1, FAILURE)
     stream.served.instructions()
     stream.open("a", 2)
     assert stream.starts == [0, 2] and stream.reads("a", 1) == [2]

@@ -39,29 +39,6 @@ FEW_ELEMENTS = 1_000  # before so many, a share says little
 _log = logging.getLogger("penstock")
 
 
-class SkipWarning:
-    """Says once that a trainer skips more than a hundredth of its epoch."""
-
-    def __init__(self, job: str, trainer: str) -> None:
-        self._job, self._trainer = job, trainer
-        self._said = False
-
-    def check(self, read: int, skipped: int, *, ended: bool = False) -> None:
-        seen = read + skipped
-        if self._said or skipped <= SKIPPED_SHARE * (seen if ended else max(seen, FEW_ELEMENTS)):
-            return
-        self._said = True
-        _log.warning(
-            "trainer %r skipped %d of %d elements of job %r (%.1f %%): others read faster than it, and the window has "
-            "moved on. A larger window_bytes= skips less, and ps.Share('wait') nothing",
-            self._trainer,
-            skipped,
-            seen,
-            self._job,
-            100 * skipped / seen,
-        )
-
-
 class EpochReader:
     """One consumer's iterator over one epoch."""
 
@@ -82,7 +59,7 @@ class EpochReader:
         """What is being served; the first `_at` of them were given to the trainer."""
         self._at = self._size = 0
         self._pumped_at = 0.0
-        self._skips = None if not session.delivery.shared else SkipWarning(session.seat.job, session.seat.trainer)
+        self._said_skips = False
         self.consumer = session.consumer(memory_bytes, now=monotonic())
         self._connections = session.connections()
         self._finalizer = weakref.finalize(self, _let_go, session, self.consumer, self._connections)
@@ -247,9 +224,23 @@ class EpochReader:
         self._end(settled=True)
 
     def _check_skipped(self, *, ended: bool = False) -> None:
-        if self._skips is not None and (skipped := self.consumer.skipped):
-            self._metrics.missed(skipped)
-            self._skips.check(self.consumer.step, skipped, ended=ended)
+        """Count what this trainer skipped, and say it once where that is more than a hundredth of its epoch."""
+        if not self.session.delivery.shared or not (skipped := self.consumer.skipped):
+            return
+        self._metrics.missed(skipped)
+        seen = self.consumer.step + skipped
+        if self._said_skips or skipped <= SKIPPED_SHARE * (seen if ended else max(seen, FEW_ELEMENTS)):
+            return
+        self._said_skips = True
+        _log.warning(
+            "trainer %r skipped %d of %d elements of job %r (%.1f %%): others read faster than it, and the window has "
+            "moved on. A larger window_bytes= skips less, and ps.Share('wait') nothing",
+            self.session.seat.trainer,
+            skipped,
+            seen,
+            self.session.seat.job,
+            100 * skipped / seen,
+        )
 
     def _check_job(self) -> None:
         failure = self.consumer.failure

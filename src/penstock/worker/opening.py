@@ -44,8 +44,6 @@ class Opening:
     terms: Terms
     plan: AttemptPlan
     feed: StreamFeed
-    ledger: StreamLedger | None
-    """The splits that were granted; None where splits are not granted, so that no cut has to name any."""
     storage: Callable[[], SourceStorageOptions]
     """Gives the newest options that a reader lent, each time it is called: keys may be valid for a day only."""
     allocate: Allocate
@@ -149,13 +147,11 @@ class RunOpener:
     ) -> Opening:
         """Ask for what a run needs. This may wait for the dispatcher."""
         plan = self._job.plan(start.terms.attempt, is_stopped)
-        ledger = StreamLedger(start.start.named) if start.terms.feed.kind == "granted" else None
         return Opening(
             stream=stream,
             terms=start.terms,
             plan=plan,
-            feed=self._feed(stream, start.terms, ledger, plan.job.spec.split_counts),
-            ledger=ledger,
+            feed=self._feed(stream, start, plan.job.spec.split_counts),
             storage=partial(self._lent_for, stream),
             allocate=allocate,
             recorder=self._flight.recorder(stream),
@@ -163,15 +159,14 @@ class RunOpener:
             figures=self._figures,
         )
 
-    def _feed(
-        self, stream: StreamId, terms: Terms, ledger: StreamLedger | None, split_counts: Sequence[int]
-    ) -> StreamFeed:
+    def _feed(self, stream: StreamId, start: StartRun, split_counts: Sequence[int]) -> StreamFeed:
+        terms = start.terms
         if terms.feed.kind == "fed":
             return FedFeed(self._fed[stream], terms.feed)
-        if ledger is None:
+        if terms.feed.kind != "granted":
             return fixed_feed(terms.feed, split_counts)
         return GrantedFeed(
-            ledger,
+            StreamLedger(start.start.named),
             self._control.post,
             job=self._job.name,
             attempt=terms.attempt,

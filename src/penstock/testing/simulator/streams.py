@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.core.ids import StreamId
 from penstock.runtime.streams import places
-from penstock.stream.instructions import End, Fail, Send, StartRun, StopRun
+from penstock.stream.instructions import End, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.stream.serving import Dealt
 from penstock.stream.sharing import Shared, SharingTerms
@@ -30,7 +30,7 @@ from penstock.testing.simulator.engine import (
     tail_outputs,
 )
 from penstock.wire.delivery import delivery_of
-from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, StreamRefused, Units
+from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
 from penstock.wire.jobs import Cut, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits
 from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
@@ -87,9 +87,6 @@ class FakeStream(ABC):
             match instruction:
                 case Send(peer, message):
                     self.runner.tell(peer, message)
-                case Fail():
-                    refused = StreamRefused(stream=self.id, opening=instruction.opening, reason=str(instruction.error))
-                    self.runner.tell(instruction.peer, refused)
                 case StopRun():
                     self.pump = None
                 case StartRun():
