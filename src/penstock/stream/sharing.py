@@ -24,7 +24,7 @@ is what the trainer itself said with its credit: everything from there on is kep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.core.ids import AttemptId, StreamId
@@ -41,19 +41,9 @@ GATHER_SHARED_S = 0.3  # after a loss: how long the first reader to return waits
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharingTerms:
-    """What a job says about its sharing. `trainers`: how many read every epoch from its beginning; 0: whoever comes."""
-
-    waits: bool
-    trainers: int
-    timeout_s: float
-
-
 class Absent(NamedTuple):
     """A rank that is expected: its connection was lost, or others of its trainer have begun."""
 
-    name: str
     taken: int
     since: float
 
@@ -73,17 +63,18 @@ class Offer(NamedTuple):
 
 
 class Shared(Served[RankReader]):
-    def __init__(self, stream: StreamId, delivery: Delivery, terms: SharingTerms, *, now: float) -> None:
+    def __init__(self, stream: StreamId, delivery: Delivery, *, now: float) -> None:
         super().__init__(stream, delivery, now=now)
-        self._sharing = terms
-        self._lowest_first = terms.waits or delivery.width > 1
-        """Whether a run starts at the oldest of the readers' cuts, and not at the newest."""
+        self._waits, self._lowest_first = not delivery.skips, not delivery.skips or delivery.width > 1
+        """Whether trainers are waited for; and a run starts at the oldest of the readers' cuts, not at the newest."""
+        self._trainers, self.timeout_s = 0, 0.0
+        """How many read every epoch from its beginning, 0: whoever comes; how long one may be silent."""
+        if delivery.sharing is not None:
+            self._trainers, self.timeout_s = delivery.sharing.trainers or 0, delivery.sharing.trainer_timeout_s
         self.window = Window(Cut(), 0)
         self._end: End | None = None
         self._evicted: list[Entry] = []
         self._absent: dict[Key, Absent] = {}
-        self._sent: dict[str, int] = {}
-        """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
         self._teams: dict[str, Team] = {}
         """The ranks of each trainer that ever came."""
         self._passed_over: set[Key] = set()
@@ -136,8 +127,9 @@ class Shared(Served[RankReader]):
         for key in [key for key in self.readers if key[0] == trainer]:
             del self.readers[key]
         self._absent = {key: absent for key, absent in self._absent.items() if key[0] != trainer}
-        begun = trainer in self._sent or self._sharing.trainers > 0
-        return Team(message.life, had=self._sent.get(trainer, 0), begun=begun)
+        before = self._teams.get(trainer)
+        had = None if before is None else before.had
+        return Team(message.life, had=had or 0, begun=had is not None or self._trainers > 0)
 
     def with_mates(self, readers: list[RankReader]) -> list[RankReader]:
         """Return readers, and all ranks of their trainers."""
@@ -183,7 +175,7 @@ class Shared(Served[RankReader]):
             # Another rank of its trainer was given them, unless it goes back as well.
             return team.impatient or self._is_complete(reader.trainer)
         passed_over = (reader.trainer, reader.seat) in self._passed_over
-        return self._sharing.waits and team.begun and not passed_over
+        return self._waits and team.begun and not passed_over
 
     def _forget_all(self, now: float) -> None:
         self.readers.clear()
@@ -196,9 +188,9 @@ class Shared(Served[RankReader]):
         trainer, seat = key
         team = self._teams[trainer]
         if self._lowest_first and not leaving and seat not in team.ended and not reader.passed_over:
-            self._absent[key] = Absent(reader.trainer, reader.taken, now)
+            self._absent[key] = Absent(reader.taken, now)
         if taken >= 0:
-            self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
+            team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
         team.await_ranks(now, complete=self._is_complete(trainer))
 
     def tick(self, now: float) -> list[bytes]:
@@ -301,7 +293,7 @@ class Shared(Served[RankReader]):
             return False
         teams = self._teams
         reading = [r for r in self.readers.values() if not r.passed_over and teams[r.trainer].begun]
-        if self._sharing.waits:
+        if self._waits:
             absent = any(one.taken < after for one in self._absent.values())
             return self._lacks_trainers or absent or any(r.taken < after for r in reading)
         absent = any(one.taken < after <= teams[key[0]].front for key, one in self._absent.items())
@@ -310,7 +302,7 @@ class Shared(Served[RankReader]):
     @property
     def _lacks_trainers(self) -> bool:
         """Somebody is still to come and read from the beginning."""
-        return not self._given_up and len(self._teams) < self._sharing.trainers
+        return not self._given_up and len(self._teams) < self._trainers
 
     def pass_over(self, share: int, now: float) -> list[str]:
         """Wait no longer for trainers that say nothing, where others do wait for them; return who it is, in words."""
@@ -318,11 +310,11 @@ class Shared(Served[RankReader]):
         full = len(window) > 0 and window.nbytes + self.frame_bytes(share) > share
         if not full or self._wanted_by() is None or not self._needs(window.oldest.after):
             return []
-        after, timeout_s, passed = window.oldest.after, self._sharing.timeout_s, []
-        gone_s = timeout_s if self._sharing.waits else min(timeout_s, GATHER_RANKS_S)
+        after, timeout_s, passed = window.oldest.after, self.timeout_s, []
+        gone_s = timeout_s if self._waits else min(timeout_s, GATHER_RANKS_S)
         if self._lacks_trainers and self._first_at is not None and now - self._first_at > timeout_s:
             self._given_up = True
-            passed.append(f"{len(self._teams)} of {self._sharing.trainers} trainers have come")
+            passed.append(f"{len(self._teams)} of {self._trainers} trainers have come")
         for key, reader in self.readers.items():
             if reader.taken < after and not reader.passed_over and now - reader.heard_at > timeout_s:
                 reader.pass_over()
@@ -332,7 +324,7 @@ class Shared(Served[RankReader]):
             if absent.taken < after and now - absent.since > gone_s:
                 del self._absent[key]
                 self._passed_over.add(key)
-                passed.append(f"trainer {absent.name!r} is gone")
+                passed.append(f"trainer {key[0]!r} is gone")
         return passed
 
     # Serving
@@ -380,7 +372,6 @@ class Shared(Served[RankReader]):
         reader.give(after, nbytes)
         if after < team.gaps_end:
             reader.move_to(team.past_gaps(after))
-        self._sent[trainer] = max(after, self._sent.get(trainer, after))
         self._passed_over.discard((trainer, reader.seat))
 
     def tell_ends(self) -> None:

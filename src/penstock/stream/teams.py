@@ -71,6 +71,8 @@ class Team:
         """Since when some rank has been missing."""
         self.impatient = False
         """Whether the ranks that are there go on without those that are missing."""
+        self.had: int | None = None
+        """The first round that no rank was sent, or that none has taken, where they left and said so; None: nothing."""
         self._begins = had
         self._next: dict[int, int] = {}
         """By seat: what the rank was to be given next, when it was last heard of."""
@@ -113,14 +115,14 @@ class Team:
     def give(self, seat: int, after: int) -> None:
         self.begun = True
         self._next[seat] = after
+        self.had = max(after, self.had or 0)
 
     def end(self, seat: int) -> None:
         self.ended.add(seat)
 
-    def leave(self, taken: int) -> int:
-        """A rank leaves, of those that are furthest at that round; return the first that none had taken."""
-        self._left = max(self._left, taken)
-        return self._left
+    def leave(self, taken: int) -> None:
+        """A rank leaves; the one that is furthest has taken the rounds before that one."""
+        self._left = self.had = max(self._left, taken)
 
     def await_ranks(self, now: float, *, complete: bool) -> bool:
         """Note since when a rank has been missing; say whether it is not waited for from now on."""

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.ids import AttemptId, StreamId
 from penstock.stream.instructions import StartRun
 from penstock.stream.rounds import Taken
-from penstock.stream.sharing import FRAMES_A_WINDOW, Shared, SharingTerms
+from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.wire.delivery import delivery_of
@@ -87,12 +87,7 @@ class SharedStream(HostedStream[Shared]):
     forget_after_s = FORGET_SHARED_S
 
     def __init__(self, stream: StreamId, host: Host) -> None:
-        spec = host.job.spec
-        assert spec.sharing is not None
-        share, timeout_s = spec.sharing, spec.sharing.trainer_timeout_s
-        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=timeout_s)
-        super().__init__(Shared(stream, delivery_of(spec), terms, now=monotonic()), host)
-        self._timeout_s = timeout_s
+        super().__init__(Shared(stream, delivery_of(host.job.spec), now=monotonic()), host)
         self._arena = host.lending.arena
         self._leased_bytes = int(host.window_bytes * LEASES_SHARE)
         """How much of the window readers may hold in place."""
@@ -108,7 +103,7 @@ class SharedStream(HostedStream[Shared]):
         with self._changed:
             for who in self.served.pass_over(self._host.window_share(), now):
                 self._host.say(
-                    f"stream {self.served.id}: {who} and others wait; after {self._timeout_s:.0f} s "
+                    f"stream {self.served.id}: {who} and others wait; after {self.served.timeout_s:.0f} s "
                     "(trainer_timeout_s) they go on without, and what leaves the window meanwhile will be skipped"
                 )
             return super().tick(now)

@@ -17,7 +17,7 @@ from penstock.runtime.streams import places
 from penstock.stream.instructions import End, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.stream.serving import Dealt
-from penstock.stream.sharing import Shared, SharingTerms
+from penstock.stream.sharing import Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.testing.simulator.engine import (
@@ -145,11 +145,7 @@ class FakeSharedStream(FakeStream):
 
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
         super().__init__(runner, stream)
-        spec = runner.spec
-        assert spec.sharing is not None
-        share = spec.sharing
-        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=share.trainer_timeout_s)
-        self.served = Shared(stream, self.delivery, terms, now=self.world.now)
+        self.served = Shared(stream, self.delivery, now=self.world.now)
 
     def tick(self) -> None:
         self.served.pass_over(WINDOW_SHARE, self.world.now)
