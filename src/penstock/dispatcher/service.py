@@ -18,11 +18,12 @@ import zmq
 
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
-from penstock.core.errors import JournalWriteError
+from penstock.core.errors import JournalWriteError, ProtocolError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+from penstock.wire.pieces import RequestAssembler
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
@@ -73,6 +74,7 @@ class Service:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
+        self._assembler = RequestAssembler()
         now = clock()
         self.turned_at = now
         """When the loop last came around: a loop that hangs is not alive."""
@@ -125,16 +127,19 @@ class Service:
 
     def _serve(self, received: Iterable[list[bytes]]) -> None:
         asks: list[tuple[bytes, Ask]] = []
+        now = self._clock()
         for frames in received:
             try:
                 if len(frames) != 2:
                     raise Unanswerable(f"a message of {len(frames)} frames; dropped")
-                asks.append((frames[0], decode_ask(frames[1])))
-            except Unanswerable:
-                self._garbage += 1
+                request = self._assembler.add(frames[0], frames[1], principal=frames[0], now=now)
+                if request is not None:
+                    asks.append((frames[0], decode_ask(request)))
             except Refusable as error:
                 self._garbage += 1
                 self._outbox.append((frames[0], error.protocol, error.number, error.refusal))
+            except ProtocolError:
+                self._garbage += 1
         refused: dict[int, Refused] = {}
         answered = len(self._outbox)
         try:
@@ -173,6 +178,7 @@ class Service:
 
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
+        self._assembler.drop_idle(now)
         try:
             self._push(self._journaled.tick(now).pushes)
             self._commit()
