@@ -508,6 +508,7 @@ def test_what_workers_print_is_printed_here(service: ps.LocalService, capfd: pyt
     assert "[worker " in seen and "] three it is" in seen
 
 
+@pytest.mark.alone
 def test_waiting_too_long_names_what_was_waited_for(service: ps.LocalService) -> None:
     pipeline = ps.range(4).map(lambda x: time.sleep(600))
     loader = pipeline.distribute(service, job="slow", limits=ps.Limits(timeout_s=1.5))
@@ -520,6 +521,7 @@ def test_waiting_too_long_names_what_was_waited_for(service: ps.LocalService) ->
     assert time.monotonic() - began < 2.5
 
 
+@pytest.mark.alone
 def test_a_loader_blocked_on_a_slow_element_closes_at_once(service: ps.LocalService) -> None:
     loader = ps.range(4).map(lambda x: time.sleep(600)).distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
     ended = threading.Event()

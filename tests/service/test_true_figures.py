@@ -19,6 +19,8 @@ from tests.waiting import wait_until
 
 from .checks import Background
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 60.0
 WITHIN = 0.05
 LITTLE_S = 0.03  # what a busy machine may take from a trainer between two looks at a clock
