@@ -30,6 +30,7 @@ def wait_workers(service: ps.LocalService, count: int) -> dict[str, int]:
     return wait_until(lambda: pids if len(pids := service.worker_pids()) >= count else {}, f"{count} runners")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
 def test_killed_workers_lose_and_repeat_nothing(order: str) -> None:
     with ps.LocalService(workers=3, threads=1) as service:
