@@ -205,7 +205,8 @@ def test_one_stuck_worker_does_not_stop_the_others() -> None:
         return x
 
     with ps.LocalService(workers=3, threads=1) as service:
-        loader = ps.range(N).map(work).distribute(service, limits=ps.Limits(timeout_s=3.0))
+        service.wait_ready(WAIT_S)
+        loader = ps.range(N).map(work).distribute(service, limits=ps.Limits(timeout_s=8.0))
         got: list[int] = []
         with pytest.raises(TimeoutError, match="on worker"):
             got.extend(loader)

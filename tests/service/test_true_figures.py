@@ -148,6 +148,12 @@ def still(value: Callable[[], int]) -> int:
     return before if value() == before else 0
 
 
+def ready(service: ps.LocalService) -> ps.LocalService:
+    """Return a service once it has its workers: what follows has a short deadline."""
+    service.wait_ready(DEADLINE_S)
+    return service
+
+
 def read_through(service: ps.LocalService, dataset: ps.Dataset, job: str, **more: Any) -> ps.Loader:
     more.setdefault("limits", ps.Limits(timeout_s=DEADLINE_S))
     return dataset.distribute(service, job=job, **more)
@@ -273,7 +279,7 @@ def test_a_runner_that_is_started_again(tmp_path: Path) -> None:
 def test_full_buffers() -> None:
     """What is buffered is what can be read when nothing more comes."""
     with (
-        ps.LocalService(workers=1) as service,
+        ready(ps.LocalService(workers=1)) as service,
         read_through(
             service,
             ps.range(10**9).map(lambda x: np.full(25_000, x)),
