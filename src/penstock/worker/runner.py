@@ -25,11 +25,12 @@ import zmq
 from penstock.core.ids import StreamId
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
 from penstock.wire.failures import describe_failure
-from penstock.wire.figures import RunnerFigures
+from penstock.wire.figures import RunnerFigures, lines_of
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -47,10 +48,9 @@ from penstock.wire.frames import (
 from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.figures import Figures, lines_of
+from penstock.worker.figures import Figures
 from penstock.worker.job import RunnerJob
 from penstock.worker.opening import RunOpener
-from penstock.worker.output import OutputCapture
 from penstock.worker.own_memory import OwnMemory
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
