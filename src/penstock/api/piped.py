@@ -19,10 +19,10 @@ from penstock.api.states import (
     signature_of,
     with_all_parts,
 )
+from penstock.api.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.client.options import JobOptions
 from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
-from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.graph.node import Node

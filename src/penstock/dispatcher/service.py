@@ -19,11 +19,12 @@ import zmq
 
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
-from penstock.core.errors import JournalWriteError
+from penstock.core.errors import JournalWriteError, ProtocolError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+from penstock.wire.pieces import RequestAssembler
 from penstock.wire.principals import Principal, sender_of
 
 TURN_REQUESTS = 2_000
@@ -81,6 +82,7 @@ class Service:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
+        self._assembler = RequestAssembler()
         now = clock()
         self.turned_at = now
         """When the loop last came around: a loop that hangs is not alive."""
@@ -133,16 +135,19 @@ class Service:
 
     def _serve(self, received: Iterable[tuple[Principal, list[bytes]]]) -> None:
         asks: list[ReceivedAsk] = []
+        now = self._clock()
         for principal, frames in received:
             try:
                 if len(frames) != 2:
                     raise Unanswerable(f"a message of {len(frames)} frames; dropped")
-                asks.append(ReceivedAsk(principal, frames[0], decode_ask(frames[1])))
-            except Unanswerable:
-                self._garbage += 1
+                request = self._assembler.add(frames[0], frames[1], principal=principal, now=now)
+                if request is not None:
+                    asks.append(ReceivedAsk(principal, frames[0], decode_ask(request)))
             except Refusable as error:
                 self._garbage += 1
                 self._outbox.append((frames[0], error.protocol, error.number, error.refusal))
+            except ProtocolError:
+                self._garbage += 1
         refused: dict[int, Refused] = {}
         answered = len(self._outbox)
         try:
@@ -183,6 +188,7 @@ class Service:
 
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
+        self._assembler.drop_idle(now)
         try:
             self._push(self._journaled.tick(now).pushes)
             self._commit()
