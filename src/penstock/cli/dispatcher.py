@@ -25,6 +25,8 @@ def run_dispatcher(options: argparse.Namespace) -> int:
         port_range=options.port_range,
         advertise=options.advertise,
         http_port=options.http_port,
+        http_bind=options.http_bind,
+        http_token_file=options.http_token,
         service_file=options.service_file,
     )
     run(config, ready=lambda address: _introduce(address, options))

@@ -33,6 +33,8 @@ def run_serve(options: argparse.Namespace) -> int:
                 port_range=options.port_range,
                 journal=Path(options.journal) if options.journal else None,
                 http_port=options.http_port,
+                http_bind=options.http_bind,
+                http_token_file=options.http_token,
                 threads=options.threads,
                 memory_bytes=options.memory_bytes,
                 tags=options.tags,

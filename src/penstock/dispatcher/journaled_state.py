@@ -156,6 +156,8 @@ class JournaledState:
             self.recover(error, now)
             raise
         except JournalError as error:
+            if isinstance(request, PutBlob):
+                self._blobs.reopen()  # what was written of it is undone; a file that cannot be read at all ends us
             return refusal_of(error)
 
     def commit(self, now: float) -> None:

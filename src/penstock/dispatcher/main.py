@@ -22,6 +22,7 @@ from penstock.dispatcher.journal import Journal
 from penstock.dispatcher.journaled_state import JournaledState
 from penstock.dispatcher.service import Service
 from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.sockets import Guard, bind_router
 
 REBIND_DEADLINE_S = 2.0  # a predecessor that was killed may hold the port for a moment longer
@@ -39,6 +40,9 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     port_range: tuple[int, int] | None = None
     advertise: str | None = None
     http_port: int | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
+    """What to show for `/metrics`; None: nobody is shown them."""
     service_file: str | None = None
 
 
@@ -70,10 +74,21 @@ class Dispatcher:
         self.service = Service(socket, journaled)
         self.http_port: int | None = None
         if config.http_port is not None:
-            from penstock.dispatcher.http import HttpServer  # not everybody wants it, and its imports take their time
+            # Not everybody wants it, and its imports take their time.
+            from penstock.dispatcher.http import HttpOptions, HttpServer
+            from penstock.dispatcher.room import JournalRoom
 
             http = HttpServer(
-                self.service, config.bind, config.http_port, refused=lambda: guard.refused, clock=time.monotonic
+                HttpOptions(
+                    bind=config.http_bind,
+                    port=config.http_port,
+                    token_file=config.http_token_file,
+                    names=(config.advertise,) if config.advertise else (),
+                ),
+                self.service,
+                JournalRoom(directory, clock=time.monotonic),
+                refused=lambda: guard.refused,
+                clock=time.monotonic,
             )
             self._closers.append(http.close)
             self.http_port = http.port
@@ -95,6 +110,7 @@ def run(config: DispatcherConfig, ready: Callable[[str], None] | None = None) ->
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithValues("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    raise_descriptor_limit()
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: ended.append(got))

@@ -86,6 +86,8 @@ class ServiceOptions:
     journal: Path | None = None
     """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
     threads: int | None = None
     memory_bytes: int | None = None
     tags: tuple[str, ...] = ()
@@ -359,5 +361,7 @@ def _dispatcher_config(options: ServiceOptions, port: int, scratch: Path) -> dic
         "port": port,
         "advertise": options.advertise,
         "http_port": options.http_port,
+        "http_bind": options.http_bind,
+        "http_token_file": options.http_token_file,
         "credentials": options.credentials,
     }

@@ -28,6 +28,7 @@ from penstock.processes.nursery_messages import RECORD_BYTES
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
+from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.failures import describe_failure
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.frames import (
@@ -69,6 +70,7 @@ def run(
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
+    raise_descriptor_limit()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
