@@ -3,7 +3,7 @@
     python -m tests.security.attack ADDRESS CONNECTIONS SECONDS
 
 It prints one JSON line when it ends. A connection does one of: nothing; random bytes; half a greeting; a greeting and a
-frame that claims much; a greeting and a command that is none; an HTTP request. Closed by the other side, it comes again.
+frame that claims much; a greeting and a command that is none; an HTTP request. Once closed, it comes again.
 """
 
 from __future__ import annotations

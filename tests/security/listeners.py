@@ -6,7 +6,7 @@ import psutil
 
 
 def listening_addresses(pid: int) -> list[str]:
-    """Return the addresses of a process's listening sockets: tcp://, and ipc:// for those with a name in a directory."""
+    """Return where a process listens: tcp://, and ipc:// for sockets with a name in a directory."""
     process = psutil.Process(pid)
     found = [
         f"tcp://127.0.0.1:{connection.laddr.port}"

@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from penstock.core.errors import ProtocolError
+from penstock.wire.decoding import decode_message
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
@@ -178,8 +179,8 @@ class DataSocket:
                 whole = self._assembler.add(peer, frames[0], principal=peer, now=now)
                 if whole is None:
                     continue
-                message = _decoder.decode(whole)
-            except (ProtocolError, msgspec.DecodeError) as error:
+                message = decode_message(_decoder, whole)
+            except ProtocolError as error:
                 _log.warning("dropped a message that is none", extra={"reason": str(error)})
                 continue
             self._peers.add(peer)
