@@ -50,7 +50,7 @@ from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, lines_of
 from penstock.worker.job import RunnerJob
-from penstock.worker.opening import RunOpener
+from penstock.worker.opening import MOST_STREAMS, RunOpener
 from penstock.worker.output import OutputCapture
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
@@ -162,6 +162,9 @@ class HostedStreams:
             self._opener.lend(message)
         if message.runner != self._config.runner:
             reason = f"this is runner {self._config.runner}, not {message.runner}"
+            self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
+        elif message.stream not in self._streams and len(self._streams) + len(self._early) >= MOST_STREAMS:
+            reason = f"this runner has {MOST_STREAMS:,} streams, which is as many as one may have; use more workers"
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
