@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -23,6 +24,7 @@ from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+from penstock.wire.principals import Principal, sender_of
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
@@ -61,6 +63,12 @@ class DispatcherStatistics(msgspec.Struct, frozen=True, kw_only=True):
     requests: dict[str, int] = {}
     workers_said: tuple[ServingRunner, ...] = ()
     clients_said: tuple[ReadingClient, ...] = ()
+
+
+class ReceivedAsk(NamedTuple):
+    principal: Principal
+    peer: bytes
+    ask: Ask
 
 
 class Service:
@@ -111,25 +119,25 @@ class Service:
     def _next_tick_s(self) -> float:
         return max(0.0, self._tick_due_at() - self._clock())
 
-    def _receive(self) -> list[list[bytes]]:
-        received: list[list[bytes]] = []
+    def _receive(self) -> list[tuple[Principal, list[bytes]]]:
+        received: list[tuple[Principal, list[bytes]]] = []
         size = 0
         while len(received) < TURN_REQUESTS and size < TURN_BYTES:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            received.append(frames)
+            received.append((sender_of(frames[-1]), [frame.bytes for frame in frames]))
             size += len(frames[-1])
         return received
 
-    def _serve(self, received: Iterable[list[bytes]]) -> None:
-        asks: list[tuple[bytes, Ask]] = []
-        for frames in received:
+    def _serve(self, received: Iterable[tuple[Principal, list[bytes]]]) -> None:
+        asks: list[ReceivedAsk] = []
+        for principal, frames in received:
             try:
                 if len(frames) != 2:
                     raise Unanswerable(f"a message of {len(frames)} frames; dropped")
-                asks.append((frames[0], decode_ask(frames[1])))
+                asks.append(ReceivedAsk(principal, frames[0], decode_ask(frames[1])))
             except Unanswerable:
                 self._garbage += 1
             except Refusable as error:
@@ -144,22 +152,24 @@ class Service:
         except JournalWriteError as error:
             del self._outbox[answered:]
             again = TryAgain(reason=str(error))
-            self._outbox += [(peer, ask.protocol, ask.number, again) for peer, ask in asks]
+            self._outbox += [(peer, ask.protocol, ask.number, again) for _, peer, ask in asks]
         self._turns += 1
         self._flush()
 
-    def _answer_all(self, asks: list[tuple[bytes, Ask]], refused: dict[int, Refused]) -> bool:
+    def _answer_all(self, asks: list[ReceivedAsk], refused: dict[int, Refused]) -> bool:
         """Decide every request; return False if one broke the state: then it is in `refused`, and all begins anew."""
         now = self._clock()
-        highest = max((ask.seen for _, ask in asks), default=0)
+        highest = max((ask.seen for _, _, ask in asks), default=0)
         if highest > self._journaled.position:
             self._journaled.reconcile(highest, now)
-        for number, (peer, ask) in enumerate(asks):
+        for number, (principal, peer, ask) in enumerate(asks):
             answer: Answer | None = refused.get(number)
             if answer is None:
                 self._requests[type(ask.body).__name__] += 1
                 try:
-                    decision = self._journaled.answer(ask.body, peer=peer.decode("latin-1"), now=now)
+                    decision = self._journaled.answer(
+                        ask.body, principal=principal, peer=peer.decode("latin-1"), now=now
+                    )
                 except StateBrokenError as error:
                     refused[number] = refusal_of(error)
                     return False
