@@ -6,7 +6,6 @@ import contextlib
 import json
 import pickle
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ from penstock.dispatcher.main import DispatcherConfig
 from penstock.dispatcher.service import DispatcherStatistics
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import ServiceFile
 from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs
 from tests.dispatcher.serving import (
@@ -131,16 +129,6 @@ def test_a_second_dispatcher_refuses_to_start_and_names_the_first(tmp_path: Path
             served(tmp_path).__enter__()
     finally:
         killed(process)
-
-
-def test_the_service_file_is_for_its_owner_and_says_where(tmp_path: Path) -> None:
-    path = tmp_path / "service.json"
-    with served(tmp_path / "journal", service_file=str(path)) as running:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = ServiceFile.read(path)
-        assert found.address == running.address
-        with client(found.address) as control:
-            control.ask(ListJobs(), timeout_s=DEADLINE_S, what="jobs")
 
 
 def test_a_port_taken_by_somebody_else_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

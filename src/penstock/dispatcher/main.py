@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from penstock.core.errors import CannotListenError, JournalWriteError
+from penstock.core.private_memory import keep_memory_private
 from penstock.dispatcher.blobs import BlobStore
 from penstock.dispatcher.journal import Journal
 from penstock.dispatcher.journaled_state import JournaledState
@@ -100,6 +101,7 @@ def run(config: DispatcherConfig, ready: Callable[[str], None] | None = None) ->
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithValues("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    keep_memory_private()
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: ended.append(got))

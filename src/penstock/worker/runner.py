@@ -23,6 +23,7 @@ from typing import Any
 import zmq
 
 from penstock.core.ids import StreamId
+from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
 from penstock.processes.runner_config import RunnerConfig
@@ -71,6 +72,7 @@ def run(
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
+    let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
