@@ -18,7 +18,6 @@ from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, StreamId, W
 from penstock.dispatcher.main import Dispatcher, DispatcherConfig
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
 from penstock.wire.jobs import JobSpec, JobView, Resume, StreamView
 from penstock.wire.messages import (
     Done,
@@ -32,11 +31,14 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
+from penstock.wire.service_keys import KnownKey
 from tests.job_specs import job_spec
+from tests.keys import SERVER, new_key
 from tests.waiting import wait_until
 
 DEADLINE_S = 30.0
-CREDENTIALS = Credentials(token="a token for tests")
+KEY = new_key()
+KNOWN = (KnownKey(KEY.public, KEY.principal),)
 GRAPH, SPLITS = b"a graph nobody reads", b"a list of splits nobody reads"
 JOB, ATTEMPT = JobName("resnet"), AttemptId("a1")
 
@@ -81,7 +83,7 @@ class Served:
 def served(
     journal: Path | None = None, prepare: Callable[[Dispatcher], None] | None = None, **options: Any
 ) -> Iterator[Served]:
-    config = DispatcherConfig(credentials=CREDENTIALS, journal=None if journal is None else str(journal), **options)
+    config = DispatcherConfig(server=SERVER, known=KNOWN, journal=None if journal is None else str(journal), **options)
     running = Served(config, prepare)
     try:
         yield running
@@ -125,7 +127,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 @contextlib.contextmanager
 def client(address: str, name: str = "test", **options: Any) -> Iterator[ControlClient]:
-    with ControlClient(address, CREDENTIALS, name=name, **options) as control:
+    with ControlClient(address, KEY, name=name, **options) as control:
         yield control
 
 
@@ -167,7 +169,7 @@ class FakeAgent:
     def __init__(self, address: str, number: int = 0) -> None:
         self.agent, self.worker = AgentId(f"agent{number}"), WorkerId(f"worker{number}")
         self.started: queue.Queue[StartRunner] = queue.Queue()
-        self.control = ControlClient(address, CREDENTIALS, name="agent", on_push=self._pushed)
+        self.control = ControlClient(address, KEY, name="agent", on_push=self._pushed)
 
     def _pushed(self, push: Any) -> None:
         if isinstance(push, StartRunner):

@@ -44,9 +44,9 @@ from penstock.wire.messages import (
 from penstock.wire.sockets import dial
 from tests.dispatcher.serving import (
     ATTEMPT,
-    CREDENTIALS,
     DEADLINE_S,
     JOB,
+    KEY,
     FakeAgent,
     attempt_of,
     bound_stream,
@@ -74,7 +74,7 @@ class RawPeer:
 
     def __init__(self, address: str) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = dial(self.context, CREDENTIALS, address, data=False)
+        self.socket = dial(self.context, KEY, address, data=False)
         assert self.socket.poll(DEADLINE_S * 1000, zmq.POLLOUT)
 
     def send(self, *frames: bytes) -> None:

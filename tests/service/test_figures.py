@@ -8,7 +8,6 @@ import urllib.request
 
 import penstock as ps
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import ListWorkers, Workers
 
 DEADLINE_S = 60.0
@@ -23,11 +22,11 @@ def test_a_job_that_is_read_shows_in_the_metrics_and_in_the_list_of_workers(tmp_
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    processes = ServiceProcesses(ServiceOptions(workers=1, credentials=Credentials.new_token(), http_port=port))
+    processes = ServiceProcesses(ServiceOptions(workers=1, http_port=port))
     try:
         processes.wait_ready(DEADLINE_S)
         file = tmp_path / "service.json"
-        ServiceFile(address=processes.address, credentials=processes.credentials.as_client()).write(file)
+        processes.service_file().write(file)
         with (
             ps.range(10**9)
             .map(slowly)

