@@ -194,6 +194,7 @@ class EpochSession:
             after=self.link.finished.get(seat.job),
             reader=f"process {self.link.pid} on {socket.gethostname()}",
             began_ns=self._began_ns,
+            reading=self.link.reading_key.public,
         )
 
     def _feeds(self, state: ConsumerState) -> Mapping[int, FeedSpec]:
