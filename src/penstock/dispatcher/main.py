@@ -21,6 +21,7 @@ from penstock.core.private_memory import keep_memory_private
 from penstock.dispatcher.blobs import BlobStore
 from penstock.dispatcher.journal import Journal
 from penstock.dispatcher.journaled_state import JournaledState
+from penstock.dispatcher.known_keys import KnownKeys
 from penstock.dispatcher.service import Service
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
@@ -65,13 +66,13 @@ class Dispatcher:
         journaled = JournaledState(journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._closers.append(lambda: context.destroy(linger=0))
-        known = {each.verifier: each.principal for each in config.known}
-        guard = Guard(context, known.get)
+        keys = KnownKeys(config.known)
+        guard = Guard(context, keys.principal_of)
         guard.start()
         self._closers.append(guard.close)
         socket, self.address = _bind(context, config, journal)
         self._closers.append(lambda: socket.close(linger=0))
-        self.service = Service(socket, journaled)
+        self.service = Service(socket, journaled, keys)
         self.http_port: int | None = None
         if config.http_port is not None:
             from penstock.dispatcher.http import HttpServer  # not everybody wants it, and its imports take their time

@@ -22,9 +22,10 @@ from penstock.control.figures import ReadingClient, ServingRunner, reading_clien
 from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
+from penstock.dispatcher.known_keys import KnownKeys
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
-from penstock.wire.principals import Principal, sender_of
+from penstock.wire.principals import Principal, key_of, sender_of
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
@@ -75,9 +76,14 @@ class Service:
     """Serves one socket until told to stop. All of it runs in the thread that calls `serve`."""
 
     def __init__(
-        self, socket: Socket, journaled: JournaledState, *, clock: Callable[[], float] = time.monotonic
+        self,
+        socket: Socket,
+        journaled: JournaledState,
+        keys: KnownKeys,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._socket, self._journaled, self._clock = socket, journaled, clock
+        self._socket, self._journaled, self._keys, self._clock = socket, journaled, keys, clock
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
@@ -127,8 +133,12 @@ class Service:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            received.append((sender_of(frames[-1]), [frame.bytes for frame in frames]))
             size += len(frames[-1])
+            sender = sender_of(frames[-1])
+            if self._keys.principal_of(key_of(frames[-1])) == sender:
+                received.append((sender, [frame.bytes for frame in frames]))
+            else:
+                self._garbage += 1  # its key was known when it connected, and is not any more
         return received
 
     def _serve(self, received: Iterable[tuple[Principal, list[bytes]]]) -> None:
@@ -175,6 +185,7 @@ class Service:
                     return False
                 answer = decision.answer
                 self._push(decision.pushes)
+                self._keys.note(decision.events)
                 # A beat that changed nothing is nothing to act on, and most of what a quiet service hears.
                 self._tick_wanted |= any(not isinstance(event, ClientSeen) for event in decision.events)
             if answer is not None:
@@ -184,7 +195,9 @@ class Service:
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
         try:
-            self._push(self._journaled.tick(now).pushes)
+            decision = self._journaled.tick(now)
+            self._push(decision.pushes)
+            self._keys.note(decision.events)
             self._commit()
         except (JournalWriteError, StateBrokenError):
             self._outbox.clear()  # memory has been read again: what the tick found is found by a later one
