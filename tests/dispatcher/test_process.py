@@ -21,6 +21,7 @@ import pytest
 from penstock.core.errors import AuthenticationError, JournalLockedError
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.dispatcher.service import DispatcherStatistics
+from penstock.wire.addresses import Listening
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.figures import RunnerFigures, StageFigures
@@ -135,7 +136,7 @@ def test_a_port_taken_by_somebody_else_is_given_up_for_another(tmp_path: Path, m
     monkeypatch.setattr("penstock.dispatcher.main.REBIND_DEADLINE_S", 0.1)
     with served(tmp_path / "a") as running:
         first = running.address
-    with served(tmp_path / "b", port=int(first.rpartition(":")[2])), served(tmp_path / "a") as running:
+    with served(tmp_path / "b", listening=Listening(port=int(first.rpartition(":")[2]))), served(tmp_path / "a") as running:
         second = running.address
         assert second != first
     with served(tmp_path / "a") as running:
