@@ -143,7 +143,7 @@ class RunnerConnection:
         may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if self.slabs is None and may_share and parsed.slab and parsed.host == host_id():
             self.slabs = SlabReader.connect(parsed.slab, writable=access == "own")
-        self.socket = dial(link.context, link.credentials.toward(parsed.key), parsed.socket, data=True)
+        self.socket = dial(link.context, link.reading_key.toward(parsed.key), parsed.socket, data=True)
         self.watch = Watch(self.socket)
         self._number = 0
         """Of this connection among those that share the memory."""

@@ -195,6 +195,7 @@ class EpochSession:
             reader=f"process {self.link.pid} on {socket.gethostname()}",
             began_ns=self._began_ns,
             trust=self._options.access.trust,
+            reading=self.link.reading_key.public,
         )
 
     def _feeds(self, state: ConsumerState) -> Mapping[int, FeedSpec]:

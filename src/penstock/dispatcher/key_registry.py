@@ -83,7 +83,7 @@ class KeyChanges(msgspec.Struct, frozen=True):
 
 
 class KeyRegistry:
-    """Answers the guard, in its thread, out of tables that are replaced and never changed there."""
+    """Changed by the dispatcher's loop alone; any thread may ask."""
 
     def __init__(self, path: Path | None = None, known: Iterable[KnownKey] = ()) -> None:
         self._path = path
@@ -92,6 +92,7 @@ class KeyRegistry:
         self._mark: tuple[int, int, int] | None = None
         self._looked_at = float("-inf")
         self._runners: dict[str, Principal] = {}
+        self._key_of: dict[Principal, str] = {}
         self.problem = ""
         """Why the file could not be read; then what was read last counts."""
         self._valid = dict(self._known)
@@ -106,15 +107,17 @@ class KeyRegistry:
 
     def valid(self, principal: Principal) -> bool:
         """Whether somebody has a key that is let in."""
-        return principal in self._valid.values() or principal in self._runners.values()
+        return principal in self._valid.values() or principal in self._key_of
 
     def expect(self, verifier: str, runner: Principal) -> None:
-        if self._runners.get(verifier) == runner:
-            return
-        self._runners = {key: value for key, value in self._runners.items() if value != runner} | {verifier: runner}
+        """Let a runner in; the key that it had before is of no use any more."""
+        if self._runners.get(verifier) != runner:
+            self.forget(runner)
+            self._runners[verifier] = runner
+            self._key_of[runner] = verifier
 
     def forget(self, runner: Principal) -> None:
-        self._runners = {key: value for key, value in self._runners.items() if value != runner}
+        self._runners.pop(self._key_of.pop(runner, ""), None)
 
     def look(self, now: float) -> KeyChanges:
         """Look at the file, at most twice a second; return what has changed. `now` is any clock that goes forward."""

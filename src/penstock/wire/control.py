@@ -63,8 +63,12 @@ class ControlClient:
         on_push: Callable[[Push], None] | None = None,
         on_reconnect: Callable[[], None] | None = None,
         context: Context | None = None,
+        known_soon: bool = False,
     ) -> None:
-        """`on_reconnect` is called in the client's thread each time the connection is back after it was lost."""
+        """`on_reconnect` is called in the client's thread each time the connection is back after it was lost.
+
+        `known_soon`: somebody else tells the dispatcher of our key, so that a refusal only means: not yet.
+        """
         check_address(address)
         self.address, self.name = address, name
         self.seen = 0
@@ -74,6 +78,7 @@ class ControlClient:
         self.connected = False
         self._credentials = credentials
         self._on_push, self._on_reconnect = on_push, on_reconnect
+        self._known_soon = known_soon
         self._own_context = context is None
         # A shadow: `destroy` of the owner's context does not reach into our thread for its sockets, but ends its poll.
         self._context: Context = zmq.Context() if context is None else zmq.Context.shadow(context.underlying)
@@ -192,22 +197,29 @@ class ControlClient:
 
     def _turn(self, connection: _Connection) -> _Connection:
         """Wait for something to happen, and deal with it. Return the connection to go on with."""
-        connection.wait(self._next_due())
+        connection.wait(RETRY_S if connection.watch.refused else self._next_due())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         self._look_at(connection)
+        if connection.watch.refused and self._known_soon and time.monotonic() >= connection.heard_at + RETRY_S:
+            connection = self._redialled(connection)
         for frames in connection.receive():
             connection.heard_at = time.monotonic()
             self._take(frames)
         if self.connected:
             silent_s = time.monotonic() - connection.heard_at
             if silent_s > REDIAL_S and any(pending.sent for pending in self._waiting()):
-                connection.close()
-                self.connected = False
-                connection = _Connection(self._context, self._credentials, self.address, self._wake)
-                connection.again = True
+                connection = self._redialled(connection)
             else:
                 self._send_due(connection)
+        return connection
+
+    def _redialled(self, connection: _Connection) -> _Connection:
+        again = connection.again or self.connected
+        connection.close()
+        self.connected = False
+        connection = _Connection(self._context, self._credentials, self.address, self._wake)
+        connection.again = again
         return connection
 
     def _look_at(self, connection: _Connection) -> None:
@@ -224,6 +236,8 @@ class ControlClient:
         elif not watch.connected:
             self.connected = False
             wrong_key = not is_unix(self.address) and watch.failed_handshakes >= SUSPICIOUS_HANDSHAKES
+            if watch.refused and self._known_soon:
+                return
             if watch.refused or wrong_key:
                 why = "it does not know our key" if watch.refused else "it is not who our key is for"
                 with self._lock:

@@ -24,6 +24,7 @@ from penstock.core.errors import PenstockError
 _SECRET_CHARACTERS = 32
 _PATIENCE_S = 2.0  # for somebody who connected to show the secret
 _STOP_DEADLINE_S = 5.0
+_FULL_S = 0.005
 _MAX_WAITING = 64  # who have connected and not shown the secret yet: friends do so at once
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as the kernel knows them
 _SIZE = struct.Struct("<Q")
@@ -128,10 +129,18 @@ def receive_descriptor(name: str, deadline_s: float, *, writable: bool = False) 
     The descriptor is the caller's to close.
     """
     address, _, secret = name.partition(".")
+    give_up_at = time.monotonic() + deadline_s
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as peer:
         peer.settimeout(deadline_s)
         try:
-            peer.connect(f"\0{address}")
+            while True:
+                try:
+                    peer.connect(f"\0{address}")
+                    break
+                except BlockingIOError:  # others wait in front of us
+                    if time.monotonic() > give_up_at:
+                        return None
+                    time.sleep(_FULL_S)
             if not _is_friend(peer):
                 return None  # somebody else has taken the name: the secret is not for him
             peer.sendall(secret.encode() + (_WRITE if writable else _READ))

@@ -47,13 +47,13 @@ from penstock.wire.frames import (
     UseSlabs,
 )
 from penstock.wire.guard import Socket
-from penstock.wire.principals import Principal
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures, lines_of
 from penstock.worker.job import RunnerJob
 from penstock.worker.opening import RunOpener
 from penstock.worker.output import OutputCapture
+from penstock.worker.readers import KnownReaders
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -230,13 +230,17 @@ class JobRunner:
 
     def __init__(self, config: RunnerConfig, record: Any = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        server = Credentials.new("runner", config.runner)
-        self._guard = Guard(self._context, lambda verifier: Principal("trainer", "anybody"))
+        self._control = ControlClient(
+            config.dispatcher,
+            config.credentials,
+            name=f"runner {config.runner}",
+            context=self._context,
+            known_soon=True,
+        )
+        server, readers = Credentials.new("runner", config.runner), KnownReaders(self._control, config.job)
+        self._guard = Guard(self._context, readers.principal_of, readers.inquire)
         self._guard.start()
         self._arena = Arena(int(config.memory_bytes * ARENA_SHARE))
-        self._control = ControlClient(
-            config.dispatcher, config.credentials, name=f"runner {config.runner}", context=self._context
-        )
         self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
