@@ -6,7 +6,6 @@ import contextlib
 import json
 import pickle
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -20,14 +19,14 @@ import pytest
 from penstock.core.errors import AuthenticationError, JournalLockedError
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.dispatcher.service import DispatcherStatistics
+from penstock.wire.addresses import Listening
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs
 from tests.dispatcher.serving import (
-    CREDENTIALS,
     DEADLINE_S,
+    KNOWN,
     FakeAgent,
     bound_stream,
     client,
@@ -40,12 +39,13 @@ from tests.dispatcher.serving import (
     spec,
     started,
 )
+from tests.keys import SERVER, new_key
 from tests.security.web import get
 from tests.waiting import wait_until
 
 
 def config(journal: Path, **options: Any) -> DispatcherConfig:
-    return DispatcherConfig(credentials=CREDENTIALS, journal=str(journal), **options)
+    return DispatcherConfig(server=SERVER, known=KNOWN, journal=str(journal), **options)
 
 
 @contextlib.contextmanager
@@ -131,21 +131,14 @@ def test_a_second_dispatcher_refuses_to_start_and_names_the_first(tmp_path: Path
         killed(process)
 
 
-def test_the_service_file_is_for_its_owner_and_says_where(tmp_path: Path) -> None:
-    path = tmp_path / "service.json"
-    with served(tmp_path / "journal", service_file=str(path)) as running:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = ServiceFile.read(path)
-        assert found.address == running.address
-        with client(found.address) as control:
-            control.ask(ListJobs(), timeout_s=DEADLINE_S, what="jobs")
-
-
 def test_a_port_taken_by_somebody_else_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.dispatcher.main.REBIND_DEADLINE_S", 0.1)
     with served(tmp_path / "a") as running:
         first = running.address
-    with served(tmp_path / "b", port=int(first.rpartition(":")[2])), served(tmp_path / "a") as running:
+    with (
+        served(tmp_path / "b", listening=Listening(port=int(first.rpartition(":")[2]))),
+        served(tmp_path / "a") as running,
+    ):
         second = running.address
         assert second != first
     with served(tmp_path / "a") as running:
@@ -213,7 +206,7 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
         "took = []\n"
         "for number in range(5):\n"
         "    begin = time.perf_counter()\n"
-        "    config = DispatcherConfig(credentials=Credentials(token='t'), journal=f'{sys.argv[1]}/{number}')\n"
+        "    config = DispatcherConfig(server=Credentials.new(), known=(), journal=f'{sys.argv[1]}/{number}')\n"
         "    dispatcher = Dispatcher(config)\n"
         "    took.append(time.perf_counter() - begin)\n"
         "    dispatcher.close()\n"
@@ -316,7 +309,7 @@ def test_a_loop_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_strangers_are_not_let_in(tmp_path: Path) -> None:
-    stranger = Credentials(token="wrong")
+    stranger = new_key()
     with served(tmp_path) as running, ControlClient(running.address, stranger, name="stranger") as control:
         with pytest.raises(AuthenticationError):
             control.ask(ListJobs(), timeout_s=DEADLINE_S, what="jobs")

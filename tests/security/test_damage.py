@@ -20,7 +20,8 @@ from penstock.dispatcher.journal import Journal
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.messages import BlobPiece, GetBlob, Refused
-from tests.dispatcher.serving import CREDENTIALS, DEADLINE_S, ended
+from tests.dispatcher.serving import DEADLINE_S, KNOWN, ended
+from tests.keys import SERVER
 from tests.security.web import get
 from tests.waiting import wait_until
 
@@ -42,7 +43,7 @@ def use_blobs(directory: Path) -> None:
             answer = store.get(GetBlob(hash=blob_hash(data)), now=0.0)
             assert isinstance(answer, Refused) or (isinstance(answer, BlobPiece) and answer.piece == data)
             for piece in put_blob_pieces(data + b"again"):
-                store.put(piece, now=0.0)
+                store.put(piece, by="a", now=0.0)
         store.drop_unused(frozenset(), now=0.0)
     finally:
         store.close()
@@ -52,7 +53,7 @@ def make_blobs(directory: Path) -> None:
     store = BlobStore(directory)
     for number in range(30):
         for piece in put_blob_pieces(b"blob %d" % number * (number + 1)):
-            store.put(piece, now=0.0)
+            store.put(piece, by="a", now=0.0)
     store.commit()
     store.close()
 
@@ -113,7 +114,7 @@ def test_damage_anywhere_is_a_corrupt_journal_or_harmless(
 @contextlib.contextmanager
 def dispatcher_on_a_small_disk(mount: Path, megabytes: int) -> Iterator[tuple[Path, int]]:
     """Run a dispatcher whose journal has a disk of its own; yield the disk, as seen from here, and the HTTP port."""
-    config = DispatcherConfig(credentials=CREDENTIALS, journal=str(mount / "journal"), http_port=0)
+    config = DispatcherConfig(server=SERVER, known=KNOWN, journal=str(mount / "journal"), http_port=0)
     code = (
         "import signal, sys, msgspec\nfrom penstock.dispatcher.main import Dispatcher, DispatcherConfig\n"
         "ended = []\nsignal.signal(signal.SIGTERM, lambda *_: ended.append(1))\n"

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.descriptor_limit import ENOUGH
-from tests.dispatcher.serving import CREDENTIALS, ended, started
+from tests.dispatcher.serving import KNOWN, ended, started
+from tests.keys import SERVER
 
 LOWER_THE_LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(7)[1]))"
 
 
 def test_a_dispatcher_raises_its_limit_at_start() -> None:
-    process, _ = started(DispatcherConfig(credentials=CREDENTIALS), before=LOWER_THE_LIMIT)
+    process, _ = started(DispatcherConfig(server=SERVER, known=KNOWN), before=LOWER_THE_LIMIT)
     try:
         found = next(
             line for line in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if "open files" in line

@@ -35,7 +35,7 @@ def keep_something(directory: Path) -> None:
     journal, blobs = Journal(directory), BlobStore(directory)
     journal.load()
     for piece in put_blob_pieces(b"a graph"):
-        blobs.put(piece, now=0.0)
+        blobs.put(piece, by="a", now=0.0)
     blobs.commit()
     journal.append(b"an event", to=journal.position + 1)
     # Before they are closed: that removes the logs.

@@ -21,13 +21,14 @@ from penstock.wire.pieces import (
     RequestAssembler,
     cut_request,
 )
-from tests.dispatcher.serving import CREDENTIALS, DEADLINE_S, client, ended, opening, started
+from tests.dispatcher.serving import DEADLINE_S, KNOWN, client, ended, opening, started
+from tests.keys import SERVER
 from tests.security.strangers import connections, flood, frame, resident_mb
 
 
 @pytest.fixture
 def dispatcher(tmp_path: Path) -> Iterator[tuple[int, str]]:
-    process, address = started(DispatcherConfig(credentials=CREDENTIALS, journal=str(tmp_path / "journal")))
+    process, address = started(DispatcherConfig(server=SERVER, known=KNOWN, journal=str(tmp_path / "journal")))
     try:
         yield process.pid, address
     finally:

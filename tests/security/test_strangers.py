@@ -17,7 +17,8 @@ import pytest
 import penstock as ps
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.pieces import LISTENER_FRAME_BYTES
-from tests.dispatcher.serving import CREDENTIALS, ended, started
+from tests.dispatcher.serving import KNOWN, ended, started
+from tests.keys import SERVER
 from tests.security.listeners import listening_addresses
 from tests.security.strangers import connections, frame, resident_mb
 from tests.waiting import wait_until
@@ -38,7 +39,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 def test_two_thousand_strangers_that_send_as_much_as_they_may_cost_64_mb(many_descriptors: None) -> None:
-    process, address = started(DispatcherConfig(credentials=CREDENTIALS))
+    process, address = started(DispatcherConfig(server=SERVER, known=KNOWN))
     try:
         before_mb = resident_mb(process.pid)
         with connections(address, CONNECTIONS) as peers:

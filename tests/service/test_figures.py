@@ -7,7 +7,6 @@ import time
 
 import penstock as ps
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import ListWorkers, Workers
 from tests.security.web import get
 
@@ -24,12 +23,12 @@ def test_a_job_that_is_read_shows_in_the_metrics_and_in_the_list_of_workers(tmp_
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
     token = tmp_path / "token"
-    options = ServiceOptions(workers=1, credentials=Credentials.new_token(), http_port=port, http_token_file=str(token))
+    options = ServiceOptions(workers=1, http_port=port, http_token_file=str(token))
     processes = ServiceProcesses(options)
     try:
         processes.wait_ready(DEADLINE_S)
         file = tmp_path / "service.json"
-        ServiceFile(address=processes.address, credentials=processes.credentials.as_client()).write(file)
+        processes.service_file().write(file)
         with (
             ps.range(10**9)
             .map(slowly)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 DEFAULT_PORT = 5050
 
 SERVICE_HELP = "the service: tcp://host:port or a service file (default: $PENSTOCK_SERVICE)"
-KEYS_HELP = "a file made by `penstock keys`; needed to listen anywhere but on this host"
+KEYS_HELP = "the service's own keys, made by `penstock keys`; needed to listen by TCP"
 
 
 def add_service_commands(commands: Any) -> None:
@@ -50,7 +49,7 @@ def add_service_commands(commands: Any) -> None:
     )
     worker.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
     worker.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
-    worker.add_argument("--keys", metavar="FILE", help=KEYS_HELP)
+    worker.add_argument("--keys", metavar="FILE", help="the key of an agent, made by `penstock keys`")
     worker.add_argument(
         "--drain-seconds", type=_positive, default=30.0, metavar="S", help="how long leaving may take (default: 30)"
     )
@@ -76,9 +75,9 @@ def add_service_commands(commands: Any) -> None:
 
     keys = commands.add_parser(
         "keys",
-        help="make the keys of a service that listens beyond this host",
-        description="Write server.json, for the dispatcher and the workers, and client.json, for trainers. Both are "
-        "secret, and readable by you only.",
+        help="make the keys of a service that listens by TCP",
+        description="Write server.json, for the dispatcher, and a key for each role: agent.json for workers, "
+        "trainer.json, operator.json. All are secret, and readable by you only.",
     )
     keys.add_argument("folder", metavar="OUT_DIR")
 
@@ -89,15 +88,10 @@ def chosen_port(options: argparse.Namespace) -> int:
     return 0 if options.port_range else DEFAULT_PORT
 
 
-def own_token() -> str:
-    """Return the token the user has chosen; empty: one is to be made."""
-    return os.environ.get("PENSTOCK_TOKEN", "")
-
-
 def _add_listening(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bind", metavar="HOST", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--bind", metavar="HOST", help="listen by TCP here (default: at Unix sockets of this user's)")
     parser.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
-    parser.add_argument("--port", type=_port, metavar="N", help=f"0: any free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--port", type=_port, metavar="N", help=f"by TCP; 0: any free one (default: {DEFAULT_PORT})")
     parser.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
     parser.add_argument("--keys", metavar="FILE", help=KEYS_HELP)
 

@@ -184,7 +184,8 @@ class ServiceLink:
 
     def __init__(self, service: ServiceFile, *, name: str) -> None:
         self.address = service.address
-        self.credentials: Credentials = service.credentials
+        self.reading_key = Credentials.new(service.credentials.role, service.credentials.name)
+        """What is shown to runners, where job code could take it: it opens nothing but what is read there."""
         self.pid = os.getpid()
         self.context: Context = zmq.Context()
         self.boards: dict[ClientId, Board] = {}

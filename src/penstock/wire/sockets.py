@@ -9,6 +9,8 @@ Rules, each bought with a lost message somewhere:
   raises for a peer it does not know, and nothing lingers.
 - A listener takes frames of 8 KiB, whoever sends them (`wire.pieces`): what a stranger can have allocated is that.
 - Only a data listener on loopback may use its own TCP settings; elsewhere the system's stand.
+- TCP is always CURVE, on loopback too. A Unix socket lies in a folder that only its user can enter, and both ends look
+  at that: the one that binds and, before a key is shown, the one that dials.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import random
 import secrets
 import socket as sockets
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -27,9 +30,9 @@ from typing import cast
 import zmq
 
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
-from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
+from penstock.wire.addresses import Listening, advertised, is_loopback, is_unix, join_tcp, split_tcp, unix_path
 from penstock.wire.credentials import Credentials
-from penstock.wire.guard import USER, ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
+from penstock.wire.guard import ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
 from penstock.wire.pieces import LISTENER_FRAME_BYTES
 
 __all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
@@ -57,28 +60,13 @@ _CONTROL_CLIENT_BEATS = (2_000, 9_000, 7_000)
 
 
 def bind_router(
-    context: Context,
-    credentials: Credentials,
-    bind: str,
-    *,
-    port: int = 0,
-    port_range: tuple[int, int] | None = None,
-    advertise: str | None = None,
-    data: bool,
-    tuned: bool = True,
+    context: Context, listening: Listening, name: str, server: Credentials, *, data: bool, tuned: bool = True
 ) -> tuple[Socket, str]:
     """Return a listening ROUTER and the address others should dial.
 
-    `port` 0 takes a free one, out of `port_range` (both ends included) if that is given. `tuned`: a data listener on
-    loopback uses reno and a large send buffer, which is a third faster there.
+    `name` is the socket's in a folder; `server` is the key of a TCP listener, whose public half those who dial must
+    know. `tuned`: a data listener on loopback uses reno and a large send buffer, which is a third faster there.
     """
-    host = _numeric(bind)
-    loopback = is_loopback(host)
-    if not loopback and credentials.kind != "curve":
-        raise InvalidArgumentError(
-            f"will not listen at {bind!r} with a token only: others on the network could read it. Make keys with "
-            f"`penstock keys` and give them to dispatcher, workers and clients, or bind to 127.0.0.1"
-        )
     guard = guard_of(context)
     socket = cast(Monitored, context.socket(zmq.ROUTER, socket_class=Monitored))
     try:
@@ -91,22 +79,20 @@ def bind_router(
         socket.setsockopt(zmq.MAXMSGSIZE, LISTENER_FRAME_BYTES)
         socket.setsockopt(zmq.RCVHWM, LISTENER_QUEUE)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        if credentials.kind == "curve":
-            if not credentials.server_secret:
-                raise InvalidArgumentError(
-                    "listening needs the service's own keys, not a client's: see `penstock keys`"
-                )
-            socket.curve_server = True
-            socket.curve_secretkey = credentials.server_secret.encode()
-        else:
+        if listening.unix:
             socket.plain_server = True
+            guard.count(socket)
+            return socket, _listen_unix(socket, listening.folder, name)
+        host = _numeric(listening.bind)
+        socket.curve_server = True
+        socket.curve_secretkey = server.secret.encode()
         guard.count(socket)
-        tuned = tuned and data and loopback and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1"
-        bound = _bind(socket, host, port, port_range, tuned)
+        tuned = tuned and data and is_loopback(host) and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1"
+        bound = _bind(socket, host, listening.port, listening.port_range, tuned)
     except BaseException:
         socket.close(linger=0)
         raise
-    return socket, advertised(bind, bound, advertise)
+    return socket, advertised(listening.bind, bound, listening.advertise)
 
 
 _LOST: dict[int, str] = {
@@ -114,7 +100,7 @@ _LOST: dict[int, str] = {
     zmq.EVENT_CLOSED: "the connection was refused or timed out",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the other side did not finish the handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the other side speaks another protocol, or other credentials",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refused our token or keys",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refused our key",
 }
 
 
@@ -124,11 +110,15 @@ class Dialled(Monitored):
 
 def dial(context: Context, credentials: Credentials, address: str, *, data: bool) -> Dialled:
     """Return a connecting DEALER. It can be written to once it polls for output: the other side has let us in."""
-    host, _ = split_tcp(address)
+    unix = is_unix(address)
+    if not unix and not credentials.server:
+        raise InvalidArgumentError(f"{address} is reached by TCP, and the key for it does not say who is there")
     socket = cast(Dialled, context.socket(zmq.DEALER, socket_class=Dialled))
     try:
-        prepare_dealer(socket, credentials, data=data)
-        if data and is_loopback(host) and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1":
+        prepare_dealer(socket, credentials, data=data, unix=unix)
+        if unix:
+            check_folder(os.path.dirname(unix_path(address)))
+        elif data and is_loopback(split_tcp(address)[0]) and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1":
             socket.setsockopt(zmq.RCVBUF, RECEIVE_BUFFER_BYTES)
         # Before connecting: on loopback a refusal comes at once. In a shadow of the context, so that the context's
         # `destroy` closes the receiving end with the socket, and not before.
@@ -141,7 +131,7 @@ def dial(context: Context, credentials: Credentials, address: str, *, data: bool
     return socket
 
 
-def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool) -> None:
+def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool, unix: bool) -> None:
     """Set all options of a DEALER that is about to connect."""
     _common(socket, beats=_DATA_BEATS if data else _CONTROL_CLIENT_BEATS)
     socket.setsockopt(zmq.ROUTING_ID, b"P" + secrets.token_bytes(16))
@@ -153,13 +143,13 @@ def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool) -> N
     else:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
-    if credentials.kind == "curve":
-        socket.curve_serverkey = credentials.server_public.encode()
-        socket.curve_publickey = credentials.client_public.encode()
-        socket.curve_secretkey = credentials.client_secret.encode()
+    if unix:
+        socket.plain_username = credentials.public.encode()
+        socket.plain_password = credentials.secret.encode()
     else:
-        socket.plain_username = USER
-        socket.plain_password = credentials.token.encode()
+        socket.curve_serverkey = credentials.server.encode()
+        socket.curve_publickey = credentials.public.encode()
+        socket.curve_secretkey = credentials.secret.encode()
 
 
 def _common(socket: Socket, *, beats: tuple[int, int, int]) -> None:
@@ -175,6 +165,34 @@ def _common(socket: Socket, *, beats: tuple[int, int, int]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+
+
+def check_folder(folder: str) -> None:
+    """Raise unless the folder of a Unix socket is ours, and nobody else's: whoever can enter it could listen there.
+
+    One that is not there is nobody's: the service has ended, or begins.
+    """
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidArgumentError(f"{folder!r}, where the service listens, cannot be seen: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InvalidArgumentError(
+            f"{folder!r}, where the service listens, is not a folder of this user's alone (mode 0700); another user "
+            "could answer there. Remove it and start the service again"
+        )
+
+
+def _listen_unix(socket: Socket, folder: str, name: str) -> str:
+    check_folder(folder)
+    address = f"ipc://{folder}/{name}"
+    try:
+        socket.bind(address)  # a file that a killed predecessor left is replaced
+    except zmq.ZMQError as error:
+        raise CannotListenError(address, os.strerror(error.errno or 0)) from None
+    return address
 
 
 def _numeric(bind: str) -> str:
@@ -257,7 +275,7 @@ class Watch:
         self.socket: Socket = dialled.events
         self.connected = False
         self.refused = False
-        """Our token or keys were refused: dialling again will not help."""
+        """Our key was refused."""
         self.failed_handshakes = 0
         """How many handshakes have failed since one last succeeded."""
         self._reason: str | None = None

@@ -57,7 +57,7 @@ class FakeClient(Peer):
 
     def __init__(self, trainer: Trainer, rank: int, how: How, after: AttemptId | None = None) -> None:
         """`after`: the attempt that the same process has read to its end."""
-        super().__init__(trainer.world, trainer.world.draw("client"))
+        super().__init__(trainer.world, trainer.world.draw("client"), trainer.principal)
         self.trainer, self.rank = trainer, rank
         self.is_open = self.closed = False
         self._shape, self._spec = trainer.shape, trainer.shape.spec()
