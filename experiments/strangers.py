@@ -2,11 +2,11 @@
 
     python experiments/strangers.py [--quick] [--seconds 30] [--connections 2000] [--rounds 2]
 
-For both ways to a service (Unix sockets or loopback as a service of one host has them, and CURVE over TCP) and both
-planes, a job is read for a while beside an attack on that door, and, in turns with it, beside the same attack on the
-door of an idle dispatcher: the attacker costs the same processors either way, so that the ratio is what the door costs.
-Garbage is that of `tests/security/attack.py`. It prints one JSON line, and ends with 1 if a bound does not hold: 64 MB
-of growth, 0.9 of the throughput, every element read once.
+For both ways to a service (Unix sockets, as a service of one host has them, and CURVE over TCP) and both planes, a job
+is read for a while beside an attack on that door, and, in turns with it, beside the same attack on the door of an idle
+dispatcher: the attacker costs the same processors either way, so that the ratio is what the door costs. Garbage is that
+of `tests/security/attack.py`. It prints one JSON line, and ends with 1 if a bound does not hold: 64 MB of growth, 0.9 of
+the throughput, every element read once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.security.strangers import resident_mb  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses  # noqa: E402
-from penstock.wire.credentials import Credentials, ServiceFile  # noqa: E402
+from penstock.wire.addresses import Listening  # noqa: E402
 
 MOST_GROWTH_MB = 64.0
 LEAST_RATIO = 0.9
@@ -61,8 +61,9 @@ class MemoryWatch(threading.Thread):
         return self.most_mb - self.before_mb
 
 
-def start(credentials: Credentials) -> ServiceProcesses:
-    processes = ServiceProcesses(ServiceOptions(workers=1, credentials=credentials))
+def start(kind: str) -> ServiceProcesses:
+    listening = Listening() if kind == "curve" else None
+    processes = ServiceProcesses(ServiceOptions(workers=1, listening=listening))
     processes.wait_ready(READY_S)
     return processes
 
@@ -107,12 +108,11 @@ class Reading:
 
 
 def measure(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    credentials = Credentials.new_keys() if kind == "curve" else Credentials.new_token()
-    working, idle = start(credentials), start(credentials)
+    working, idle = start(kind), start(kind)
     found = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "service.json"
-        ServiceFile(address=working.address, credentials=credentials.as_client()).write(file)
+        working.service_file().write(file)
         reading = Reading(file)
         try:
             runner = pid_of(working, "runner")

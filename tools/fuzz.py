@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 import zmq  # noqa: E402
 from tests.dispatcher import serving  # noqa: E402
+from tests.keys import SERVER, new_key  # noqa: E402
 from tests.security.decoders import TARGETS, try_decoding  # noqa: E402
 from tests.security.hostile import Hostile, kinds_of, mutated  # noqa: E402
 from tests.security.strangers import resident_mb  # noqa: E402
@@ -43,10 +44,14 @@ import penstock as ps  # noqa: E402
 from penstock.client import connection as client_connection  # noqa: E402
 from penstock.dispatcher.main import DispatcherConfig  # noqa: E402
 from penstock.wire.addresses import RunnerAddress  # noqa: E402
+from penstock.wire.control import ControlClient  # noqa: E402
+from penstock.wire.credentials import Credentials  # noqa: E402
 from penstock.wire.envelopes import decode_tell  # noqa: E402
 from penstock.wire.frames import ToRunner  # noqa: E402
-from penstock.wire.messages import PROTOCOL, ListJobs, Refused, Request  # noqa: E402
+from penstock.wire.messages import PROTOCOL, Jobs, ListJobs, Refused, Request  # noqa: E402
 from penstock.wire.pieces import cut_request  # noqa: E402
+from penstock.wire.principals import Role  # noqa: E402
+from penstock.wire.service_keys import KnownKey  # noqa: E402
 from penstock.wire.sockets import dial  # noqa: E402
 
 BATCH = 100
@@ -54,6 +59,11 @@ ANSWER_S = 10.0
 MOST_GROWTH_MB = 512.0
 LIFE_MESSAGES = 2_000
 """A dispatcher is started again after so many, on the journal that they left; the journal of three lives is dropped."""
+ROLES: tuple[Role, ...] = ("trainer", "runner", "provisioner", "agent", "operator")
+TRUSTED = ("agent", "operator")  # they may change everybody's jobs: by registering workers, by steering
+KEYS = {role: new_key(role, f"hostile-{role}") for role in ROLES}
+VICTIM, VICTIMS_JOB = new_key("trainer", "victim"), "victims"
+KNOWN = tuple(KnownKey(key.public, key.principal) for key in (VICTIM, *KEYS.values()))
 OUR_FAULT = "the dispatcher failed over this request"
 RUNNERS_FAULT = "Traceback (most recent call last)"
 
@@ -151,14 +161,15 @@ def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
             journal = Path(folder) / f"journal{life // 3}"
             if life % 3 == 0 and life:
                 shutil.rmtree(Path(folder) / f"journal{life // 3 - 1}")
-            config = DispatcherConfig(credentials=serving.CREDENTIALS, journal=str(journal))
+            role = ROLES[life % len(ROLES)]
+            config = DispatcherConfig(server=SERVER, known=KNOWN, journal=str(journal))
             try:
                 process, address = serving.started(config)
             except RuntimeError as error:
                 raise Finding(f"the journal of life {life} cannot be read: {error}") from error
             try:
                 count = min(LIFE_MESSAGES, options.messages - sent)
-                grown_mb = max(grown_mb, _one_life(rng, process, address, count, told))
+                grown_mb = max(grown_mb, _one_life(rng, role, process, address, count, told))
                 sent += count
             finally:
                 if process.poll() is None:
@@ -170,12 +181,14 @@ def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
     return {"messages": sent, "lives": life, "told": dict(told.most_common()), "grown_mb": round(grown_mb, 1)}
 
 
-def _one_life(rng: random.Random, process: Any, address: str, count: int, told: Counter[str]) -> float:
+def _one_life(rng: random.Random, role: Role, process: Any, address: str, count: int, told: Counter[str]) -> float:
     before_mb, most_mb = resident_mb(process.pid), 0.0
-    with serving.client(address) as control:
+    with ControlClient(address, VICTIM, name="victim") as control:
         serving.put_blobs(control)
-    sender = Sender(address, serving.CREDENTIALS, data=False)
-    names = ["resnet", "a1", "a1.0", "c1", "agent0", "worker0", "h", serving.spec().graph]
+        serving.open_job(control, serving.opening(job=VICTIMS_JOB, client="honest"))
+        victims = _shown_to_victim(control)
+    sender = Sender(address, KEYS[role], data=False)
+    names = ["resnet", "a1", "a1.0", "c1", "agent0", "worker0", "h", serving.spec().graph, VICTIMS_JOB, "honest"]
     hostile = Hostile(rng, names, (serving.spec(), serving.opening()))
     kinds = list(kinds_of(Request).values())
     honest = msgspec.msgpack.encode(ListJobs())
@@ -196,7 +209,22 @@ def _one_life(rng: random.Random, process: Any, address: str, count: int, told: 
                 raise Finding(f"the dispatcher grew by {most_mb:.0f} MB within {number} messages")
     finally:
         sender.close()
+    if role not in TRUSTED:
+        with ControlClient(address, VICTIM, name="victim") as control:
+            if (now := _shown_to_victim(control)) != victims:
+                raise Finding(f"a {role} changed another principal's job: {victims} became {now}")
     return most_mb
+
+
+def _shown_to_victim(control: ControlClient) -> list[object]:
+    """Return what stays the same of a job that nobody else may change."""
+    answer = control.ask(ListJobs(), timeout_s=ANSWER_S, what="the victim's jobs")
+    assert isinstance(answer, Jobs)
+    return [
+        (line.owner, line.epoch, line.ranks, line.splits_left, "cancelled" in line.status, "paused" in line.status)
+        for line in answer.jobs
+        if line.job == VICTIMS_JOB
+    ]
 
 
 def _take_answers(sender: Sender, until: int, batch: dict[int, bytes], told: Counter[str]) -> None:
@@ -212,18 +240,19 @@ def _take_answers(sender: Sender, until: int, batch: dict[int, bytes], told: Cou
 
 
 @contextmanager
-def _overheard() -> Iterator[list[tuple[str, Any]]]:
-    """Note what an honest reader sends to its runner, and where that is."""
-    heard: list[tuple[str, Any]] = []
+def _overheard() -> Iterator[list[tuple[RunnerAddress, Credentials, Any]]]:
+    """Note what an honest reader sends to its runner, where that is, and the key it shows there."""
+    heard: list[tuple[RunnerAddress, Credentials, Any]] = []
     made, send = client_connection.RunnerConnection.__init__, client_connection.RunnerConnection.send
-    where: dict[int, str] = {}
+    where: dict[int, tuple[RunnerAddress, Credentials]] = {}
 
     def making(self: Any, link: Any, runner: Any, address: str, **given: Any) -> None:
-        where[id(self)] = address
+        parsed = RunnerAddress.parse(address)
+        where[id(self)] = (parsed, link.reading_key.toward(parsed.key))
         made(self, link, runner, address, **given)
 
     def sending(self: Any, message: Any) -> None:
-        heard.append((where[id(self)], message))
+        heard.append((*where[id(self)], message))
         send(self, message)
 
     client_connection.RunnerConnection.__init__ = making  # type: ignore[method-assign]
@@ -253,14 +282,14 @@ def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
             epoch = iter(loader)
             next(epoch)
             (pid,) = service.worker_pids().values()
-            address = RunnerAddress.parse(heard[0][0])
-            honest = {type(message): message for _, message in heard}
-            opened = next(message for _, message in heard if hasattr(message, "attempt"))
+            address, key, _ = heard[0]
+            honest = {type(message): message for *_, message in heard}
+            opened = next(message for *_, message in heard if hasattr(message, "attempt"))
             names = [opened.stream, opened.attempt, opened.runner, "nobody", f"{opened.attempt}.7"]
             hostile = Hostile(rng, names, list(honest.values()))
             kinds = list(kinds_of(ToRunner).values())
             before_mb, most_mb, sent, answers = resident_mb(pid), 0.0, 0, 0
-            sender = Sender(address.tcp, service.credentials, data=True)
+            sender = Sender(address.socket, key, data=True)
             try:
                 while sent < options.messages:
                     for _ in range(BATCH):
@@ -273,7 +302,7 @@ def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
                         raise Finding(f"the runner grew by {most_mb:.0f} MB within {sent} messages")
                     if sent % 10_000 == 0:
                         sender.close()  # as many openings as there are connections are kept for readers
-                        sender = Sender(address.tcp, service.credentials, data=True)
+                        sender = Sender(address.socket, key, data=True)
             finally:
                 sender.close()
         if list(service.worker_pids().values()) != [pid]:

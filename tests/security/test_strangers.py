@@ -16,6 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.dispatcher.main import DispatcherConfig
+from penstock.wire.addresses import Listening
 from penstock.wire.pieces import LISTENER_FRAME_BYTES
 from tests.dispatcher.serving import KNOWN, ended, started
 from tests.keys import SERVER
@@ -38,8 +39,13 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_two_thousand_strangers_that_send_as_much_as_they_may_cost_64_mb(many_descriptors: None) -> None:
-    process, address = started(DispatcherConfig(server=SERVER, known=KNOWN))
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_two_thousand_strangers_that_send_as_much_as_they_may_cost_64_mb(
+    many_descriptors: None, tmp_path: Path, way: str
+) -> None:
+    tmp_path.chmod(0o700)
+    listening = Listening(folder=str(tmp_path)) if way == "unix" else Listening()
+    process, address = started(DispatcherConfig(server=SERVER, known=KNOWN, listening=listening))
     try:
         before_mb = resident_mb(process.pid)
         with connections(address, CONNECTIONS) as peers:
