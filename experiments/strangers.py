@@ -5,8 +5,8 @@
 For both ways to a service (Unix sockets, as a service of one host has them, and CURVE over TCP) and both planes, a job
 is read for a while beside an attack on that door, and, in turns with it, beside the same attack on the door of an idle
 dispatcher: the attacker costs the same processors either way, so that the ratio is what the door costs. Garbage is that
-of `tests/security/attack.py`. It prints one JSON line, and ends with 1 if a bound does not hold: 64 MB of growth, 0.9 of
-the throughput, every element read once.
+of `tests/security/attack.py`. It prints one JSON line, and ends with 1 if a bound does not hold: 64 MB of growth, 0.9
+of the throughput, every element read once.
 """
 
 from __future__ import annotations

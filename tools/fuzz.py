@@ -7,7 +7,7 @@
 
 Messages are made from the types themselves (`tests/security/hostile.py`), so that no type is left out, and half of them
 are mutated afterwards. What counts as giving way: a process that ends, a request that makes the dispatcher's own code
-fail, no answer to an honest request within ten seconds, a journal that cannot be read afterwards, an honest reader that
+fail, no answer to an honest request within a minute, a journal that cannot be read afterwards, an honest reader that
 gets something wrong, or more memory than `MOST_GROWTH_MB`.
 """
 
@@ -55,7 +55,7 @@ from penstock.wire.service_keys import KnownKey  # noqa: E402
 from penstock.wire.sockets import dial  # noqa: E402
 
 BATCH = 100
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 MOST_GROWTH_MB = 512.0
 LIFE_MESSAGES = 2_000
 """A dispatcher is started again after so many, on the journal that they left; the journal of three lives is dropped."""
@@ -65,7 +65,7 @@ KEYS = {role: new_key(role, f"hostile-{role}") for role in ROLES}
 VICTIM, VICTIMS_JOB = new_key("trainer", "victim"), "victims"
 KNOWN = tuple(KnownKey(key.public, key.principal) for key in (VICTIM, *KEYS.values()))
 OUR_FAULT = "the dispatcher failed over this request"
-RUNNERS_FAULT = "Traceback (most recent call last)"
+RUNNERS_FAULT = "could not be dealt with"
 
 
 class Finding(Exception):
@@ -155,6 +155,7 @@ class Sender:
 
 def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
     rng, sent, told, grown_mb = random.Random(options.seed), 0, Counter[str](), 0.0
+    slowest_s: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         life = 0
         while sent < options.messages:
@@ -169,7 +170,8 @@ def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
                 raise Finding(f"the journal of life {life} cannot be read: {error}") from error
             try:
                 count = min(LIFE_MESSAGES, options.messages - sent)
-                grown_mb = max(grown_mb, _one_life(rng, role, process, address, count, told))
+                more_mb, took_s = _one_life(rng, role, process, address, count, told)
+                grown_mb, slowest_s[role] = max(grown_mb, more_mb), max(slowest_s.get(role, 0.0), took_s)
                 sent += count
             finally:
                 if process.poll() is None:
@@ -178,11 +180,19 @@ def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
             if process.returncode:
                 raise Finding(f"the dispatcher ended with {process.returncode}: {said[-3000:]}")
             life += 1
-    return {"messages": sent, "lives": life, "told": dict(told.most_common()), "grown_mb": round(grown_mb, 1)}
+    return {
+        "messages": sent,
+        "lives": life,
+        "told": dict(told.most_common()),
+        "grown_mb": round(grown_mb, 1),
+        "slowest answer to a batch, by role": {role: f"{took_s:.1f} s" for role, took_s in slowest_s.items()},
+    }
 
 
-def _one_life(rng: random.Random, role: Role, process: Any, address: str, count: int, told: Counter[str]) -> float:
-    before_mb, most_mb = resident_mb(process.pid), 0.0
+def _one_life(
+    rng: random.Random, role: Role, process: Any, address: str, count: int, told: Counter[str]
+) -> tuple[float, float]:
+    before_mb, most_mb, slowest_s = resident_mb(process.pid), 0.0, 0.0
     with ControlClient(address, VICTIM, name="victim") as control:
         serving.put_blobs(control)
         serving.open_job(control, serving.opening(job=VICTIMS_JOB, client="honest"))
@@ -203,7 +213,9 @@ def _one_life(rng: random.Random, role: Role, process: Any, address: str, count:
                 sender.send(mutated(rng, message) if rng.random() < 0.5 else message)
             number += 1
             sender.send(msgspec.msgpack.encode([PROTOCOL, number, 0, msgspec.Raw(honest)]))
+            began = time.monotonic()
             _take_answers(sender, number, batch, told)
+            slowest_s = max(slowest_s, time.monotonic() - began)
             most_mb = max(most_mb, resident_mb(process.pid) - before_mb)
             if most_mb > MOST_GROWTH_MB:
                 raise Finding(f"the dispatcher grew by {most_mb:.0f} MB within {number} messages")
@@ -213,7 +225,7 @@ def _one_life(rng: random.Random, role: Role, process: Any, address: str, count:
         with ControlClient(address, VICTIM, name="victim") as control:
             if (now := _shown_to_victim(control)) != victims:
                 raise Finding(f"a {role} changed another principal's job: {victims} became {now}")
-    return most_mb
+    return most_mb, slowest_s
 
 
 def _shown_to_victim(control: ControlClient) -> list[object]:

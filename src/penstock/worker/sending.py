@@ -32,6 +32,7 @@ from penstock.wire.sockets import Bell
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
 CLOSE_WAIT_S = 2.0
+COMPLAIN_S = 10.0
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 
@@ -63,6 +64,7 @@ class DataSocket:
         self._bell = Bell()
         self._stopping = self._tick_asked = False
         self._assembler = RequestAssembler()
+        self._garbage, self._complain_at = 0, float("-inf")
         self._peers: set[bytes] = set()
         """Peers that have said something and are not known to be gone."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
@@ -181,7 +183,7 @@ class DataSocket:
                     continue
                 message = decode_message(_decoder, whole)
             except ProtocolError as error:
-                _log.warning("dropped a message that is none", extra={"reason": str(error)})
+                self._complain(now, str(error))
                 continue
             self._peers.add(peer)
             try:
@@ -189,6 +191,13 @@ class DataSocket:
             except Exception:  # one reader's nonsense must not keep the others from being served
                 _log.exception("a message could not be dealt with", extra={"message": type(message).__name__})
         return len(messages) == RECEIVE_AT_ONCE
+
+    def _complain(self, now: float, reason: str) -> None:
+        """Write down what was dropped, now and then: all readers are shown it, and one of them decides how often."""
+        self._garbage += 1
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_S
+            _log.warning("dropped what is no message", extra={"reason": reason, "dropped": self._garbage})
 
     def _tell_lost(self) -> None:
         while self._lost:
