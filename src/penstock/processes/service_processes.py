@@ -86,6 +86,10 @@ class ServiceOptions:
     journal: Path | None = None
     """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
+    registry: str | None = None
+    """The file that `penstock keys` changes; None: nobody else is let in."""
+    audit_log: str | None = None
+    """Where to write who changed what and who was refused; None: nowhere."""
     threads: int | None = None
     memory_bytes: int | None = None
     tags: tuple[str, ...] = ()
@@ -372,4 +376,6 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "http_port": options.http_port,
         "server": options.keys.server,
         "known": options.keys.known,
+        "registry": options.registry,
+        "audit_log": options.audit_log,
     }
