@@ -210,6 +210,7 @@ def test_a_fork_of_the_trainer_does_not_end_its_service():
 
 def test_a_port_that_is_taken_is_not_chosen():
     with free_port("127.0.0.1") as taken:
+        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(CannotListenError, match="in ports"):
             free_port("127.0.0.1", (port, port))
