@@ -204,7 +204,7 @@ def test_who_a_job_is_shared_with_reads_and_steers_it_and_lists_it() -> None:
     cluster = cluster_of_alice(share_with=("bob",))
     assert [line.job for line in cluster.ask(ListJobs(), principal=BOB).jobs] == [JOB]
     assert cluster.ask(SteerJob(job=JOB, action="pause"), principal=BOB) == Done()
-    assert isinstance(cluster.ask(GetPipeline(id="p"), principal=BOB), Spec)
+    assert isinstance(cluster.ask(GetPipeline(id="p", trust=("alice",)), principal=BOB), Spec)
     joined = cluster.ask(cluster.opening(replica=1, spec=spec(share_with=()), trust=("alice",)), principal=BOB)
     assert isinstance(joined, EpochOpened) and joined.spec.owner == "alice"
 
@@ -214,8 +214,8 @@ def test_joining_what_another_made_takes_ones_trust_by_name() -> None:
     for principal in (BOB, OPERATOR):
         refused = cluster.ask(cluster.opening(replica=1), principal=principal)
         assert refused == Refused(
-            reason="job 'resnet' was made by 'alice': who joins it gets what that principal's code makes; allow it "
-            "with access=ps.Access(trust='alice'), or give another job= name",
+            reason="job 'resnet' was made by 'alice': who reads it gets what that principal's code makes; allow it "
+            "with access=ps.Access(trust='alice'), or read something else",
             kind="not_permitted",
         )
 

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[BlobStore]:
 
 def put(store: BlobStore, data: bytes, *, now: float = 0.0) -> BlobHash:
     for piece in put_blob_pieces(data):
-        assert store.put(piece, now=now) == Done()
+        assert store.put(piece, by="alice", now=now) == Done()
     store.commit()
     return blob_hash(data)
 
@@ -37,7 +37,7 @@ def put(store: BlobStore, data: bytes, *, now: float = 0.0) -> BlobHash:
 def get(store: BlobStore, name: BlobHash) -> bytes:
     found = b""
     while True:
-        answer = store.get(GetBlob(hash=name, offset=len(found)), now=0.0)
+        answer = store.get(GetBlob(hash=name, offset=len(found)), by="alice", now=0.0)
         assert isinstance(answer, BlobPiece), answer
         found += answer.piece
         if len(found) == answer.size:
@@ -57,7 +57,7 @@ def test_pieces_may_come_in_any_order_and_twice(tmp_path: Path) -> None:
     name = blob_hash(BIG)
     for piece in pieces:  # each by another dispatcher
         store = BlobStore(tmp_path)
-        store.put(piece, now=0.0)
+        store.put(piece, by="alice", now=0.0)
         store.commit()
         store.close()
     store = BlobStore(tmp_path)
@@ -68,25 +68,25 @@ def test_pieces_may_come_in_any_order_and_twice(tmp_path: Path) -> None:
 def test_a_blob_is_not_there_before_its_last_piece(store: BlobStore) -> None:
     *most, last = put_blob_pieces(BIG)
     for piece in most:
-        store.put(piece, now=0.0)
+        store.put(piece, by="alice", now=0.0)
     assert not store.whole
-    assert isinstance(store.get(GetBlob(hash=last.hash), now=0.0), Refused)
+    assert isinstance(store.get(GetBlob(hash=last.hash), by="alice", now=0.0), Refused)
 
 
 def test_pieces_that_do_not_make_the_hash_are_refused_and_forgotten(store: BlobStore) -> None:
     name = blob_hash(b"good")
-    assert isinstance(store.put(PutBlob(hash=name, offset=0, size=4, piece=b"evil"), now=0.0), Refused)
+    assert isinstance(store.put(PutBlob(hash=name, offset=0, size=4, piece=b"evil"), by="alice", now=0.0), Refused)
     assert put(store, b"good") == name
     assert get(store, name) == b"good"
 
 
 def test_a_wrong_size_does_not_keep_the_right_one_out(store: BlobStore) -> None:
     name = blob_hash(b"good")
-    store.put(PutBlob(hash=name, offset=0, size=2 * PIECE_BYTES, piece=bytes(PIECE_BYTES)), now=0.0)
+    store.put(PutBlob(hash=name, offset=0, size=2 * PIECE_BYTES, piece=bytes(PIECE_BYTES)), by="alice", now=0.0)
     put(store, b"good")
     assert get(store, name) == b"good"
     wrong = PutBlob(hash=name, offset=0, size=3, piece=b"goo")
-    assert isinstance(store.put(wrong, now=0.0), Refused), "what is whole stays"
+    assert isinstance(store.put(wrong, by="alice", now=0.0), Refused), "what is whole stays"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_wrong_size_does_not_keep_the_right_one_out(store: BlobStore) -> None:
     ids=["off the grid", "negative", "short", "too large", "long name"],
 )
 def test_pieces_that_fit_nowhere_are_refused(store: BlobStore, bad: PutBlob) -> None:
-    assert isinstance(store.put(bad, now=0.0), Refused)
+    assert isinstance(store.put(bad, by="alice", now=0.0), Refused)
     assert not store.whole
 
 
@@ -115,7 +115,7 @@ def test_what_nothing_refers_to_is_dropped_after_a_while(tmp_path: Path) -> None
     store.close()
     store = BlobStore(tmp_path)
     assert store.whole == {used}
-    assert isinstance(store.get(GetBlob(hash=unused), now=0.0), Refused)
+    assert isinstance(store.get(GetBlob(hash=unused), by="alice", now=0.0), Refused)
     later = 1e9
     assert store.drop_unused(set(), now=later) == 0, "after a restart the time begins anew"
     assert store.drop_unused(set(), now=later + UNUSED_AFTER_S) == 1
@@ -130,7 +130,7 @@ def test_a_piece_damaged_on_disk_is_refused_and_can_be_sent_again(tmp_path: Path
         raw.execute("UPDATE pieces SET piece = x'00'")
     raw.close()
     store = BlobStore(tmp_path)
-    answer = store.get(GetBlob(hash=name), now=0.0)
+    answer = store.get(GetBlob(hash=name), by="alice", now=0.0)
     assert isinstance(answer, Refused) and "damaged" in answer.reason
     assert name not in store.whole
     put(store, b"precious")

@@ -136,7 +136,10 @@ def test_a_port_taken_by_somebody_else_is_given_up_for_another(tmp_path: Path, m
     monkeypatch.setattr("penstock.dispatcher.main.REBIND_DEADLINE_S", 0.1)
     with served(tmp_path / "a") as running:
         first = running.address
-    with served(tmp_path / "b", listening=Listening(port=int(first.rpartition(":")[2]))), served(tmp_path / "a") as running:
+    with (
+        served(tmp_path / "b", listening=Listening(port=int(first.rpartition(":")[2]))),
+        served(tmp_path / "a") as running,
+    ):
         second = running.address
         assert second != first
     with served(tmp_path / "a") as running:

@@ -57,7 +57,7 @@ MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get the
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
-Access: TypeAlias = Literal["own", "copied", "read-only"]
+MemoryAccess: TypeAlias = Literal["own", "copied", "read-only"]
 """What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
 
 
@@ -97,7 +97,7 @@ class FramePayload:
 
     __slots__ = ("_access", "_elements", "_lease", "_parts")
 
-    def __init__(self, lease: SlabLease | None, parts: list[Any], access: Access) -> None:
+    def __init__(self, lease: SlabLease | None, parts: list[Any], access: MemoryAccess) -> None:
         """The buffers lie in shared memory, or came with the message."""
         self._lease, self._access = lease, access
         self._parts: list[Any] | None = parts
@@ -130,7 +130,7 @@ def _own(buffer: Any) -> Any:
 
 class RunnerConnection:
     def __init__(
-        self, link: ServiceLink, runner: RunnerId, address: str, *, access: Access, transport: Transport
+        self, link: ServiceLink, runner: RunnerId, address: str, *, access: MemoryAccess, transport: Transport
     ) -> None:
         self.runner = runner
         self._access = access
@@ -230,7 +230,9 @@ class RunnerConnection:
 class Connections:
     """One connection a runner."""
 
-    def __init__(self, link: ServiceLink, storage: SourceStorageOptions, access: Access, transport: Transport) -> None:
+    def __init__(
+        self, link: ServiceLink, storage: SourceStorageOptions, access: MemoryAccess, transport: Transport
+    ) -> None:
         """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays."""
         self._link, self._storage, self._access, self._transport = link, storage, access, transport
         self._connections: dict[RunnerId, RunnerConnection] = {}

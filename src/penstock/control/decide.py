@@ -32,7 +32,7 @@ from penstock.control.figures import job_figures
 from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
-from penstock.control.permissions import readable_jobs, refusal
+from penstock.control.permissions import distrust, readable_jobs, refusal
 from penstock.control.placing import has_waited_for_shares, rebind
 from penstock.control.records import Job
 from penstock.control.runners import LINGER_S, RESTART_GRACE_S, START_TIMEOUT_S, settle, settle_all
@@ -175,7 +175,10 @@ def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobH
             return _put_pipeline(draft, request, asker.principal, blobs)
         case GetPipeline():
             found = draft.state.pipelines.get(request.id)
-            return NotKnown(what=f"pipeline {request.id!r}") if found is None else Spec(spec=found)
+            if found is None:
+                return NotKnown(what=f"pipeline {request.id!r}")
+            what = f"pipeline {request.id!r} was registered"
+            return distrust(what, found.owner, asker.principal, request.trust) or Spec(spec=found)
         case GetSpec():
             job = draft.state.jobs.get(request.job)
             if job is None:

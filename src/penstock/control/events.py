@@ -140,6 +140,8 @@ class NewBinding(msgspec.Struct, frozen=True, array_like=True):
     runner: RunnerId | None = None
     worker: WorkerId | None = None
     address: str = ""
+    verifier: str = ""
+    """Of the key that the runner shows: a dispatcher that starts anew lets in whom streams are bound to."""
 
 
 class StreamsBound(Journaled, frozen=True, tag="bound"):

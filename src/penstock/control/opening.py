@@ -20,6 +20,7 @@ from penstock.control.completing import complete
 from penstock.control.draft import Asker, Draft
 from penstock.control.fitting import misfit, spec_of
 from penstock.control.permissions import KIND as NOT_PERMITTED
+from penstock.control.permissions import distrust
 from penstock.control.placing import create_fixed_streams
 from penstock.control.records import Iteration, Job
 from penstock.control.runners import settle
@@ -115,7 +116,7 @@ def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Con
         else:
             differing = differing_fields(job.spec, request.spec, seed_too=request.resume is not None)
             if not differing:
-                return _distrust(job, request, principal)
+                return distrust(f"job {name!r} was made", job.spec.owner, principal, request.trust)
             if request.rejoin is not None:
                 return NotKnown(what=f"attempt {request.rejoin!r} of the job as it is described now")
             if request.resume is None and (held or not _given_up(job)):
@@ -139,20 +140,6 @@ def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Con
         return waiting
     draft.emit(e.JobCreated(name, _with_streams(draft, msgspec.structs.replace(request.spec, owner=principal.name))))
     return None
-
-
-def _distrust(job: Job, request: OpenEpoch, principal: Principal) -> Refused | None:
-    """Return why a reader does not join a job unasked: it would run its owner's code, or take what that makes."""
-    owner = job.spec.owner
-    if owner in (principal.name, *request.trust):
-        return None
-    return Refused(
-        reason=(
-            f"job {job.name!r} was made by {owner!r}: who joins it gets what that principal's code makes; allow it "
-            f"with access=ps.Access(trust={owner!r}), or give another job= name"
-        ),
-        kind=NOT_PERMITTED,
-    )
 
 
 def _given_up(job: Job) -> bool:

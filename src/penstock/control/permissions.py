@@ -301,3 +301,16 @@ def refusal(state: ClusterState, principal: Principal, request: Request) -> Refu
 def _roles(row: Row) -> list[Role]:
     roles: tuple[Role, ...] = ("operator", "agent", "provisioner", "runner", "trainer")
     return [role for role in roles if getattr(row, role) is not None]
+
+
+def distrust(made: str, owner: str, principal: Principal, trusted: tuple[str, ...]) -> Refused | None:
+    """Return why a reader does not get what somebody else made unasked: it runs, or gives what ran, of their code."""
+    if owner in (principal.name, *trusted):
+        return None
+    return Refused(
+        reason=(
+            f"{made} by {owner!r}: who reads it gets what that principal's code makes; allow it with "
+            f"access=ps.Access(trust={owner!r}), or read something else"
+        ),
+        kind=KIND,
+    )

@@ -31,6 +31,8 @@ class Bound(Record, frozen=True):
     runner: RunnerId
     worker: WorkerId
     address: str
+    verifier: str = ""
+    """Of the key that the runner shows to the dispatcher."""
 
 
 class Stream(Record, frozen=True):

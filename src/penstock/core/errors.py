@@ -204,6 +204,14 @@ class RefusedError(PenstockError):
     """The dispatcher says no, and asking again will not help."""
 
 
+class NotPermittedError(RefusedError, PermissionError):
+    """The service knows who asks, and that principal may not ask this: it says who may."""
+
+
+class LimitReachedError(RefusedError):
+    """A principal has as much of the service as it may have."""
+
+
 class ProtocolError(PenstockError):
     """A message that is not one, or of a version this release does not speak."""
 

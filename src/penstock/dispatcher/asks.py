@@ -57,5 +57,5 @@ def decode_ask(frame: bytes) -> Ask:
         raise Refusable(head.protocol, head.number, Refused(reason=reason, kind="ProtocolError")) from error
 
 
-def encode_tell(protocol: int, number: int, position: int, body: Answer | Push) -> bytes:
-    return _encoder.encode(Tell(protocol, number, position, body))
+def encode_tell(protocol: int, number: int, position: int, body: Answer | Push, proof: bytes = b"") -> bytes:
+    return _encoder.encode(Tell(protocol, number, position, body, proof))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import JournalWriteError
@@ -35,6 +35,11 @@ class _Blob:
     """The offsets of the pieces that have not come yet."""
     whole: bool
     used_at: float
+    shown: dict[str, set[int]] = field(default_factory=dict)
+    """Which pieces each principal has sent, as long as not all: who sent all of them has the blob."""
+    owners: set[str] = field(default_factory=set)
+    by: str = ""
+    """Whose allowance it counts against: the first that sent a piece of it."""
 
 
 class BlobStore:
@@ -64,7 +69,8 @@ class BlobStore:
             if name in self._blobs:
                 self._blobs[name].missing.discard(start)
 
-    def put(self, request: PutBlob, *, now: float) -> Answer:
+    def put(self, request: PutBlob, *, by: str, now: float) -> Answer:
+        """Take a piece. Who sends a piece that is there already shows that it has it, too."""
         name, start, size, piece = request.hash, request.offset, request.size, request.piece
         if size > MAX_BLOB_BYTES:
             return _invalid(f"a blob of {size:,} bytes is above the limit of {MAX_BLOB_BYTES:,}")
@@ -79,6 +85,7 @@ class BlobStore:
         if blob is None:
             self._write("INSERT INTO blobs VALUES (?, ?, 0)", name, size)
             blob = _Blob(size=size, missing=set(range(0, max(size, 1), PIECE_BYTES)), whole=False, used_at=now)
+            blob.by = by
             self._blobs[name] = blob
         blob.used_at = now
         if blob.size != size:
@@ -86,6 +93,14 @@ class BlobStore:
         if start in blob.missing:
             self._write("INSERT INTO pieces VALUES (?, ?, ?, ?)", name, start, piece, checksum(piece, name, start))
             blob.missing.discard(start)
+        elif by not in blob.owners and not self._is_piece(name, start, piece):
+            return _invalid(f"this is not the piece of blob {name} at {start}")
+        if by not in blob.owners:
+            shown = blob.shown.setdefault(by, set())
+            shown.add(start)
+            if len(shown) == len(range(0, max(size, 1), PIECE_BYTES)):
+                blob.owners.add(by)
+                del blob.shown[by]
         if not blob.missing and not blob.whole:
             if self._hash(name) != name:
                 self._drop(name)
@@ -110,6 +125,18 @@ class BlobStore:
                 f"blob {request.hash} was damaged on the dispatcher's disk; its client has to send it again"
             )
         return _invalid(f"no piece of blob {request.hash} starts at {request.offset}")
+
+    def has(self, name: BlobHash, owner: str) -> bool:
+        """Whether somebody has sent all of a blob since we started: it does not only know its name."""
+        return name in self.whole and owner in self._blobs[name].owners
+
+    def bytes_of(self, owner: str) -> int:
+        """Return the size of all blobs that somebody was the first to send since we started."""
+        return sum(blob.size for blob in self._blobs.values() if blob.by == owner)
+
+    def _is_piece(self, name: BlobHash, start: int, piece: bytes) -> bool:
+        sql = "SELECT piece FROM pieces WHERE hash = ? AND start = ?"
+        return any(stored == piece for (stored,) in self._database.read(sql, (name, start)))
 
     def drop_unused(self, in_use: Set[BlobHash], *, now: float) -> int:
         """Drop what nothing refers to and nobody has touched for a while. The clock of untouched ones starts here."""

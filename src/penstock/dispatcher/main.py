@@ -18,13 +18,17 @@ import zmq
 
 from penstock.core.errors import CannotListenError, JournalWriteError
 from penstock.core.private_memory import keep_memory_private
+from penstock.dispatcher.allowances import Allowance, Meter
+from penstock.dispatcher.audit import AuditLog
 from penstock.dispatcher.blobs import BlobStore
+from penstock.dispatcher.doors import Doors
 from penstock.dispatcher.journal import Journal
 from penstock.dispatcher.journaled_state import JournaledState
-from penstock.dispatcher.known_keys import KnownKeys
+from penstock.dispatcher.key_registry import KeyRegistry
 from penstock.dispatcher.service import Service
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
+from penstock.wire.positions import PositionSigner
 from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import Guard, bind_router
 
@@ -40,7 +44,12 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     server: Credentials
     """What it proves itself with over TCP."""
     known: tuple[KnownKey, ...]
-    """Who is let in."""
+    """Who is let in, beside those in the registry."""
+    registry: str | None = None
+    """The file that `penstock keys` changes; None: there are no other keys."""
+    audit_log: str | None = None
+    """The file to which is written who changed what and who was refused; None: nobody wants to know."""
+    allowance: Allowance = Allowance()
     journal: str | None = None
     listening: Listening = Listening()
     http_port: int | None = None
@@ -66,13 +75,17 @@ class Dispatcher:
         journaled = JournaledState(journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._closers.append(lambda: context.destroy(linger=0))
-        keys = KnownKeys(config.known)
-        guard = Guard(context, keys.principal_of)
+        registry = KeyRegistry(None if config.registry is None else Path(config.registry), config.known)
+        audit = AuditLog(None if config.audit_log is None else Path(config.audit_log))
+        self._closers.append(audit.close)
+        guard = Guard(context, registry.principal_of)
         guard.start()
         self._closers.append(guard.close)
         socket, self.address = _bind(context, config, journal)
         self._closers.append(lambda: socket.close(linger=0))
-        self.service = Service(socket, journaled, keys)
+        doors = Doors(registry, PositionSigner(config.server.secret), Meter(config.allowance), audit)
+        doors.begin(journaled.state)
+        self.service = Service(socket, journaled, doors)
         self.http_port: int | None = None
         if config.http_port is not None:
             from penstock.dispatcher.http import HttpServer  # not everybody wants it, and its imports take their time

@@ -73,6 +73,8 @@ class ControlClient:
         self.address, self.name = address, name
         self.seen = 0
         """The highest journal position any answer carried."""
+        self.proof = b""
+        """What came with it."""
         self.connected = False
         self._credentials = credentials
         self._on_push, self._on_reconnect = on_push, on_reconnect
@@ -252,7 +254,8 @@ class ControlClient:
         except ProtocolError as error:
             _log.warning("dropped a message of the dispatcher", extra={"reason": str(error), "address": self.address})
             return
-        self.seen = max(self.seen, tell.position)
+        if tell.position > self.seen:
+            self.seen, self.proof = tell.position, tell.proof
         body: Any = tell.body
         if tell.number == 0:
             self._call(self._on_push, body)
@@ -277,7 +280,7 @@ class ControlClient:
         for pending in self._waiting():
             if pending.due > now:
                 continue
-            if not connection.send(encode_ask(pending.number, self.seen, pending.body)):
+            if not connection.send(encode_ask(pending.number, self.seen, pending.body, self.proof)):
                 return  # not connected any more: the monitor will say so
             pending.due, pending.sent = now + RESEND_S, True
 

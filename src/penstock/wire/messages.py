@@ -165,6 +165,8 @@ class PutPipeline(Message, frozen=True, tag="put_pipeline"):
 
 class GetPipeline(Message, frozen=True, tag="get_pipeline"):
     id: str
+    trust: tuple[str, ...] = ()
+    """Whose pipelines the reader takes, besides its own."""
 
 
 class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):

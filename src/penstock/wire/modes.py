@@ -254,3 +254,21 @@ class Placement(Mode, frozen=True):
     def takes(self, host: str, *, creator: str) -> bool:
         """Say whether workers on `host` may serve a job that was made on the host `creator`."""
         return self.target == "any" or (self.target == "local") == (host == creator)
+
+
+class Access(Mode, frozen=True):
+    """Who else may read the job, and whose job this process reads: principals, by the names of their keys.
+
+    >>> Access(share_with="bob").share_with
+    ('bob',)
+    """
+
+    share_with: tuple[str, ...] = ()
+    """Who may read and steer the job besides its owner; one name may be given as it is. The job's maker says so."""
+    trust: tuple[str, ...] = ()
+    """Whose job or registered pipeline may be read besides one's own: it gives what that principal's code makes."""
+
+    def __post_init__(self) -> None:
+        for name in ("share_with", "trust"):
+            meant = "names of principals, as `penstock keys list` shows them"
+            force_setattr(self, name, check_names(name, getattr(self, name), meant))
