@@ -98,4 +98,4 @@ def service_keys(options: argparse.Namespace) -> ServiceKeys:
         else:
             if kept is not None:
                 return kept
-    return ServiceKeys.new()
+    return ServiceKeys.new().for_one_host()  # TCP takes keys that were made before

@@ -41,9 +41,15 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True):
         found = {key.role: key for key in (file.credentials, *file.others)}
         if not set(ROLES_AT_START) <= found.keys():
             return None
-        return ServiceKeys(
-            server=Credentials.new("operator", "server"), **{each: found[each] for each in ROLES_AT_START}
-        )
+        return ServiceKeys(server=found["operator"], **{each: found[each] for each in ROLES_AT_START})
+
+    def for_one_host(self) -> ServiceKeys:
+        """Return keys of which a service file holds all.
+
+        A dispatcher at a Unix socket proves itself by its folder; what it signs, it signs with the operator's key, which
+        its successor reads from the file.
+        """
+        return msgspec.structs.replace(self, server=self.operator)
 
     @property
     def known(self) -> tuple[KnownKey, ...]:

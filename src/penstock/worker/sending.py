@@ -24,6 +24,7 @@ import zmq
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
+from penstock.wire.principals import key_of
 from penstock.wire.sockets import Bell
 
 TICK_S = 0.1
@@ -59,8 +60,9 @@ class DataSocket:
         """Peers that were gone when something was sent to them, and what is to be done about it."""
         self._bell = Bell()
         self._stopping = self._tick_asked = False
-        self._peers: set[bytes] = set()
-        """Peers that have said something and are not known to be gone."""
+        self._peers: dict[bytes, str] = {}
+        """Peers that have said something and are not known to be gone, and the keys they showed. A peer chooses the
+        name it goes by here, and may choose that of one who was here before."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +108,7 @@ class DataSocket:
 
     def forget(self, peer: bytes) -> None:
         """A peer is known to be gone."""
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
         self._listener.lose(peer)
 
     def ask_tick(self) -> None:
@@ -158,22 +160,25 @@ class DataSocket:
 
     def _receive(self) -> bool:
         """Take what has arrived; False: nothing has."""
-        messages: list[list[bytes]] = []
+        messages: list[list[zmq.Frame]] = []
         with self._using:
             try:
                 while len(messages) < RECEIVE_AT_ONCE:
-                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 pass
-        for peer, *frames in messages:
+        for route, *frames in messages:
             try:
                 if len(frames) != 1:
                     raise msgspec.DecodeError(f"{len(frames)} frames where one is expected")
-                message = _decoder.decode(frames[0])
+                message = _decoder.decode(frames[0].buffer)
             except msgspec.DecodeError as error:
                 _log.warning("dropped a message that is none", extra={"reason": str(error)})
                 continue
-            self._peers.add(peer)
+            peer, key = route.bytes, key_of(frames[0])
+            if self._peers.setdefault(peer, key) != key:
+                self.forget(peer)  # somebody else, who is nobody's successor
+                self._peers[peer] = key
             try:
                 self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
