@@ -79,6 +79,8 @@ class ServiceOptions:
 
     workers: int
     keys: ServiceKeys = field(default_factory=ServiceKeys.new)
+    registry: Path | None = None
+    """The file with further keys, which `penstock keys` changes."""
     listening: Listening | None = None
     """None: at sockets in the service's folder."""
     named_after: Path | None = None
@@ -373,4 +375,5 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "http_port": options.http_port,
         "server": options.keys.server,
         "known": options.keys.known,
+        "registry": None if options.registry is None else str(options.registry),
     }

@@ -46,7 +46,7 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True):
     def for_one_host(self) -> ServiceKeys:
         """Return keys of which a service file holds all.
 
-        A dispatcher at a Unix socket proves itself by its folder; what it signs, it signs with the operator's key, which
+        A dispatcher at a Unix socket proves itself by its folder. It signs with the operator's key, which
         its successor reads from the file.
         """
         return msgspec.structs.replace(self, server=self.operator)
