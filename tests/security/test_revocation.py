@@ -16,7 +16,6 @@ from penstock.wire.credentials import Credentials, ServiceFile
 from tests.waiting import wait_until
 
 REFUSED_WITHIN_S = 2.0
-BUSY_S = 3.0  # for a machine that does other things, too
 LIMITS = ps.Limits(timeout_s=60, memory_bytes=1 << 20)
 
 
@@ -65,9 +64,9 @@ def test_a_key_that_is_revoked_while_its_trainer_reads_opens_neither_door_any_mo
             with pytest.raises(ps.PenstockError, match="revoked"):
                 while time.monotonic() < revoked_at + 30:
                     next(alice)
-            assert time.monotonic() - revoked_at < REFUSED_WITHIN_S + BUSY_S
+            assert time.monotonic() - revoked_at < REFUSED_WITHIN_S
             wait_until(lambda: not any(map(is_alive, runners_of_alice)), "the end of what she read from")
-            assert time.monotonic() - revoked_at < REFUSED_WITHIN_S + BUSY_S
+            assert time.monotonic() - revoked_at < REFUSED_WITHIN_S
         with pytest.raises(PermissionError):
             list(ps.range(10).distribute(tmp_path / "alice.json", limits=ps.Limits(timeout_s=20)))
         for batch in bob:
