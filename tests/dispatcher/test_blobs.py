@@ -37,7 +37,7 @@ def put(store: BlobStore, data: bytes, *, now: float = 0.0) -> BlobHash:
 def get(store: BlobStore, name: BlobHash) -> bytes:
     found = b""
     while True:
-        answer = store.get(GetBlob(hash=name, offset=len(found)), by="alice", now=0.0)
+        answer = store.get(GetBlob(hash=name, offset=len(found)), now=0.0)
         assert isinstance(answer, BlobPiece), answer
         found += answer.piece
         if len(found) == answer.size:
@@ -70,7 +70,7 @@ def test_a_blob_is_not_there_before_its_last_piece(store: BlobStore) -> None:
     for piece in most:
         store.put(piece, by="alice", now=0.0)
     assert not store.whole
-    assert isinstance(store.get(GetBlob(hash=last.hash), by="alice", now=0.0), Refused)
+    assert isinstance(store.get(GetBlob(hash=last.hash), now=0.0), Refused)
 
 
 def test_pieces_that_do_not_make_the_hash_are_refused_and_forgotten(store: BlobStore) -> None:
@@ -115,7 +115,7 @@ def test_what_nothing_refers_to_is_dropped_after_a_while(tmp_path: Path) -> None
     store.close()
     store = BlobStore(tmp_path)
     assert store.whole == {used}
-    assert isinstance(store.get(GetBlob(hash=unused), by="alice", now=0.0), Refused)
+    assert isinstance(store.get(GetBlob(hash=unused), now=0.0), Refused)
     later = 1e9
     assert store.drop_unused(set(), now=later) == 0, "after a restart the time begins anew"
     assert store.drop_unused(set(), now=later + UNUSED_AFTER_S) == 1
@@ -130,7 +130,7 @@ def test_a_piece_damaged_on_disk_is_refused_and_can_be_sent_again(tmp_path: Path
         raw.execute("UPDATE pieces SET piece = x'00'")
     raw.close()
     store = BlobStore(tmp_path)
-    answer = store.get(GetBlob(hash=name), by="alice", now=0.0)
+    answer = store.get(GetBlob(hash=name), now=0.0)
     assert isinstance(answer, Refused) and "damaged" in answer.reason
     assert name not in store.whole
     put(store, b"precious")
@@ -161,3 +161,18 @@ def test_a_failing_write_leaves_no_half_blob(tmp_path: Path) -> None:
         assert failures == 1
         assert get(store, blob_hash(BIG)) == BIG
         store.close()
+
+
+def test_who_has_sent_all_of_a_blob_has_it_and_who_knows_its_name_does_not(store: BlobStore) -> None:
+    name = put(store, BIG)
+    assert store.has(name, "alice") and not store.has(name, "bob")
+    first, *rest = put_blob_pieces(BIG)
+    wrong = PutBlob(hash=name, offset=0, size=len(BIG), piece=bytes(len(first.piece)))
+    assert isinstance(store.put(wrong, by="bob", now=0.0), Refused)
+    assert store.put(first, by="bob", now=0.0) == Done()
+    assert store.put(first, by="bob", now=0.0) == Done()
+    assert not store.has(name, "bob"), "one piece, twice"
+    for piece in rest:
+        assert store.put(piece, by="bob", now=0.0) == Done()
+    assert store.has(name, "bob")
+    assert (store.bytes_of("alice"), store.bytes_of("bob")) == (len(BIG), 0), "it is stored once"

@@ -158,6 +158,8 @@ def test_large_blobs_go_through_in_pieces(tmp_path: Path) -> None:
     with served(tmp_path) as running, client(running.address) as control:
         for piece in put_blob_pieces(data):
             assert ask(control, piece) == Done()
+        put_blobs(control)
+        open_job(control, opening(spec=spec(graph=blob_hash(data))))
     with served(tmp_path) as running, client(running.address) as control:
         found = b""
         while len(found) < len(data):

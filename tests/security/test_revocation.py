@@ -43,7 +43,7 @@ def test_a_key_that_is_revoked_while_its_trainer_reads_opens_neither_door_any_mo
         records += [
             KeyRecord(name=name, role="trainer", verifier=key.public, made=time.time()) for name, key in people.items()
         ]
-    processes = ServiceProcesses(ServiceOptions(workers=2, registry=registry))
+    processes = ServiceProcesses(ServiceOptions(workers=2, registry=str(registry)))
     try:
         processes.wait_ready(60)
         for name, key in people.items():

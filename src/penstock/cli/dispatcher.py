@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from penstock.cli.foreground import listening_of, say, service_keys
+from penstock.cli.foreground import listening_of, registry_of, say, service_keys
 from penstock.cli.main import UsageError
 from penstock.dispatcher.main import DispatcherConfig, run
 from penstock.processes.service_folder import ServiceFolder
@@ -29,6 +29,8 @@ def run_dispatcher(options: argparse.Namespace) -> int:
         config = DispatcherConfig(
             server=keys.server,
             known=keys.known,
+            registry=registry_of(options),
+            audit_log=options.audit_log,
             journal=options.journal,
             listening=listening,
             http_port=options.http_port,

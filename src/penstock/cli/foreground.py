@@ -15,7 +15,7 @@ from penstock.cli.service_arguments import chosen_port
 from penstock.core.errors import PenstockError
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import ServiceFile
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.service_keys import REGISTRY, ServiceKeys
 
 
 class StopSignals:
@@ -67,8 +67,8 @@ def listening_of(options: argparse.Namespace) -> Listening | None:
     if not options.keys:
         raise UsageError(
             "will not listen at a port without keys: whoever reaches it could read everything. Make keys with "
-            "`penstock keys DIR` and give --keys DIR/server.json; or leave out --bind, --advertise and --port: on this "
-            "host the service file is enough"
+            "`penstock keys make DIR` and give --keys DIR/server.json; or leave out --bind, --advertise and --port: on "
+            "this host the service file is enough"
         )
     return Listening(
         bind=options.bind or "127.0.0.1",
@@ -81,6 +81,11 @@ def listening_of(options: argparse.Namespace) -> Listening | None:
 def say(text: str) -> None:
     """Print at once, also into a pipe: others wait for these lines."""
     print(text, flush=True)
+
+
+def registry_of(options: argparse.Namespace) -> str | None:
+    """Return where `penstock keys` says who is let in; None: nobody but those whom the service made keys for."""
+    return str(Path(options.keys).with_name(REGISTRY)) if options.keys else None
 
 
 def service_keys(options: argparse.Namespace) -> ServiceKeys:
@@ -98,4 +103,4 @@ def service_keys(options: argparse.Namespace) -> ServiceKeys:
         else:
             if kept is not None:
                 return kept
-    return ServiceKeys.new().for_one_host()  # TCP takes keys that were made before
+    return ServiceKeys.new()

@@ -7,7 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from penstock.cli.foreground import StopSignals, listening_of, say, service_keys
+from penstock.cli.foreground import StopSignals, listening_of, registry_of, say, service_keys
 from penstock.processes.nursery_messages import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.runtime.budget import available_cores
@@ -28,6 +28,8 @@ def run_serve(options: argparse.Namespace) -> int:
                 named_after=options.service_file or options.journal,
                 journal=Path(options.journal) if options.journal else None,
                 http_port=options.http_port,
+                registry=registry_of(options),
+                audit_log=options.audit_log,
                 threads=options.threads,
                 memory_bytes=options.memory_bytes,
                 tags=options.tags,

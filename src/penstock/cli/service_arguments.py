@@ -8,6 +8,7 @@ from typing import Any
 DEFAULT_PORT = 5050
 
 SERVICE_HELP = "the service: tcp://host:port or a service file (default: $PENSTOCK_SERVICE)"
+ROLES_OF_KEYS = ("trainer", "agent", "operator", "provisioner")
 KEYS_HELP = "the service's own keys, made by `penstock keys`; needed to listen by TCP"
 
 
@@ -75,11 +76,23 @@ def add_service_commands(commands: Any) -> None:
 
     keys = commands.add_parser(
         "keys",
-        help="make the keys of a service that listens by TCP",
-        description="Write server.json, for the dispatcher, and a key for each role: agent.json for workers, "
-        "trainer.json, operator.json. All are secret, and readable by you only.",
+        help="make, list, rotate and revoke the keys of a service that listens by TCP",
+        description="make DIR: write server.json, for the dispatcher, and a key for each role: agent.json for workers, "
+        "trainer.json, operator.json. make DIR NAME: one more. All are secret, and readable by you only. A dispatcher "
+        "that was started with --keys DIR/server.json sees each change within a second.",
     )
-    keys.add_argument("folder", metavar="OUT_DIR")
+    keys.add_argument("action", choices=["make", "list", "rotate", "revoke"], metavar="make|list|rotate|revoke")
+    keys.add_argument("folder", metavar="DIR")
+    keys.add_argument("name", nargs="?", metavar="NAME")
+    keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
+    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--keep-old-seconds",
+        type=_positive,
+        default=3600.0,
+        metavar="S",
+        help="how long a rotated key's predecessor stays valid (default: 3600)",
+    )
 
 
 def chosen_port(options: argparse.Namespace) -> int:
@@ -99,6 +112,9 @@ def _add_listening(parser: argparse.ArgumentParser) -> None:
 def _add_dispatching(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--journal", metavar="DIR", help="keep jobs here, so that they outlive the dispatcher (default: they do not)"
+    )
+    parser.add_argument(
+        "--audit-log", metavar="FILE", help="write here who opened, joined, steered and drained, and who was refused"
     )
     parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
     parser.add_argument(

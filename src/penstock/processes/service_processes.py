@@ -79,8 +79,6 @@ class ServiceOptions:
 
     workers: int
     keys: ServiceKeys = field(default_factory=ServiceKeys.new)
-    registry: Path | None = None
-    """The file with further keys, which `penstock keys` changes."""
     listening: Listening | None = None
     """None: at sockets in the service's folder."""
     named_after: Path | None = None
@@ -88,6 +86,10 @@ class ServiceOptions:
     journal: Path | None = None
     """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
+    registry: str | None = None
+    """The file that `penstock keys` changes; None: nobody else is let in."""
+    audit_log: str | None = None
+    """Where to write who changed what and who was refused; None: nowhere."""
     threads: int | None = None
     memory_bytes: int | None = None
     tags: tuple[str, ...] = ()
@@ -375,5 +377,6 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "http_port": options.http_port,
         "server": options.keys.server,
         "known": options.keys.known,
-        "registry": None if options.registry is None else str(options.registry),
+        "registry": options.registry,
+        "audit_log": options.audit_log,
     }

@@ -11,6 +11,8 @@ import msgspec
 from penstock.wire.credentials import Credentials, ServiceFile, read_private, write_private
 from penstock.wire.principals import Principal, Role
 
+REGISTRY = "registry.json"
+"""Beside a service's own keys: who else is let in. See `dispatcher.key_registry`."""
 ROLES_AT_START: tuple[Role, ...] = ("trainer", "agent", "operator")
 
 
@@ -38,18 +40,10 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of_file(file: ServiceFile) -> ServiceKeys | None:
         """Return the keys that a service file of this host has for its user; None: it has not all of them."""
-        found = {key.role: key for key in (file.credentials, *file.others)}
-        if not set(ROLES_AT_START) <= found.keys():
+        if len(file.others) != 3:
             return None
-        return ServiceKeys(server=found["operator"], **{each: found[each] for each in ROLES_AT_START})
-
-    def for_one_host(self) -> ServiceKeys:
-        """Return keys of which a service file holds all.
-
-        A dispatcher at a Unix socket proves itself by its folder. It signs with the operator's key, which
-        its successor reads from the file.
-        """
-        return msgspec.structs.replace(self, server=self.operator)
+        agent, operator, server = file.others
+        return ServiceKeys(server=server, trainer=file.credentials, agent=agent, operator=operator)
 
     @property
     def known(self) -> tuple[KnownKey, ...]:
@@ -58,7 +52,7 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     def file(self, address: str, *, all_roles: bool) -> ServiceFile:
         """Return the service file for trainers, and, on one host, for all that its user may do."""
-        others = (self.agent, self.operator) if all_roles else ()
+        others = (self.agent, self.operator, self.server) if all_roles else ()
         return ServiceFile(address=address, credentials=self.trainer, others=others)
 
     def write(self, path: str | os.PathLike[str]) -> None:
