@@ -21,9 +21,11 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from penstock.core.errors import ProtocolError
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
+from penstock.wire.pieces import RequestAssembler
 from penstock.wire.principals import key_of
 from penstock.wire.sockets import Bell
 
@@ -60,6 +62,7 @@ class DataSocket:
         """Peers that were gone when something was sent to them, and what is to be done about it."""
         self._bell = Bell()
         self._stopping = self._tick_asked = False
+        self._assembler = RequestAssembler()
         self._peers: dict[bytes, str] = {}
         """Peers that have said something and are not known to be gone, and the keys they showed. A peer chooses the
         name it goes by here, and may choose that of one who was here before."""
@@ -109,6 +112,7 @@ class DataSocket:
     def forget(self, peer: bytes) -> None:
         """A peer is known to be gone."""
         self._peers.pop(peer, None)
+        self._assembler.drop(peer)
         self._listener.lose(peer)
 
     def ask_tick(self) -> None:
@@ -154,6 +158,7 @@ class DataSocket:
 
     def _tick(self, now: float) -> None:
         try:
+            self._assembler.drop_idle(now)
             self._listener.tick(now)
         except Exception:  # without this thread the process would be deaf, and nobody would see why
             _log.exception("looking after the streams failed")
@@ -167,18 +172,23 @@ class DataSocket:
                     messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 pass
+        now = monotonic()
         for route, *frames in messages:
+            peer = route.bytes
             try:
                 if len(frames) != 1:
-                    raise msgspec.DecodeError(f"{len(frames)} frames where one is expected")
-                message = _decoder.decode(frames[0].buffer)
-            except msgspec.DecodeError as error:
+                    raise ProtocolError(f"{len(frames)} frames where one is expected")
+                key = key_of(frames[0])
+                if self._peers.setdefault(peer, key) != key:
+                    self.forget(peer)  # somebody else, who is nobody's successor
+                    self._peers[peer] = key
+                whole = self._assembler.add(peer, frames[0].bytes, principal=key, now=now)
+                if whole is None:
+                    continue
+                message = _decoder.decode(whole)
+            except (ProtocolError, msgspec.DecodeError) as error:
                 _log.warning("dropped a message that is none", extra={"reason": str(error)})
                 continue
-            peer, key = route.bytes, key_of(frames[0])
-            if self._peers.setdefault(peer, key) != key:
-                self.forget(peer)  # somebody else, who is nobody's successor
-                self._peers[peer] = key
             try:
                 self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
