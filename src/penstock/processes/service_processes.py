@@ -334,6 +334,7 @@ def free_port(bind: str, port_range: tuple[int, int] | None = None) -> socket.so
     for candidate in candidates:
         probe = socket.socket(family, socket.SOCK_STREAM)
         try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what was served there a moment ago is over
             probe.bind((host, candidate))
         except OSError as error:
             probe.close()

@@ -27,6 +27,7 @@ from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
 from penstock.wire.pieces import RequestAssembler
+from penstock.wire.principals import key_of
 from penstock.wire.sockets import Bell
 
 TICK_S = 0.1
@@ -65,8 +66,9 @@ class DataSocket:
         self._stopping = self._tick_asked = False
         self._assembler = RequestAssembler()
         self._garbage, self._complain_at = 0, float("-inf")
-        self._peers: set[bytes] = set()
-        """Peers that have said something and are not known to be gone."""
+        self._peers: dict[bytes, str] = {}
+        """Peers that have said something and are not known to be gone, and the keys they showed. A peer chooses the
+        name it goes by here, and may choose that of one who was here before."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
 
     def start(self) -> None:
@@ -112,7 +114,7 @@ class DataSocket:
 
     def forget(self, peer: bytes) -> None:
         """A peer is known to be gone."""
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
         self._assembler.drop(peer)
         self._listener.lose(peer)
 
@@ -166,26 +168,30 @@ class DataSocket:
 
     def _receive(self) -> bool:
         """Take what has arrived; False: nothing has."""
-        messages: list[list[bytes]] = []
+        messages: list[list[zmq.Frame]] = []
         with self._using:
             try:
                 while len(messages) < RECEIVE_AT_ONCE:
-                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 pass
         now = monotonic()
-        for peer, *frames in messages:
+        for route, *frames in messages:
+            peer = route.bytes
             try:
                 if len(frames) != 1:
                     raise ProtocolError(f"{len(frames)} frames where one is expected")
-                whole = self._assembler.add(peer, frames[0], principal=peer, now=now)
+                key = key_of(frames[0])
+                if self._peers.setdefault(peer, key) != key:
+                    self.forget(peer)  # somebody else, who is nobody's successor
+                    self._peers[peer] = key
+                whole = self._assembler.add(peer, frames[0].bytes, principal=key, now=now)
                 if whole is None:
                     continue
                 message = decode_message(_decoder, whole)
             except ProtocolError as error:
                 self._complain(now, str(error))
                 continue
-            self._peers.add(peer)
             try:
                 self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
