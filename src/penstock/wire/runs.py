@@ -22,7 +22,7 @@ from penstock.core.element import Array, Element, Ragged, leaves
 from penstock.core.errors import CodecError
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in
 from penstock.wire.arrays import dtype_name, named_dtype
-from penstock.wire.elements import Buffer, array_bytes, array_over, bytes_over, flatten, unflatten
+from penstock.wire.elements import MALFORMED, Buffer, array_bytes, array_over, bytes_over, flatten, unflatten
 
 ONE, MANY = range(2)
 DICT, LIST, TUPLE, NAMED, RAGGED, ROWS, ZERO_DIM, SHAPES, SCALARS, PLAIN, BYTES, EACH, TYPED = range(13)
@@ -87,7 +87,7 @@ def decode_run(layout: bytes, buffers: Sequence[Any], *, stand_ins: bool = False
             return [unflatten(rest[0], buffers, stand_ins=stand_ins)]
         count, description = rest
         return _Decoding(count, iter(buffers), stand_ins).column(description) if count else []
-    except (msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError) as error:
+    except MALFORMED as error:
         raise CodecError(f"these bytes are not a run of elements: {error!r}") from error
 
 
