@@ -60,7 +60,8 @@ class EpochReader:
         """What is being served; the first `_at` of them were given to the trainer."""
         self._at = self._size = 0
         self._pumped_at = 0.0
-        self._said_skips = False
+        self._said_skips: bool | None = False if session.delivery.shared else None
+        """Whether it was said that much is skipped; None: trainers do not share the job, so that nothing is."""
         self.consumer = session.consumer(memory_bytes, now=monotonic())
         self._connections = session.connections()
         self._finalizer = weakref.finalize(self, _let_go, session, self.consumer, self._connections)
@@ -226,7 +227,7 @@ class EpochReader:
 
     def _check_skipped(self, *, ended: bool = False) -> None:
         """Count what this trainer skipped, and say it once where that is more than a hundredth of its epoch."""
-        if not self.session.delivery.shared or not (skipped := self.consumer.skipped):
+        if self._said_skips is None or not (skipped := self.consumer.skipped):
             return
         self._metrics.missed(skipped)
         seen = self.consumer.step + skipped
