@@ -825,6 +825,18 @@ def test_a_trainer_ahead_of_the_end_is_told_that_it_ended_there() -> None:
     assert (found.seq, found.skipped) == (3, 0)
 
 
+def test_who_is_heard_of_is_served_with_the_other_ranks_of_its_trainer() -> None:
+    stream = pair("aAbB")
+    served = stream.served
+    assert served.with_mates([stream.reader("A")]) == [stream.reader("a"), stream.reader("A")]
+    assert served.with_mates([stream.reader(peer) for peer in "bA"]) == [stream.reader(peer) for peer in "aAbB"]
+    assert served.with_mates([]) == []
+    alone = Stream()
+    alone.open("a")
+    alone.open("b")
+    assert alone.served.with_mates([alone.reader("b")]) == [alone.reader("b")]
+
+
 # Letting go
 
 
@@ -840,6 +852,7 @@ def test_memory_is_let_go_when_another_epoch_needs_it_and_nobody_reads_this_one(
     stream.served.retire(NEXT)
     assert stream.served.instructions() == [StopRun(1)]
     assert not stream.served.holds_memory and len(stream.served.evicted()) == 3
+    assert (stream.served.window.first, stream.served.window.end) == (0, 0)
 
 
 def test_memory_is_kept_for_those_who_are_expected() -> None:
