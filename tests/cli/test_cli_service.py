@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,8 +19,11 @@ import pytest
 
 import penstock as ps
 from penstock.cli.main import main
+from penstock.core.errors import AuthenticationError
 from penstock.processes.service_processes import free_port
+from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, find_service
+from penstock.wire.messages import ListJobs
 from tests.waiting import wait_gone, wait_until
 
 COMMAND = str(Path(sys.executable).parent / "penstock")
@@ -151,7 +155,7 @@ def test_a_dispatcher_started_again_lets_its_workers_in(tmp_path):
 
 def test_a_worker_follows_its_service_file_to_a_dispatcher_at_another_port(tmp_path):
     file, keys = str(tmp_path / "service.json"), tmp_path / "keys"
-    assert main(["keys", str(keys)]) == 0
+    assert main(["keys", "make", str(keys)]) == 0
     arguments = ("dispatcher", "--port", "0", "--service-file", file, "--keys", str(keys / "server.json"))
     with running(*arguments) as first:
         first.wait_said("serving at")
@@ -229,14 +233,51 @@ def slow(number: int) -> int:
     return number
 
 
+def test_keys_are_made_rotated_revoked_and_listed_while_a_dispatcher_runs(tmp_path, capsys):
+    folder = tmp_path / "keys"
+    assert main(["keys", "make", str(folder)]) == 0
+    server, log = str(folder / "server.json"), str(tmp_path / "audit.jsonl")
+    with running("dispatcher", "--port", "0", "--keys", server, "--audit-log", log) as dispatcher:
+        address = dispatcher.wait_said("serving at").split()[2]
+        assert main(["keys", "make", str(folder), "bob"]) == 0
+        bob = Credentials.read(folder / "trainer-bob.json")
+
+        def asks(key):
+            try:
+                with ControlClient(address, key, name="test") as control:
+                    return control.ask(ListJobs(), timeout_s=20, what="jobs").jobs == ()
+            except AuthenticationError:
+                return False
+
+        wait_until(lambda: asks(bob), "the key that was made")
+        assert main(["keys", "rotate", str(folder), "bob", "--keep-old-seconds", "600"]) == 0
+        new = Credentials.read(folder / "trainer-bob.json")
+        assert new.public != bob.public
+        wait_until(lambda: asks(new), "the new key")
+        assert asks(bob), "both are valid for a while"
+        assert main(["keys", "revoke", str(folder), "bob", "--key", bob.public[:12]]) == 0
+        wait_until(lambda: not asks(bob), "the end of the old key")
+        assert asks(new)
+        assert main(["keys", "list", str(folder)]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trainer/bob ")]
+        assert len(lines) == 3, "one revoked just now, and two of the list"
+        assert "revoked 2" in lines[1] and lines[2].endswith("valid")
+        assert main(["keys", "make", str(folder), "bob"]) == 2
+        assert main(["keys", "revoke", str(folder), "nobody"]) == 2
+        assert "no valid key of 'nobody'" in capsys.readouterr().err
+    did = [json.loads(line)["did"] for line in Path(log).read_text().splitlines()]
+    assert did.count("key made") == 2 and did.count("key revoked") == 1
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in folder.iterdir())
+
+
 def test_keys_let_a_service_be_reached_by_tcp(tmp_path, capsys):
     folder = tmp_path / "keys"
-    assert main(["keys", str(folder)]) == 0
+    assert main(["keys", "make", str(folder)]) == 0
     for name in ("server", "agent", "trainer", "operator"):
         assert stat.S_IMODE((folder / f"{name}.json").stat().st_mode) == 0o600
     secrets = [Credentials.read(folder / f"{name}.json").secret for name in ("agent", "trainer", "operator")]
     assert len(set(secrets)) == 3
-    assert main(["keys", str(folder)]) == 2
+    assert main(["keys", "make", str(folder)]) == 2
     assert "not overwritten" in capsys.readouterr().err
     server, agent, operator = (str(folder / f"{name}.json") for name in ("server", "agent", "operator"))
     with running(
@@ -250,7 +291,7 @@ def test_keys_let_a_service_be_reached_by_tcp(tmp_path, capsys):
             listed = penstock("jobs", "--service", address, PENSTOCK_KEYS=operator)
             assert name in listed.stdout, listed.stderr
             other = tmp_path / "other"
-            assert main(["keys", str(other)]) == 0
+            assert main(["keys", "make", str(other)]) == 0
             key = Credentials.read(other / "agent.json").toward(Credentials.read(agent).server)
             key.write(other / "agent.json")
             stranger = penstock(

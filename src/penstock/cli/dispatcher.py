@@ -35,6 +35,8 @@ def run_dispatcher(options: argparse.Namespace) -> int:
             journal=options.journal,
             listening=listening,
             http_port=options.http_port,
+            http_bind=options.http_bind,
+            http_token_file=options.http_token,
         )
         run(config, ready=lambda address: _introduce(address, options, keys, listening))
     return 0

@@ -30,6 +30,8 @@ def run_serve(options: argparse.Namespace) -> int:
                 named_after=options.service_file or options.journal,
                 journal=Path(options.journal) if options.journal else None,
                 http_port=options.http_port,
+                http_bind=options.http_bind,
+                http_token_file=options.http_token,
                 registry=registry_of(options),
                 audit_log=options.audit_log,
                 threads=options.threads,

@@ -118,6 +118,14 @@ def _add_dispatching(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
     parser.add_argument(
+        "--http-bind", metavar="HOST", default="127.0.0.1", help="where that port listens (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--http-token",
+        metavar="FILE",
+        help="the token /metrics asks for; made if it is not there (default: no metrics)",
+    )
+    parser.add_argument(
         "--service-file", metavar="PATH", help="write address and credentials here, for workers and trainers"
     )
 

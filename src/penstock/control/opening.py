@@ -23,6 +23,7 @@ from penstock.control.permissions import KIND as NOT_PERMITTED
 from penstock.control.permissions import distrust
 from penstock.control.placing import create_fixed_streams
 from penstock.control.records import Iteration, Job, Opened
+from penstock.control.resuming import resume_misfit
 from penstock.control.runners import settle
 from penstock.control.sharing import (
     epoch_to_join,
@@ -84,6 +85,8 @@ def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
         )
     if request.replica < 0:
         return Refused(reason=f"replica={request.replica} is negative", kind="invalid_argument")
+    if request.resume is not None and (why := resume_misfit(request.spec, request.resume)):
+        return Refused(reason=f"job {request.job!r}: {why}; load a state of this job", kind="state_mismatch")
     job = draft.state.jobs.get(request.job)
     left_behind = job is not None and bool(job.spec.sharing) and request.rejoin not in (None, *job.iterations)
     past = job is not None and request.client in job.past_clients and not left_behind

@@ -60,7 +60,7 @@ from penstock.runtime.budget import Budget, default_budget
 from penstock.wire.addresses import ANY_HOSTS, Listening, advertised, join_tcp
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import ServiceFile
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.service_keys import REGISTRY, ServiceKeys
 
 if TYPE_CHECKING:  # a trainer need not have what looks after workers, unless some are its own threads
     from penstock.processes.inline_workers import MakeRunner
@@ -87,8 +87,10 @@ class ServiceOptions:
     journal: Path | None = None
     """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
     registry: str | None = None
-    """The file that `penstock keys` changes; None: nobody else is let in."""
+    """The file that says who else is let in; None: one in the service's own folder, which is empty at first."""
     audit_log: str | None = None
     """Where to write who changed what and who was refused; None: nowhere."""
     threads: int | None = None
@@ -379,8 +381,10 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "journal": str(options.journal if options.journal is not None else scratch / "journal"),
         "listening": listening,
         "http_port": options.http_port,
+        "http_bind": options.http_bind,
+        "http_token_file": options.http_token_file,
         "server": options.keys.server,
         "known": options.keys.known,
-        "registry": options.registry,
+        "registry": options.registry or str(scratch / REGISTRY),
         "audit_log": options.audit_log,
     }

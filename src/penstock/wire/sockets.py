@@ -7,7 +7,7 @@ Rules, each bought with a lost message somewhere:
 - A data socket never reconnects by itself: frames lost in between would go unnoticed. `Watch` says that it is lost.
 - Nothing is queued for a peer that is not there (IMMEDIATE), no high-water mark drops what credit allowed, a ROUTER
   raises for a peer it does not know, and nothing lingers.
-- A listener takes frames of 16 KiB, whoever sends them (`wire.pieces`): what a stranger can have allocated is that.
+- A listener takes frames of 8 KiB, whoever sends them (`wire.pieces`): what a stranger can have allocated is that.
 - TCP is always CURVE, on loopback too. A Unix socket lies in a folder that only its user can enter, and both ends look
   at that: the one that binds and, before a key is shown, the one that dials.
 """

@@ -31,6 +31,7 @@ from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
+from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.failures import describe_failure
 from penstock.wire.figures import RunnerFigures, lines_of
 from penstock.wire.frames import (
@@ -52,7 +53,7 @@ from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
 from penstock.worker.job import RunnerJob
-from penstock.worker.opening import RunOpener
+from penstock.worker.opening import MOST_STREAMS, RunOpener
 from penstock.worker.own_memory import OwnMemory
 from penstock.worker.readers import KnownReaders
 from penstock.worker.sending import DataSocket
@@ -73,6 +74,7 @@ def run(
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
+    raise_descriptor_limit()
     if config.sandbox is not None:
         config.sandbox.enter()
     let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
@@ -182,6 +184,9 @@ class HostedStreams:
             self._opener.lend(message)
         if message.runner != self._config.runner:
             reason = f"this is runner {self._config.runner}, not {message.runner}"
+            self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
+        elif message.stream not in self._streams and len(self._streams) + len(self._early) >= MOST_STREAMS:
+            reason = f"this runner has {MOST_STREAMS:,} streams, which is as many as one may have; use more workers"
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
