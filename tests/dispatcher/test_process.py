@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ from tests.dispatcher.serving import (
     started,
 )
 from tests.keys import SERVER, new_key
+from tests.security.web import get
 from tests.waiting import wait_until
 
 
@@ -199,6 +198,7 @@ def test_it_never_unpickles_and_never_imports_what_runs_user_code(tmp_path: Path
     assert not [name for name in modules if not name.startswith("penstock.")]
 
 
+@pytest.mark.alone
 def test_it_starts_quickly(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
@@ -219,17 +219,11 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     assert float(found.stdout) < 0.15
 
 
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
-    with served(tmp_path, http_port=0) as running, client(running.address) as control:
+    with (
+        served(tmp_path, http_port=0, http_token_file=str(tmp_path / "token")) as running,
+        client(running.address) as control,
+    ):
         put_blobs(control)
         open_job(control)
         port = running.dispatcher.http_port
@@ -237,8 +231,14 @@ def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
         assert get(port, "/livez") == (200, "alive")
         assert get(port, "/readyz") == (200, "ready")
         assert get(port, "/elsewhere")[0] == 404
-        wait_until(lambda: "penstock_dispatcher_jobs 1.0" in get(port, "/metrics")[1], "the job in the metrics")
-        text = get(port, "/metrics")[1]
+        wait_until(
+            lambda: (
+                "penstock_dispatcher_jobs 1.0"
+                in get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
+            ),
+            "the job in the metrics",
+        )
+        text = get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
         assert 'penstock_dispatcher_requests_total{kind="OpenEpoch"} 1.0' in text
         assert "penstock_dispatcher_blobs 2.0" in text
         assert "penstock_dispatcher_commit_seconds_total" in text
@@ -249,7 +249,10 @@ def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
 
 
 def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
-    with served(tmp_path, http_port=0) as running, client(running.address) as control:
+    with (
+        served(tmp_path, http_port=0, http_token_file=str(tmp_path / "token")) as running,
+        client(running.address) as control,
+    ):
         agent = FakeAgent(running.address)
         try:
             put_blobs(control)
@@ -273,8 +276,14 @@ def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
             control.ask(taken, timeout_s=DEADLINE_S, what="beating")
             port = running.dispatcher.http_port
             assert port is not None
-            wait_until(lambda: "penstock_client_batches_total{" in get(port, "/metrics")[1], "what was said")
-            text = get(port, "/metrics")[1]
+            wait_until(
+                lambda: (
+                    "penstock_client_batches_total{"
+                    in get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
+                ),
+                "what was said",
+            )
+            text = get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
         finally:
             agent.control.close()
     of_worker = f'job="{view.job}",worker="{agent.worker}"'

@@ -136,6 +136,7 @@ def test_workers_that_were_added_come_back_too():
         )
 
 
+@pytest.mark.alone
 def test_nothing_is_left_after_close():
     service = ps.LocalService(workers=1)
     service.wait_ready(DEADLINE_S)
@@ -210,6 +211,7 @@ def test_a_fork_of_the_trainer_does_not_end_its_service():
 
 def test_a_port_that_is_taken_is_not_chosen():
     with free_port("127.0.0.1") as taken:
+        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(CannotListenError, match="in ports"):
             free_port("127.0.0.1", (port, port))
@@ -260,6 +262,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path):
         service.wait_ready(DEADLINE_S)
 
 
+@pytest.mark.alone
 def test_starting_returns_at_once():
     before = time.monotonic()
     with ps.LocalService(workers=2) as service:

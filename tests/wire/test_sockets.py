@@ -14,8 +14,9 @@ import zmq
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import Listening, RunnerAddress, advertised, host_id, is_loopback
 from penstock.wire.credentials import Credentials, ServiceFile, find_service
+from penstock.wire.pieces import LISTENER_FRAME_BYTES
 from penstock.wire.principals import Principal, key_of, sender_of
-from penstock.wire.sockets import MAX_CONTROL_BYTES, Dialled, Guard, Watch, bind_router, dial
+from penstock.wire.sockets import Dialled, Guard, Watch, bind_router, dial
 from tests.keys import SERVER, knows, new_key
 from tests.waiting import wait_until
 from tests.wire.services import WAIT_S
@@ -82,11 +83,10 @@ def until_lost(watch: Watch) -> str:
     return reason
 
 
-@pytest.mark.parametrize("way", ["tcp", "system tcp", "unix"])
+@pytest.mark.parametrize("way", ["tcp", "unix"])
 def test_who_shows_a_key_that_is_known_is_let_in_and_named_in_each_message(
-    context: zmq.Context[zmq.Socket[bytes]], way: str, monkeypatch: pytest.MonkeyPatch, private: Path
+    context: zmq.Context[zmq.Socket[bytes]], way: str, private: Path
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_SYSTEM_TCP", "1" if way == "system tcp" else "")
     server = Server(KEY, folder=str(private) if way == "unix" else "")
     client = dial(context, KEY, server.address, data=True)
     watch = Watch(client)
@@ -131,21 +131,6 @@ def test_a_folder_that_others_can_enter_is_neither_bound_nor_dialled(
     with pytest.raises(InvalidArgumentError, match="0700"):
         Server(KEY, folder=str(private))
     server.close()
-
-
-def test_a_loopback_data_listener_uses_reno_unless_told_not_to(server: Server) -> None:
-    with sockets.create_connection(("127.0.0.1", server.port)) as peer:
-        assert peer  # the setting is the listener's: look it up there
-    settings = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found = sockets.socket(fileno=os.dup(int(name)))
-        except OSError:
-            continue
-        with found:
-            if found.family == sockets.AF_INET and found.getsockname()[1] == server.port:
-                settings.add(found.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_CONGESTION, 16).rstrip(b"\0"))
-    assert b"reno" in settings
 
 
 @pytest.mark.parametrize("wrong", ["key", "nothing", "server"])
@@ -199,7 +184,7 @@ def test_a_frame_over_the_limit_ends_its_senders_connection_only(
     watch = Watch(bad)
     exchange(server, good)
     exchange(server, bad)
-    bad.send(bytes(MAX_CONTROL_BYTES + 1))
+    bad.send(bytes(LISTENER_FRAME_BYTES + 1))
     until_lost(watch)
     exchange(server, good)
     assert not server.socket.poll(0)

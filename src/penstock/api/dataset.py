@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
-    from penstock.client.limits import Limits
+    from penstock.client.options import Limits
     from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 
@@ -94,7 +94,7 @@ class Dataset(Operators):
             access=access,
         )
         if options.feed is not None:
-            from penstock.client.fed import check_fed
+            from penstock.client.feeds import check_fed
 
             check_fed(self._node)
         nursery = None

@@ -14,12 +14,13 @@ from penstock.wire.service_keys import ServiceKeys
 
 
 def run_dispatcher(options: argparse.Namespace) -> int:
+    listening = listening_of(options)
     if not options.keys and not options.service_file:
         raise UsageError(
             "nobody could get in: give --service-file PATH, from which workers and trainers of this host read where it "
             "is and a key made for them; or give --keys, and --bind to be reached by TCP"
         )
-    listening, keys = listening_of(options), service_keys(options)
+    keys = service_keys(options)
     with contextlib.ExitStack() as undo:
         if listening is None:
             folder = ServiceFolder(options.service_file or options.journal)
@@ -34,6 +35,8 @@ def run_dispatcher(options: argparse.Namespace) -> int:
             journal=options.journal,
             listening=listening,
             http_port=options.http_port,
+            http_bind=options.http_bind,
+            http_token_file=options.http_token,
         )
         run(config, ready=lambda address: _introduce(address, options, keys, listening))
     return 0

@@ -118,11 +118,26 @@ def _add_dispatching(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
     parser.add_argument(
+        "--http-bind", metavar="HOST", default="127.0.0.1", help="where that port listens (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--http-token",
+        metavar="FILE",
+        help="the token /metrics asks for; made if it is not there (default: no metrics)",
+    )
+    parser.add_argument(
         "--service-file", metavar="PATH", help="write address and credentials here, for workers and trainers"
     )
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sandbox",
+        nargs="?",
+        const="",
+        metavar="USER",
+        help="jobs' code gains no privileges; with USER, as root and by TCP: it runs as that user",
+    )
     parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument(

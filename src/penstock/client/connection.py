@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from penstock.client.link import ServiceLink
 from penstock.core.element import Element
-from penstock.core.errors import CodecError, PenstockError
+from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import RunnerId, StreamId
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.consuming import TellRunner
@@ -29,6 +29,7 @@ from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
+from penstock.wire.decoding import decode_message
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -42,6 +43,7 @@ from penstock.wire.frames import (
 )
 from penstock.wire.modes import Transport
 from penstock.wire.parcels import Assembly
+from penstock.wire.pieces import cut_request
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Watch, dial
@@ -160,7 +162,7 @@ class RunnerConnection:
         return bool(self._outbox)
 
     def send(self, message: ToRunner) -> None:
-        self._outbox.append(_encoder.encode(message))
+        self._outbox.extend(cut_request(_encoder.encode(message)))
         self.flush()
 
     def flush(self) -> None:
@@ -182,9 +184,9 @@ class RunnerConnection:
                 whole = self._assembly.add(frame)
                 if whole is None:
                     continue
-                message = _decoder.decode(whole[0])
+                message = decode_message(_decoder, whole[0])
                 payload = self._payload(message, whole[1]) if isinstance(message, Rounds) else None
-            except (msgspec.DecodeError, CodecError) as error:
+            except (ProtocolError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
             yield message, payload
 

@@ -13,7 +13,6 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.core.errors import JournalWriteError
 from penstock.core.ids import BlobHash
 from penstock.dispatcher.database import Connect, Database, checksum, connect
 from penstock.wire.blobs import HASH_CHARACTERS, MAX_BLOB_BYTES, PIECE_BYTES, expected_piece_bytes
@@ -60,14 +59,22 @@ class BlobStore:
 
     def _load(self) -> None:
         self._blobs, self.whole, self._begun = {}, set(), False
-        for name, size, whole in self._database.read("SELECT hash, size, whole FROM blobs"):
-            missing = set() if whole else set(range(0, max(size, 1), PIECE_BYTES))
+        kept = self._database.read("SELECT hash, size, whole FROM blobs", types=(str, int, int))
+        for name, size, whole in kept:
+            if len(name) != HASH_CHARACTERS or not 0 <= size <= MAX_BLOB_BYTES or whole not in (0, 1):
+                raise self._database.corrupt(None, f"no blob has the name {name!r} and {size} bytes")
+            missing = set(range(0, max(size, 1), PIECE_BYTES))
             self._blobs[name] = _Blob(size=size, missing=missing, whole=bool(whole), used_at=float("-inf"))
             if whole:
                 self.whole.add(name)
-        for name, start in self._database.read("SELECT hash, start FROM pieces"):
-            if name in self._blobs:
-                self._blobs[name].missing.discard(start)
+        for name, start in self._database.read("SELECT hash, start FROM pieces", types=(str, int)):
+            blob = self._blobs.get(name)
+            if blob is None or start not in blob.missing:
+                raise self._database.corrupt(None, f"a piece at {start} belongs to no blob")
+            blob.missing.discard(start)
+        for name in self.whole:
+            if self._blobs[name].missing:
+                raise self._database.corrupt(None, f"pieces of blob {name} are missing")
 
     def put(self, request: PutBlob, *, by: str, now: float) -> Answer:
         """Take a piece. Who sends a piece that is there already shows that it has it, too."""
@@ -114,6 +121,8 @@ class BlobStore:
         blob = self._blobs.get(request.hash)
         if blob is None or not blob.whole:
             return _invalid(f"there is no blob {request.hash} here")
+        if expected_piece_bytes(request.offset, blob.size) is None:
+            return _invalid(f"no piece of blob {request.hash} starts at {request.offset}")
         blob.used_at = now
         sql = "SELECT piece, checksum FROM pieces WHERE hash = ? AND start = ?"
         for piece, stored in self._database.read(sql, (request.hash, request.offset)):
@@ -165,7 +174,8 @@ class BlobStore:
     def _hash(self, name: BlobHash) -> str:
         digest = hashlib.blake2b(digest_size=20)
         for start in range(0, max(self._blobs[name].size, 1), PIECE_BYTES):
-            for (piece,) in self._database.read("SELECT piece FROM pieces WHERE hash = ? AND start = ?", (name, start)):
+            sql = "SELECT piece FROM pieces WHERE hash = ? AND start = ?"
+            for (piece,) in self._database.read(sql, (name, start), types=(bytes,)):
                 digest.update(piece)
         return digest.hexdigest()
 
@@ -185,7 +195,7 @@ class BlobStore:
         try:
             self._database.connection.execute(sql, parameters)
         except sqlite3.Error as error:
-            raise JournalWriteError(self._database.name, str(error)) from error
+            raise self._database.write_failed(error) from error
 
 
 def _invalid(reason: str) -> Refused:

@@ -180,6 +180,8 @@ class JournaledState:
             self.recover(error, now)
             raise
         except JournalError as error:
+            if isinstance(request, PutBlob):
+                self._blobs.reopen()  # what was written of it is undone; a file that cannot be read at all ends us
             return refusal_of(error)
 
     def _sent_it(self, request: PutBlob | GetBlob, principal: Principal) -> bool:

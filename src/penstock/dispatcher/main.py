@@ -28,6 +28,7 @@ from penstock.dispatcher.key_registry import KeyRegistry
 from penstock.dispatcher.service import Service
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
+from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.positions import PositionSigner
 from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import Guard, bind_router
@@ -53,6 +54,9 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     journal: str | None = None
     listening: Listening = Listening()
     http_port: int | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
+    """What to show for `/metrics`; None: nobody is shown them."""
 
 
 class Dispatcher:
@@ -88,12 +92,19 @@ class Dispatcher:
         self.service = Service(socket, journaled, doors)
         self.http_port: int | None = None
         if config.http_port is not None:
-            from penstock.dispatcher.http import HttpServer  # not everybody wants it, and its imports take their time
+            # Not everybody wants it, and its imports take their time.
+            from penstock.dispatcher.http import HttpOptions, HttpServer
+            from penstock.dispatcher.room import JournalRoom
 
             http = HttpServer(
+                HttpOptions(
+                    bind=config.http_bind,
+                    port=config.http_port,
+                    token_file=config.http_token_file,
+                    names=(config.listening.advertise,) if config.listening.advertise else (),
+                ),
                 self.service,
-                config.listening.bind,
-                config.http_port,
+                JournalRoom(directory, clock=time.monotonic),
                 refused=lambda: guard.refused,
                 clock=time.monotonic,
             )
@@ -115,6 +126,7 @@ def run(config: DispatcherConfig, ready: Callable[[str], None] | None = None) ->
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithValues("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    raise_descriptor_limit()
     keep_memory_private()
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

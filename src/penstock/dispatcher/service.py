@@ -20,12 +20,13 @@ import zmq
 from penstock.control.draft import Decision
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
-from penstock.core.errors import JournalWriteError
+from penstock.core.errors import JournalWriteError, ProtocolError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.doors import Doors
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, Request, TryAgain
+from penstock.wire.pieces import RequestAssembler
 from penstock.wire.principals import Principal, key_of, sender_of
 
 TURN_REQUESTS = 2_000
@@ -85,6 +86,7 @@ class Service:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
+        self._assembler = RequestAssembler()
         now = clock()
         self.turned_at = now
         """When the loop last came around: a loop that hangs is not alive."""
@@ -156,17 +158,20 @@ class Service:
             try:
                 if len(frames) != 2:
                     raise Unanswerable(f"a message of {len(frames)} frames; dropped")
-                ask = decode_ask(frames[1])
+                request = self._assembler.add(frames[0], frames[1], principal=principal, now=now)
+                if request is None:
+                    continue
+                ask = decode_ask(request)
                 turned_away = self._doors.turned_away(principal, key, ask.body, now)
                 if turned_away is not None:
                     self._outbox.append((frames[0], ask.protocol, ask.number, turned_away))
                 else:
                     asks.append(ReceivedAsk(principal, key, frames[0], ask))
-            except Unanswerable:
-                self._garbage += 1
             except Refusable as error:
                 self._garbage += 1
                 self._outbox.append((frames[0], error.protocol, error.number, error.refusal))
+            except ProtocolError:
+                self._garbage += 1
         refused: dict[int, Refused] = {}
         answered = len(self._outbox)
         try:
@@ -225,6 +230,7 @@ class Service:
 
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
+        self._assembler.drop_idle(now)
         try:
             self._follow(self._journaled.tick(now))
             self._commit()

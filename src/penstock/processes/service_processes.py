@@ -53,6 +53,7 @@ from penstock.processes.nursery_messages import (
     describe_exit,
 )
 from penstock.processes.nursery_start import StartedNursery, start_nursery
+from penstock.processes.sandbox import Sandbox
 from penstock.processes.service_folder import ServiceFolder
 from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
@@ -86,6 +87,8 @@ class ServiceOptions:
     journal: Path | None = None
     """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
     registry: str | None = None
     """The file that says who else is let in; None: one in the service's own folder, which is empty at first."""
     audit_log: str | None = None
@@ -93,6 +96,8 @@ class ServiceOptions:
     threads: int | None = None
     memory_bytes: int | None = None
     tags: tuple[str, ...] = ()
+    sandbox: Sandbox | None = None
+    """What runners give up; None: nothing."""
     inline: int = 0
     """Workers inside this process, beside those that are processes."""
 
@@ -142,6 +147,7 @@ class ServiceProcesses:
             memory_bytes=budget.memory_bytes,
             threads=budget.threads,
             listening=_for_runners(listening),
+            sandbox=options.sandbox,
         )
         try:
             self._furnish()
@@ -332,6 +338,7 @@ def free_port(bind: str, port_range: tuple[int, int] | None = None) -> socket.so
     for candidate in candidates:
         probe = socket.socket(family, socket.SOCK_STREAM)
         try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what was served there a moment ago is over
             probe.bind((host, candidate))
         except OSError as error:
             probe.close()
@@ -374,6 +381,8 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "journal": str(options.journal if options.journal is not None else scratch / "journal"),
         "listening": listening,
         "http_port": options.http_port,
+        "http_bind": options.http_bind,
+        "http_token_file": options.http_token_file,
         "server": options.keys.server,
         "known": options.keys.known,
         "registry": options.registry or str(scratch / REGISTRY),

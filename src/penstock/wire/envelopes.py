@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.core import errors
 from penstock.core.errors import PenstockError, ProtocolError, RefusedError
+from penstock.wire.decoding import decode_message
 from penstock.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Answer, Ask, Push, Refused, Request, Tell
 
 _Body = TypeVar("_Body")
@@ -63,16 +64,13 @@ def decode_tell(frame: bytes | memoryview) -> Tell:
 
 
 def _open(frame: bytes | memoryview, bodies: msgspec.msgpack.Decoder[_Body]) -> _Opened[_Body]:
-    try:
-        envelope = _envelopes.decode(frame)
-        if not OLDEST_PROTOCOL <= envelope.protocol <= PROTOCOL:
-            raise ProtocolError(
-                f"a message of protocol {envelope.protocol}, but this release speaks {OLDEST_PROTOCOL} to {PROTOCOL}; "
-                f"upgrade the older side"
-            )
-        return _Opened(envelope.number, envelope.position, bodies.decode(envelope.body), envelope.proof)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"these bytes are not a message: {error}; dropped") from error
+    envelope = decode_message(_envelopes, frame)
+    if not OLDEST_PROTOCOL <= envelope.protocol <= PROTOCOL:
+        raise ProtocolError(
+            f"a message of protocol {envelope.protocol}, but this release speaks {OLDEST_PROTOCOL} to {PROTOCOL}; "
+            f"upgrade the older side"
+        )
+    return _Opened(envelope.number, envelope.position, decode_message(bodies, envelope.body), envelope.proof)
 
 
 def refusal(refused: Refused) -> PenstockError:
