@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.processes.supervised_runners import SupervisedRunner
+from penstock.wire.credentials import Credentials
 from penstock.wire.figures import LINE_BYTES, RunnerFigures, StageFigures, lines_of
 from penstock.worker.figures import Counts, Figures
 
@@ -78,7 +79,9 @@ def test_no_line_is_torn_and_no_stage_left_out(stages: int) -> None:
     made = tuple(StageFigures(n, f"stage {n}", n, n, 0.5) for n in range(stages))
     lines = list(lines_of(RunnerFigures(rounds=7, stages=made)))
     assert all(len(line) <= LINE_BYTES and "\n" not in line for line in lines)
-    agents = SupervisedRunner(runner=RunnerId("r"), worker=WorkerId("w"), job=JobName("j"), started_s=0.0)
+    agents = SupervisedRunner(
+        runner=RunnerId("r"), worker=WorkerId("w"), job=JobName("j"), started_s=0.0, key=Credentials.new("runner", "r")
+    )
     for line in lines:
         agents.reported(msgspec.json.decode(line, type=RunnerFigures))
     assert (agents.figures.rounds, agents.figures.stages) == (7, made)

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.cli.main import UsageError
 from penstock.cli.service_arguments import chosen_port
 from penstock.core.errors import PenstockError
+from penstock.processes.sandbox import Sandbox
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import ServiceFile
 from penstock.wire.service_keys import REGISTRY, ServiceKeys
@@ -76,6 +77,15 @@ def listening_of(options: argparse.Namespace) -> Listening | None:
         port=chosen_port(options),
         port_range=options.port_range,
     )
+
+
+def sandbox_of(options: argparse.Namespace, listening: Listening) -> Sandbox | None:
+    """Return what runners give up, having said what that does and what it does not; None: nothing is asked for."""
+    if options.sandbox is None:
+        return None
+    sandbox = Sandbox(user=options.sandbox)
+    say(f"sandbox: {sandbox.check(listening)}")
+    return sandbox
 
 
 def say(text: str) -> None:

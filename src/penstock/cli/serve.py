@@ -7,10 +7,11 @@ import shlex
 import time
 from pathlib import Path
 
-from penstock.cli.foreground import StopSignals, listening_of, registry_of, say, service_keys
+from penstock.cli.foreground import StopSignals, listening_of, registry_of, sandbox_of, say, service_keys
 from penstock.processes.nursery_messages import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.runtime.budget import available_cores
+from penstock.wire.addresses import Listening
 
 LOOK_AGAIN_S = 1.0
 PAUSE_S = 0.05
@@ -25,6 +26,7 @@ def run_serve(options: argparse.Namespace) -> int:
                 workers=workers,
                 keys=keys,
                 listening=listening,
+                sandbox=sandbox_of(options, listening or Listening(folder="of its own")),
                 named_after=options.service_file or options.journal,
                 journal=Path(options.journal) if options.journal else None,
                 http_port=options.http_port,

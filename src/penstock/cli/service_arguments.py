@@ -131,6 +131,13 @@ def _add_dispatching(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sandbox",
+        nargs="?",
+        const="",
+        metavar="USER",
+        help="jobs' code gains no privileges; with USER, as root and by TCP: it runs as that user",
+    )
     parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument(

@@ -10,7 +10,7 @@ import subprocess
 
 import msgspec
 
-from penstock.cli.foreground import StopSignals, say
+from penstock.cli.foreground import StopSignals, sandbox_of, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
 from penstock.processes.agent_messages import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
@@ -82,6 +82,7 @@ def _find(named: str, keys: Credentials | None) -> ServiceFile:
 def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentConfig:
     count = available_cores() if options.processes == "auto" else options.processes
     budget = share_of_budget(count, options.threads, options.memory_bytes)
+    listening = _listening(options, service.address)
     return AgentConfig(
         dispatcher=service.address,
         credentials=service.credentials,
@@ -89,7 +90,8 @@ def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentCon
         workers=new_places(count, options.tags),
         memory_bytes=budget.memory_bytes,
         threads=budget.threads,
-        listening=_listening(options, service.address),
+        listening=listening,
+        sandbox=sandbox_of(options, listening),
         drain_s=options.drain_seconds,
     )
 

@@ -252,6 +252,7 @@ class HostAgent:
             dispatcher=self._config.dispatcher,
             credentials=runner.key,
             listening=self._config.listening,
+            sandbox=self._config.sandbox,
             memory_bytes=self._config.memory_bytes,
             threads=self._config.threads,
             host=host_id(),

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, WorkerId
+from penstock.processes.sandbox import Sandbox
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 from penstock.wire.messages import WorkerPlace
@@ -30,6 +31,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many threads each runner may use."""
     listening: Listening = Listening()
     """Where its runners listen."""
+    sandbox: Sandbox | None = None
+    """What its runners give up; None: nothing."""
     drain_s: float = DRAIN_S
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.processes.sandbox import Sandbox
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 
@@ -22,3 +23,4 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     host: str = ""
     listening: Listening = Listening()
+    sandbox: Sandbox | None = None

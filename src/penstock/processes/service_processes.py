@@ -53,6 +53,7 @@ from penstock.processes.nursery_messages import (
     describe_exit,
 )
 from penstock.processes.nursery_start import StartedNursery, start_nursery
+from penstock.processes.sandbox import Sandbox
 from penstock.processes.service_folder import ServiceFolder
 from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
@@ -95,6 +96,8 @@ class ServiceOptions:
     threads: int | None = None
     memory_bytes: int | None = None
     tags: tuple[str, ...] = ()
+    sandbox: Sandbox | None = None
+    """What runners give up; None: nothing."""
     inline: int = 0
     """Workers inside this process, beside those that are processes."""
 
@@ -144,6 +147,7 @@ class ServiceProcesses:
             memory_bytes=budget.memory_bytes,
             threads=budget.threads,
             listening=_for_runners(listening),
+            sandbox=options.sandbox,
         )
         try:
             self._furnish()

@@ -75,6 +75,8 @@ def run(
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
     raise_descriptor_limit()
+    if config.sandbox is not None:
+        config.sandbox.enter()
     let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
