@@ -117,6 +117,8 @@ class FakeDispatcher(Actor):
         taken: TakenRequests = []
         for sender, (number, request, seen, proof) in waiting:
             if seen > self.disk.position and SIGNER.verifies(seen, proof):
+                if sender == HOSTILE:
+                    raise Failed(f"a hostile friend is believed to have seen position {seen}")
                 taken.append((self._reconcile(seen), "", 0))
             principal = self.world.actors[sender].principal
             decision = decide(
