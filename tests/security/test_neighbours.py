@@ -138,21 +138,26 @@ def memory_name(pid: int) -> str:
 @needs_root
 def test_thousands_of_connections_of_another_user_do_not_end_a_job() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))  # of the service's processes: they inherit it
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], CONNECTIONS + 500), limits[1]))
     try:
         with ps.LocalService(workers=1) as service:
-            service.wait_ready()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], CONNECTIONS + 200), limits[1]))
-            dataset = ps.range(400).map(_opens_a_file).batch(10)
-            with dataset.distribute(service, limits=ps.Limits(timeout_s=60)) as loader:
+            dataset = ps.range(10**6).map(_opens_a_file)
+            small = ps.Limits(timeout_s=60, memory_bytes=1 << 20)
+            with dataset.distribute(service, order="deterministic", limits=small) as loader:
                 iterator = iter(loader)
-                read = [*next(iterator)]
+                read = [next(iterator)]
                 (runner,) = service.worker_pids().values()
                 name = memory_name(runner)
-                assert as_another_user(lambda: _connect_often(name)) == CONNECTIONS
-                for batch in iterator:
-                    read += [*batch]
-            assert sorted(read) == list(range(400))
+                resource.prlimit(runner, resource.RLIMIT_NOFILE, (256, 256))
+                connected: list[int] = []
+                attack = threading.Thread(
+                    target=lambda: connected.append(as_another_user(lambda: _connect_often(name)))
+                )
+                attack.start()
+                while attack.is_alive() or len(read) < 500:
+                    read.append(next(iterator))
+                assert connected == [CONNECTIONS]
+                assert len(set(read)) == len(read)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
