@@ -99,6 +99,15 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         prefetch()
         """,
     ),
+    "batch_collated": (
+        ps.range(9).map(f).batch(4, collate=g),
+        """
+        range(0, 9)
+        map(f)
+        batch(4, collate=g)
+        prefetch()
+        """,
+    ),
     "padded_batch": (
         ps.range(9).map(f).map(g).padded_batch(4),
         """

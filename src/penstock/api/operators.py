@@ -149,9 +149,13 @@ class Operators:
 
     # Batches
 
-    def batch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Join `size` elements of equal structure and shapes into arrays with a leading axis."""
-        return self._with(ops.Batch, size=size, drop_last=drop_last)
+    def batch(self, size: int, *, drop_last: bool = False, collate: Function | None = None) -> Self:
+        """Join `size` elements of equal structure and shapes into arrays with a leading axis.
+
+        With `collate` that function makes the batch, of the list of elements as they left the function before it.
+        """
+        chosen = None if collate is None else user_function("batch", collate)
+        return self._with(ops.Batch, size=size, drop_last=drop_last, collate=chosen)
 
     def padded_batch(
         self,

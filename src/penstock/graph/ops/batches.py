@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from penstock.core.errors import InvalidArgumentError
+from penstock.graph.functions import UserFunction
 from penstock.graph.ops.base import Unary, check_at_least
-from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, RoundGrouping, Traits
+from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, RoundGrouping, Traits, varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +44,21 @@ class Batches(Unary):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch(Batches):
-    """The leaves of the elements stacked into arrays."""
+    """The leaves of the elements stacked into arrays; with `collate`, what that function makes of the list of them."""
+
+    collate: UserFunction | None = None
+
+    def __post_init__(self) -> None:
+        Batches.__post_init__(self)
+        if self.collate is not None and self.collate.takes_rng:
+            raise InvalidArgumentError(
+                f"batch({self.size}, collate=...): a function that takes rng draws for one element; draw in a map() "
+                "before the batch, or in one after it, which gets a generator for each batch"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        return self.TRAITS if self.collate is None else varied(self.TRAITS, same_columns=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

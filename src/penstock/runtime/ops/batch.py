@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.element import Element
 from penstock.graph import ops
+from penstock.graph.functions import UserFunction
 from penstock.runtime.blame import RowOrigins
 from penstock.runtime.building import Site, builds
 from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
@@ -121,7 +122,16 @@ def stacking(empty: Empty) -> Collate:
 
 @builds(ops.Batch)
 def _stacked(node: ops.Batch, at: Site, upstream: Stage) -> Stage:
-    return batching(node.name, node.size, node.drop_last, stacking(at.placement.empty), at, upstream)
+    join = stacking(at.placement.empty) if node.collate is None else _collating(node.collate)
+    return batching(node.name, node.size, node.drop_last, join, at, upstream)
+
+
+def _collating(function: UserFunction) -> Collate:
+    def join(rows: Sequence[Element]) -> Element:
+        made: Element = function.resolve()(list(rows))
+        return made
+
+    return join
 
 
 @builds(ops.RaggedBatch)
