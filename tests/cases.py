@@ -113,6 +113,8 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "shuffle_after_map": (ops.Shuffle, lambda: ps.range(40).take(33).map(noisy, threads=2).shuffle(8)),
         "batch": (ops.Batch, lambda: ps.range(40).batch(7)),
         "batch_then_rng": (ops.Batch, lambda: ps.range(40).batch(7, drop_last=True).map(noisy)),
+        "holdout": (ops.Holdout, lambda: ps.range(90).holdout(0.3, seed=2)[0].shuffle(8, seed=1).map(noisy)),
+        "holdout_of_children": (ops.Holdout, lambda: ps.range(60).flat_map(children).holdout(0.5)[1]),
         "batch_collated": (ops.Batch, lambda: ps.range(40).map(sequence).batch(6, collate=joined).map(noisy)),
         "padded_batch": (ops.PaddedBatch, lambda: ps.range(40).map(sequence).padded_batch(6, value=-1)),
         "ragged_batch": (ops.RaggedBatch, lambda: ps.range(40).map(sequence).ragged_batch(6)),

@@ -91,6 +91,15 @@ class Operators:
         salt = self._function_salt(chosen) if isinstance(chosen, UserFunction) else 0
         return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=salt)
 
+    def holdout(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
+        """Return two pipelines: the elements to train on, and a `fraction` of all that is held out for validation.
+
+        Which they are follows from `seed` and their place in the source: the same in every epoch, on every worker and
+        after a resume. Put it right after the reader, before `shuffle` and `distribute`.
+        """
+        train = self._with(ops.Holdout, fraction=fraction, seed=seed, part="train")
+        return train, self._with(ops.Holdout, fraction=fraction, seed=seed, part="held out")
+
     def flat_map(self, function: Function) -> Self:
         """Replace each element by the elements of the iterable that `function` makes of it."""
         chosen = user_function("flat_map", function)
