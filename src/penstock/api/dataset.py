@@ -134,12 +134,36 @@ class Dataset(Operators):
         )
 
     @property
-    def schema(self) -> dict[str, str] | None:
-        """The columns of an element and their types in Arrow, as the files of `read_parquet` or `read_arrow` say.
+    def schema(self) -> dict[str, str]:
+        """What an element holds: each leaf by its path, and its type.
 
-        None where they are not known before a function has run.
+        Columns of `read_parquet` and `read_arrow` have their types in Arrow, as the files say. Where those do not tell,
+        the first element is made and looked at: types are those of numpy, with shapes, or of Python.
         """
-        return self._plan.schema
+        known = self._plan.schema
+        if known is not None:
+            return known
+        from penstock.api.looking import described
+
+        return described(self.peek())
+
+    def peek(self) -> Element:
+        """Return the element that the next iteration begins with; it stays the next one.
+
+        >>> import penstock as ps
+        >>> ds = ps.range(3).map(lambda x: x + 1)
+        >>> ds.peek(), list(ds)
+        (1, [1, 2, 3])
+        """
+        from penstock.api.looking import first_element
+
+        return first_element(self._plan)
+
+    def __getitem__(self, index: int) -> Element:
+        """Return element number `index` of the next iteration, where the source is indexable; it alone is made."""
+        from penstock.api.looking import element_at
+
+        return element_at(self._plan, index)
 
     @property
     def classes(self) -> tuple[str, ...] | None:

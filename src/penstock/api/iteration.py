@@ -64,6 +64,10 @@ class Plan:
             source = self._sources[node] = open_source(node)
         return source
 
+    def share_sources(self, other: Plan) -> None:
+        """Read the sources as another plan has listed them."""
+        self._sources = other._sources
+
     def source_length(self, node: SourceNode) -> int | None:
         """Return how many elements a source has, where that is known; looked for once."""
         if node not in self._lengths:
