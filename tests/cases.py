@@ -116,6 +116,7 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "holdout": (ops.Holdout, lambda: ps.range(90).holdout(0.3, seed=2)[0].shuffle(8, seed=1).map(noisy)),
         "holdout_of_children": (ops.Holdout, lambda: ps.range(60).flat_map(children).holdout(0.5)[1]),
         "batch_collated": (ops.Batch, lambda: ps.range(40).map(sequence).batch(6, collate=joined).map(noisy)),
+        "batch_masked": (ops.Batch, lambda: ps.range(40).map(record).map(_fixed).batch(6, mask="mask")),
         "padded_batch": (ops.PaddedBatch, lambda: ps.range(40).map(sequence).padded_batch(6, value=-1)),
         "ragged_batch": (ops.RaggedBatch, lambda: ps.range(40).map(sequence).ragged_batch(6)),
         "unbatch": (ops.Unbatch, lambda: ps.range(40).map(record).map(_fixed).batch(6).unbatch().map(noisy)),

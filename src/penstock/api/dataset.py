@@ -111,6 +111,26 @@ class Dataset(Operators):
                 nursery.abandon()
             raise
 
+    def evaluation(
+        self,
+        batch_size: int,
+        to: int | str | PathLike[str] | LocalService | None = None,
+        *,
+        ranks: Ranks | None = None,
+        mask: str = "mask",
+        collate: Callable[..., Any] | None = None,
+        job: str | None = None,
+    ) -> Loader:
+        """Return a loader for evaluation: every element once over all ranks, in a fixed order, in equal batches.
+
+        All batches have `batch_size` rows and a column `mask`: rows where it is False are copies that fill up a batch,
+        or a rank's last step where another rank has one more. So all ranks take the same number of steps, and summing
+        over `mask` counts each element once. Elements are dicts. `to` is as in `distribute`.
+        """
+        from penstock.api.evaluating import evaluation_loader
+
+        return evaluation_loader(self, batch_size, to, ranks=ranks, mask=mask, collate=collate, job=job)
+
     def save(
         self,
         to: int | str | PathLike[str] | LocalService | None,

@@ -97,6 +97,15 @@ class Plan:
         return names
 
     @property
+    def labels(self) -> Any:
+        """The labels of all images of the one `read_images`; None where there is none."""
+        found = [node for node in walk(self.node) if isinstance(node, ReadImages)]
+        if len(found) != 1:
+            return None
+        source: Any = self.source_of(found[0])
+        return source.labels
+
+    @property
     def signature(self) -> PipelineSignature:
         if self._signature is None:
             self._signature = signature_of(self.node, lambda node: source_digest(self.source_of(node)))

@@ -111,6 +111,27 @@ class Operators:
         salt = self._function_salt(chosen)
         return self._with(ops.Interleave, function=chosen, cycle=cycle, block=block, salt=salt)
 
+    def resample(self, weight: Function) -> Self:
+        """Give each element as often as `weight(element)` says, on average: 0 never, 0.5 every other epoch, 3 thrice.
+
+        Copies follow each other: shuffle after it. Before what is expensive it costs little.
+        """
+        from penstock.api.resampling import Copies
+
+        if not callable(weight):
+            raise InvalidArgumentError(f"resample takes a function of an element, not {type(weight).__name__}")
+        return self.flat_map(Copies(weight))
+
+    def balanced(self, key: str | Function, *, counts: Mapping[Any, int] | None = None) -> Self:
+        """Let all classes come equally often: `key` is the column of the class, or a function of an element.
+
+        `counts` says how many elements each class has; of `read_images` the listing says it. Rare classes are repeated
+        and common ones thinned out, another part in each epoch. An epoch has as many elements as before, on average.
+        """
+        from penstock.api.resampling import balancing
+
+        return self.resample(balancing(self, key, counts))
+
     # Order and length
 
     def shuffle(self, size: int | None = None, *, seed: int | None = None, reshuffle: bool = True) -> Self:
@@ -158,13 +179,16 @@ class Operators:
 
     # Batches
 
-    def batch(self, size: int, *, drop_last: bool = False, collate: Function | None = None) -> Self:
+    def batch(
+        self, size: int, *, drop_last: bool = False, collate: Function | None = None, mask: str | None = None
+    ) -> Self:
         """Join `size` elements of equal structure and shapes into arrays with a leading axis.
 
-        With `collate` that function makes the batch, of the list of elements as they left the function before it.
+        With `collate` that function makes the batch, of the list of elements as they left the function before it. With
+        `mask` a short batch is filled up with copies, and a column of that name says which rows are elements.
         """
         chosen = None if collate is None else user_function("batch", collate)
-        return self._with(ops.Batch, size=size, drop_last=drop_last, collate=chosen)
+        return self._with(ops.Batch, size=size, drop_last=drop_last, collate=chosen, mask=mask)
 
     def padded_batch(
         self,

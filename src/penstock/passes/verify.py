@@ -219,8 +219,8 @@ def _check_columns(source: Node, old: tuple[str, ...] | None, new: tuple[str, ..
 def _token(node: Node) -> Token:
     """Return type and parameters of an operator, without its inputs."""
     if isinstance(node, (ops.Batch, ops.FusedBatch)):
-        collate = node.collate if isinstance(node, ops.Batch) else None
-        return ("batch", node.size, node.drop_last, None if collate is None else id(collate))
+        collate, mask = (node.collate, node.mask) if isinstance(node, ops.Batch) else (None, None)
+        return ("batch", node.size, node.drop_last, None if collate is None else id(collate), mask)
     narrowed = node.NARROWED if isinstance(node, SourceNode) else ()
     values: list[Any] = [type(node).__name__]
     for parameter in dataclasses.fields(node):
