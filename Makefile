@@ -31,7 +31,7 @@ demo: $(STAMP)  ## show what Penstock does, in under a minute
 	$(BIN)/penstock demo
 
 test: $(STAMP)  ## run the tests, or those of some packages: make test P="graph passes" [ARGS="-x -k filter"]
-	$(BIN)/python -m pytest $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
+	$(BIN)/python -m tests $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)

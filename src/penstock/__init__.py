@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from penstock.api.resampling import count_classes
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
-    from penstock.client.limits import Limits
+    from penstock.api.statistics import LoaderStatistics, StreamStatistics
+    from penstock.client.options import Limits
     from penstock.client.sampling import Feed
-    from penstock.client.statistics import LoaderStatistics, StreamStatistics
     from penstock.core.element import Ragged
     from penstock.core.errors import (
         AuthenticationError,
@@ -203,9 +203,9 @@ if not TYPE_CHECKING:
         "penstock.api.resampling": ("count_classes",),
         "penstock.api.saving": ("SavedDataset",),
         "penstock.api.services": ("LocalService",),
-        "penstock.client.limits": ("Limits",),
+        "penstock.client.options": ("Limits",),
         "penstock.client.sampling": ("Feed",),
-        "penstock.client.statistics": ("LoaderStatistics", "StreamStatistics"),
+        "penstock.api.statistics": ("LoaderStatistics", "StreamStatistics"),
         "penstock.core.element": ("Ragged",),
         "penstock.core.errors": (
             "AuthenticationError",

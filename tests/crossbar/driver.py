@@ -165,6 +165,7 @@ class Run:
             saves_for_all=saves_for_all,
             holds=bool(case.modes.after),
             moves_on=case.modes.sharing is not None,
+            together=threading.Barrier(count) if modes.replicas > 1 else None,
             stop=self._stop,
         )
         readers = [Reader(shared, number, first=number == 0) for number in range(count)]

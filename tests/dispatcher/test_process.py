@@ -206,6 +206,7 @@ def test_it_never_unpickles_and_never_imports_what_runs_user_code(tmp_path: Path
     assert not [name for name in modules if not name.startswith("penstock.")]
 
 
+@pytest.mark.alone
 def test_it_starts_quickly(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import zmq
+from tests.waiting import wait_until
 
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
@@ -34,13 +34,10 @@ class FakeDispatcher:
         self._pushes.append(body)
 
     def wait_asked(self, kind: type, condition: Callable[[Any], bool] = lambda body: True, since: int = 0) -> Any:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            for body in self.asked[since:]:
-                if isinstance(body, kind) and condition(body):
-                    return body
-            time.sleep(0.005)
-        raise AssertionError(f"no {kind.__name__} in 30 s; asked: {self.asked}")
+        def matching() -> list[Any]:
+            return [body for body in self.asked[since:] if isinstance(body, kind) and condition(body)]
+
+        return wait_until(matching, kind.__name__)[0]
 
     def close(self) -> None:
         self._closing = True

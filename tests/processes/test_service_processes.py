@@ -131,6 +131,7 @@ def test_workers_that_were_added_come_back_too():
         )
 
 
+@pytest.mark.alone
 def test_nothing_is_left_after_close():
     service = ps.LocalService(workers=1)
     service.wait_ready(DEADLINE_S)
@@ -237,6 +238,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path):
         service.wait_ready(DEADLINE_S)
 
 
+@pytest.mark.alone
 def test_starting_returns_at_once():
     before = time.monotonic()
     with ps.LocalService(workers=2) as service:

@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.testing.conformance import compare_all
 from tests.waiting import wait_until
 
-from .checks import Background, assert_exactly_once
+from .checks import DEADLINE_S, Background, assert_exactly_once
 
 Pair = namedtuple("Pair", "left right")
 
@@ -224,6 +224,7 @@ def test_reading_goes_on_beside_a_stuck_worker(tmp_path: Path) -> None:
         return i
 
     with ps.LocalService(workers=3, threads=1) as service:
+        service.wait_ready(DEADLINE_S)
         # Every element is a split of its own, so that the stuck worker holds as little as possible.
         dataset = ps.from_generator(lambda split: iter([split]), splits=list(range(60))).map(sticky, threads=1)
         with dataset.distribute(service, limits=ps.Limits(timeout_s=8)) as loader:

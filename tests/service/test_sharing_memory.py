@@ -14,6 +14,8 @@ import penstock as ps
 
 from .checks import Background
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 WINDOW_BYTES = 48 * MIB  # forty batches' worth: each trainer reads twice as many
 READERS, TRAINERS_EACH, STEPS = 8, 8, 80

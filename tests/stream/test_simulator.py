@@ -13,10 +13,9 @@ from penstock.core.ids import RunnerId
 from penstock.stream.consuming import Consumer
 from penstock.stream.serving import ServedReader
 from penstock.testing.simulator.__main__ import main
-from penstock.testing.simulator.checks import check, deterministic_histories
 from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, TakenRequests
 from penstock.testing.simulator.engine import PASS, Shape
-from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace
+from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace, check, deterministic_histories
 from penstock.testing.simulator.schedule import (
     FaultKind,
     Schedule,

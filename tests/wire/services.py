@@ -11,6 +11,7 @@ from penstock.core.errors import ProtocolError
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
 from penstock.wire.messages import Answer, Ask, Push
+from penstock.wire.pieces import RequestAssembler
 from penstock.wire.sockets import Guard, bind_router
 
 WAIT_S = 30.0
@@ -26,6 +27,7 @@ class Answerer:
         self.protocol_errors: list[str] = []
         self.peers: list[bytes] = []
         self._answer, self._position = answer, position
+        self._assembler = RequestAssembler()
         self._context = zmq.Context()
         self.guard = Guard(self._context, credentials)
         self.guard.start()
@@ -47,7 +49,10 @@ class Answerer:
                 continue
             peer, *frames = self._socket.recv_multipart()
             try:
-                ask = decode_ask(frames[0])
+                whole = self._assembler.add(peer, frames[0], principal=peer, now=0.0)
+                if whole is None:
+                    continue
+                ask = decode_ask(whole)
             except ProtocolError as error:
                 self.protocol_errors.append(str(error))
                 continue

@@ -11,7 +11,8 @@ import zmq
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import RunnerAddress, advertised, host_id, is_loopback
 from penstock.wire.credentials import Credentials, ServiceFile, find_service
-from penstock.wire.sockets import MAX_CONTROL_BYTES, Dialled, Guard, Watch, bind_router, dial
+from penstock.wire.pieces import LISTENER_FRAME_BYTES
+from penstock.wire.sockets import Dialled, Guard, Watch, bind_router, dial
 from tests.waiting import wait_until
 from tests.wire.services import WAIT_S
 
@@ -159,7 +160,7 @@ def test_a_frame_over_the_limit_ends_its_senders_connection_only(
     watch = Watch(bad)
     exchange(server, good)
     exchange(server, bad)
-    bad.send(bytes(MAX_CONTROL_BYTES + 1))
+    bad.send(bytes(LISTENER_FRAME_BYTES + 1))
     until_lost(watch)
     exchange(server, good)
     assert not server.socket.poll(0)

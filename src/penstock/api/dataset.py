@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
-    from penstock.client.limits import Limits
+    from penstock.client.options import Limits
     from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 
@@ -91,7 +91,7 @@ class Dataset(Operators):
             limits=limits,
         )
         if options.feed is not None:
-            from penstock.client.fed import check_fed
+            from penstock.client.feeds import check_fed
 
             check_fed(self._node)
         nursery = None

@@ -11,10 +11,10 @@ from typing import Any
 from penstock.api.epochs import Epoch, FromService, Loaded, save, walk_through
 from penstock.api.iteration import given_seed
 from penstock.api.states import PipelineSignature, SavedState, merged, parts_in, signature_of, with_parts
+from penstock.api.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.client.options import JobOptions
 from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
-from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.graph.node import Node

@@ -21,9 +21,8 @@ from penstock.api.services import LocalService
 from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.feeds import NamedSplits
-from penstock.client.limits import Limits
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.options import JobOptions, check_options
+from penstock.client.options import JobOptions, Limits, check_options
 from penstock.client.submit import Prepared, prepare, submission
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ProtocolError, choice
 from penstock.core.ids import BlobHash

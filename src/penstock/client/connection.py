@@ -42,6 +42,7 @@ from penstock.wire.frames import (
 )
 from penstock.wire.modes import Transport
 from penstock.wire.parcels import Assembly
+from penstock.wire.pieces import cut_request
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Watch, dial
@@ -160,7 +161,7 @@ class RunnerConnection:
         return bool(self._outbox)
 
     def send(self, message: ToRunner) -> None:
-        self._outbox.append(_encoder.encode(message))
+        self._outbox.extend(cut_request(_encoder.encode(message)))
         self.flush()
 
     def flush(self) -> None:

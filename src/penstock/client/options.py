@@ -13,11 +13,11 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 from msgspec.structs import replace
 
-from penstock.client.limits import Limits
 from penstock.client.sampling import Feed
-from penstock.core.checks import check_choice, check_whole
+from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
+from penstock.runtime.budget import check_memory
 from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
@@ -35,6 +35,30 @@ NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
 _Record = TypeVar("_Record")
 
 _default_names: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Times and sizes that a loader keeps to.
+
+    >>> Limits(timeout_s=60).collect_after_s
+    600.0
+    """
+
+    timeout_s: float | None = None
+    """Waiting longer than this for a batch is an error; None: it waits."""
+    memory_bytes: int | None = None
+    """What may be received ahead; None: a tenth of the memory this process may use."""
+    collect_after_s: float = 600.0
+    """A job that no process has held for so long is forgotten."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            check_positive("timeout_s", self.timeout_s)
+        if self.memory_bytes is not None:
+            check_whole("memory_bytes", self.memory_bytes, 1)
+            check_memory(self.memory_bytes)
+        check_positive("collect_after_s", self.collect_after_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +85,7 @@ class JobOptions:
     shard: ShardingFunction | None
     """The user's own sharding."""
     feed: Feed | None
-    """The process's own sampler says what is read: see `client.fed`."""
+    """The process's own sampler says what is read: see `client.sampling`."""
 
     @property
     def dealt_streams(self) -> int:
@@ -213,7 +237,7 @@ def _check_shared(sharing: Share, ranks: Ranks, *, in_order: bool) -> None:
 def _with_streams(sharding: Sharding, order: Order, ranks: Ranks, feed: Feed | None) -> Sharding:
     """Return the sharding with the number of streams of a deterministic order, where none was given.
 
-    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `client.fed`.
+    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `client.feeds`.
     """
     if sharding.streams or order != "deterministic" or feed is not None or sharding.policy != "dynamic":
         return sharding

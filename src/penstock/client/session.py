@@ -20,11 +20,9 @@ from weakref import WeakMethod
 from msgspec.structs import replace
 
 from penstock.client.connection import Access, Connections, Metrics
-from penstock.client.fed import Feeder
 from penstock.client.link import Board, Patience, ServiceLink
 from penstock.client.options import JobOptions
-from penstock.client.sampling import SamplerPlace
-from penstock.client.sharing import USUAL_WINDOW_BYTES
+from penstock.client.sampling import Feeder, SamplerPlace
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
@@ -48,6 +46,7 @@ from penstock.wire.messages import (
     View,
 )
 
+USUAL_WINDOW_BYTES = 256 << 20  # of a shared job, where nobody says: what a worker gives it is not known here
 BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
 
 

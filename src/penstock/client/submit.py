@@ -18,13 +18,17 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.client.fed import check_fed, fed_streams, how_many_streams, not_indexable, with_batches
 from penstock.client.feeds import (
     NamedSplits,
+    check_fed,
     check_needs,
     dealt_feeds,
+    fed_streams,
     feeds_for,
+    how_many_streams,
+    not_indexable,
     one_file_a_split,
+    with_batches,
 )
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError

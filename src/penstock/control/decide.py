@@ -67,6 +67,7 @@ from penstock.wire.messages import (
     SteerJob,
     Workers,
 )
+from penstock.wire.principals import Principal
 
 __all__ = ["Decision", "decide", "tick"]
 
@@ -80,14 +81,19 @@ def decide(
     state: ClusterState,
     request: Request,
     *,
+    principal: Principal,
     now: float,
     peer: str,
     draw: Callable[[], str],
     blobs: Container[BlobHash] = frozenset(),
 ) -> Decision:
-    """Return what a request leads to."""
+    """Return what a request leads to. `principal` asks; answers and pushes go to `peer`."""
     if state.began_at is None:
-        return _begin(state, now, lambda begun: decide(begun, request, now=now, peer=peer, draw=draw, blobs=blobs))
+        return _begin(
+            state,
+            now,
+            lambda begun: decide(begun, request, principal=principal, now=now, peer=peer, draw=draw, blobs=blobs),
+        )
     if isinstance(request, GrantSplits):
         return grant_splits(state, request)
     if isinstance(request, Beat):

@@ -3,7 +3,7 @@
 - A slot (`wire.jobs.Slot`) has one reader; the newest wins, and the older one is told so at once. On one host the
   newest is who began last, not whose message arrives last: a dead reader's may still be on its way.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
-  closed it or opened a newer one.
+  opened a newer one: until then who has left it may come back to it with a state.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
   read twice, or not at all. If all who had opened the epoch come back so, it starts over. A checkpoint that is loaded a
   second time is the same case.
@@ -20,7 +20,7 @@ from penstock.control.completing import complete
 from penstock.control.draft import Draft
 from penstock.control.fitting import misfit, spec_of
 from penstock.control.placing import create_fixed_streams
-from penstock.control.records import Iteration, Job
+from penstock.control.records import Iteration, Job, Opened
 from penstock.control.runners import settle
 from penstock.control.sharing import (
     epoch_to_join,
@@ -375,11 +375,23 @@ def drop_left_behind(draft: Draft, name: JobName) -> None:
 
 
 def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
-    """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one."""
-    newer = {slot for other in job.iterations.values() if other is not iteration for slot in other.opened}
-    reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
+    """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one.
+
+    Also who has left it, finished or not, may come back to it with a state, until it has opened a newer one. (Trainers
+    that share find what the others read then.)
+    """
+    newer = {s: held for other in job.iterations.values() if other is not iteration for s, held in other.opened.items()}
+    if job.spec.sharing:
+        reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
+    else:
+        reading = [slot for slot, held in iteration.opened.items() if not _has_moved_on(held, newer.get(slot))]
     known = {slot.consumer for slot in (*iteration.opened, *newer)}
     return reading + [Slot(c) for c in range(job.spec.ranks.count) if c not in known]
+
+
+def _has_moved_on(held: Opened, newer: Opened | None) -> bool:
+    """Say whether a reader reads, or has read last, what it opened in a newer iteration: it may have gone back."""
+    return newer is not None and (held.closed or not newer.closed)
 
 
 def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:

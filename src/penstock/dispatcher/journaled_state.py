@@ -38,6 +38,7 @@ from penstock.core.ids import BlobHash, RunnerId
 from penstock.dispatcher.blobs import BlobStore
 from penstock.dispatcher.journal import Journal
 from penstock.wire.messages import Answer, GetBlob, PutBlob, Refused, Request, TryAgain
+from penstock.wire.principals import Principal
 
 # Others have seen a little more or less of the lost end than the first who shows up: one step takes us past them all.
 POSITION_LEAP = 1_000_000
@@ -105,12 +106,20 @@ class JournaledState:
             if event.JOURNALED:
                 self._pending.append(event)
 
-    def answer(self, request: Request, *, peer: str, now: float) -> Decision:
+    def answer(self, request: Request, *, principal: Principal, peer: str, now: float) -> Decision:
         """Decide and apply. What is returned may be sent after `commit()`."""
         if isinstance(request, PutBlob | GetBlob):
             return _only(self._blob(request, now))
         try:
-            decision = decide(self.state, request, now=now, peer=peer, draw=self._draw, blobs=self._blobs.whole)
+            decision = decide(
+                self.state,
+                request,
+                principal=principal,
+                now=now,
+                peer=peer,
+                draw=self._draw,
+                blobs=self._blobs.whole,
+            )
         except Exception as error:
             self.failures += 1
             kind = type(request).__name__

@@ -12,17 +12,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import zmq
 
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
-from penstock.core.errors import JournalWriteError
+from penstock.core.errors import JournalWriteError, ProtocolError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+from penstock.wire.pieces import RequestAssembler
+from penstock.wire.principals import Principal, sender_of
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
@@ -63,6 +66,12 @@ class DispatcherStatistics(msgspec.Struct, frozen=True, kw_only=True):
     clients_said: tuple[ReadingClient, ...] = ()
 
 
+class ReceivedAsk(NamedTuple):
+    principal: Principal
+    peer: bytes
+    ask: Ask
+
+
 class Service:
     """Serves one socket until told to stop. All of it runs in the thread that calls `serve`."""
 
@@ -73,6 +82,7 @@ class Service:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
+        self._assembler = RequestAssembler()
         now = clock()
         self.turned_at = now
         """When the loop last came around: a loop that hangs is not alive."""
@@ -111,30 +121,33 @@ class Service:
     def _next_tick_s(self) -> float:
         return max(0.0, self._tick_due_at() - self._clock())
 
-    def _receive(self) -> list[list[bytes]]:
-        received: list[list[bytes]] = []
+    def _receive(self) -> list[tuple[Principal, list[bytes]]]:
+        received: list[tuple[Principal, list[bytes]]] = []
         size = 0
         while len(received) < TURN_REQUESTS and size < TURN_BYTES:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            received.append(frames)
+            received.append((sender_of(frames[-1]), [frame.bytes for frame in frames]))
             size += len(frames[-1])
         return received
 
-    def _serve(self, received: Iterable[list[bytes]]) -> None:
-        asks: list[tuple[bytes, Ask]] = []
-        for frames in received:
+    def _serve(self, received: Iterable[tuple[Principal, list[bytes]]]) -> None:
+        asks: list[ReceivedAsk] = []
+        now = self._clock()
+        for principal, frames in received:
             try:
                 if len(frames) != 2:
                     raise Unanswerable(f"a message of {len(frames)} frames; dropped")
-                asks.append((frames[0], decode_ask(frames[1])))
-            except Unanswerable:
-                self._garbage += 1
+                request = self._assembler.add(frames[0], frames[1], principal=principal, now=now)
+                if request is not None:
+                    asks.append(ReceivedAsk(principal, frames[0], decode_ask(request)))
             except Refusable as error:
                 self._garbage += 1
                 self._outbox.append((frames[0], error.protocol, error.number, error.refusal))
+            except ProtocolError:
+                self._garbage += 1
         refused: dict[int, Refused] = {}
         answered = len(self._outbox)
         try:
@@ -144,22 +157,24 @@ class Service:
         except JournalWriteError as error:
             del self._outbox[answered:]
             again = TryAgain(reason=str(error))
-            self._outbox += [(peer, ask.protocol, ask.number, again) for peer, ask in asks]
+            self._outbox += [(peer, ask.protocol, ask.number, again) for _, peer, ask in asks]
         self._turns += 1
         self._flush()
 
-    def _answer_all(self, asks: list[tuple[bytes, Ask]], refused: dict[int, Refused]) -> bool:
+    def _answer_all(self, asks: list[ReceivedAsk], refused: dict[int, Refused]) -> bool:
         """Decide every request; return False if one broke the state: then it is in `refused`, and all begins anew."""
         now = self._clock()
-        highest = max((ask.seen for _, ask in asks), default=0)
+        highest = max((ask.seen for _, _, ask in asks), default=0)
         if highest > self._journaled.position:
             self._journaled.reconcile(highest, now)
-        for number, (peer, ask) in enumerate(asks):
+        for number, (principal, peer, ask) in enumerate(asks):
             answer: Answer | None = refused.get(number)
             if answer is None:
                 self._requests[type(ask.body).__name__] += 1
                 try:
-                    decision = self._journaled.answer(ask.body, peer=peer.decode("latin-1"), now=now)
+                    decision = self._journaled.answer(
+                        ask.body, principal=principal, peer=peer.decode("latin-1"), now=now
+                    )
                 except StateBrokenError as error:
                     refused[number] = refusal_of(error)
                     return False
@@ -173,6 +188,7 @@ class Service:
 
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
+        self._assembler.drop_idle(now)
         try:
             self._push(self._journaled.tick(now).pushes)
             self._commit()

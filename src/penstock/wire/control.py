@@ -26,12 +26,14 @@ from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_tell, encode_ask, encode_body, refusal
 from penstock.wire.guard import Context
 from penstock.wire.messages import Answer, Push, Refused, Request, TryAgain
+from penstock.wire.pieces import check_request_size, cut_request
 from penstock.wire.sockets import Watch, dial
 
 RESEND_S = 1.0
 RETRY_S = 0.1  # after `TryAgain`
 REDIAL_S = 8.0  # connected, yet silent for so long: the other side took us for somebody else, or is stuck
 CLOSE_DEADLINE_S = 1.0
+ENVELOPE_BYTES = 32  # at most, around a body
 SUSPICIOUS_HANDSHAKES = 3  # a CURVE server hangs up on a wrong server key without a word
 
 _log = logging.getLogger(__name__)
@@ -139,6 +141,7 @@ class ControlClient:
         if self._pid != os.getpid():
             raise PenstockError("this connection was made before a fork; the child must make one of its own")
         encoded = encode_body(body)
+        check_request_size(len(encoded) + ENVELOPE_BYTES)
         with self._lock:
             if self._closed:
                 raise PenstockError(f"the connection to {self.address} is closed")
@@ -318,9 +321,10 @@ class _Connection:
                 break
         return received
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, request: bytes) -> bool:
         try:
-            self._socket.send(frame, zmq.NOBLOCK)
+            for frame in cut_request(request):
+                self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

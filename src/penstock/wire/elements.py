@@ -48,7 +48,7 @@ Structure: TypeAlias = Any
 _NUMBERS_AND_TEXT = frozenset({str, int, float, bool, type(None)})
 _LEAVES = _NUMBERS_AND_TEXT | {np.ndarray, bytes}
 _KEYS = frozenset({str})
-_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
+_dtype_of, _shape_of, _ndim_of = attrgetter("dtype"), attrgetter("shape"), attrgetter("ndim")
 
 
 def flatten(element: Element) -> tuple[bytes, list[Buffer]]:
@@ -64,7 +64,9 @@ def _flatten(element: Element) -> tuple[bytes, list[Buffer]]:
     structure = _walk(element, leaves)
     kinds = set(map(type, leaves))
     if kinds == {np.ndarray}:
-        signature: Any = tuple(map(_dtype_of, leaves)), tuple(map(_shape_of, leaves))
+        # Lengths say as much as the shapes of columns, and are no new objects: thousands of those wake the collector.
+        extents = map(len, leaves) if set(map(_ndim_of, leaves)) == {1} else map(_shape_of, leaves)
+        signature: Any = tuple(map(_dtype_of, leaves)), tuple(extents)
     else:
         signature = None if kinds <= _NUMBERS_AND_TEXT else tuple(map(_signature, leaves))
     key = (structure, signature)

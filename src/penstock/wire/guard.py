@@ -24,7 +24,7 @@ from penstock.wire.credentials import Credentials
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
-USER = b"penstock"
+USER = b"operator/penstock"
 ZAP_DOMAIN = "penstock"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _COUNTED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED

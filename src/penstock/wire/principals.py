@@ -7,9 +7,11 @@ it there. A routing id, which the peer chooses, says where an answer goes and no
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
+import zmq
 
 from penstock.core.errors import InvalidArgumentError
 
@@ -47,3 +49,13 @@ class Principal(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return f"{self.role}/{self.name}"
+
+
+def sender_of(frame: zmq.Frame) -> Principal:
+    """Return who sent a message, as the guard said when its connection was made."""
+    text = frame.get("User-Id")
+    assert isinstance(text, str)
+    return _parsed(text)
+
+
+_parsed = lru_cache(4096)(Principal.parse)

@@ -7,6 +7,7 @@ Rules, each bought with a lost message somewhere:
 - A data socket never reconnects by itself: frames lost in between would go unnoticed. `Watch` says that it is lost.
 - Nothing is queued for a peer that is not there (IMMEDIATE), no high-water mark drops what credit allowed, a ROUTER
   raises for a peer it does not know, and nothing lingers.
+- A listener takes frames of 16 KiB, whoever sends them (`wire.pieces`): what a stranger can have allocated is that.
 - Only a data listener on loopback may use its own TCP settings; elsewhere the system's stand.
 """
 
@@ -29,16 +30,19 @@ from penstock.core.errors import CannotListenError, InvalidArgumentError, Pensto
 from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
 from penstock.wire.credentials import Credentials
 from penstock.wire.guard import USER, ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
+from penstock.wire.pieces import LISTENER_FRAME_BYTES
 
 __all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
 
 
-MAX_CONTROL_BYTES = 80 << 20  # a piece of a blob (64 MB) and its envelope
+# What those who dial take in one frame. They know whom they have dialled before they receive anything.
+MAX_ANSWER_BYTES = 256 << 20  # a whole view of a large job
 MAX_DATA_BYTES = 64 << 30  # a single array; what a reader can be sent is limited by its credit
-# An unauthenticated peer holds a connection no longer than this. A runner's guard may have to wait for user code that
-# holds the GIL: that is slow, not dead.
-CONTROL_HANDSHAKE_MS = 5_000
-DATA_HANDSHAKE_MS = 15_000
+# A listener has room for so many messages of one connection that nobody took yet; beyond, the peer waits.
+LISTENER_QUEUE = 2_000
+# An unauthenticated peer holds a connection no longer than this, and who dials gives up as soon. A runner's guard may
+# have to wait for user code that holds the GIL, and for the dispatcher.
+HANDSHAKE_MS = 5_000
 CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
 SEND_BUFFER_BYTES = 1 << 20
@@ -78,12 +82,14 @@ def bind_router(
     guard = guard_of(context)
     socket = cast(Monitored, context.socket(zmq.ROUTER, socket_class=Monitored))
     try:
-        _common(socket, data, beats=_DATA_BEATS if data else _CONTROL_BEATS)
+        _common(socket, beats=_DATA_BEATS if data else _CONTROL_BEATS)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         socket.setsockopt(zmq.BACKLOG, LISTEN_BACKLOG)
-        # What comes in here, on either plane, is requests: large data only goes out.
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        # libzmq makes room for a frame when it has read its size, before and after the handshake alike. What is larger
+        # comes in pieces, and is put together once it is known who sends it.
+        socket.setsockopt(zmq.MAXMSGSIZE, LISTENER_FRAME_BYTES)
+        socket.setsockopt(zmq.RCVHWM, LISTENER_QUEUE)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         if credentials.kind == "curve":
             if not credentials.server_secret:
@@ -137,11 +143,11 @@ def dial(context: Context, credentials: Credentials, address: str, *, data: bool
 
 def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool) -> None:
     """Set all options of a DEALER that is about to connect."""
-    _common(socket, data, beats=_DATA_BEATS if data else _CONTROL_CLIENT_BEATS)
+    _common(socket, beats=_DATA_BEATS if data else _CONTROL_CLIENT_BEATS)
     socket.setsockopt(zmq.ROUTING_ID, b"P" + secrets.token_bytes(16))
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_DATA_BYTES if data else MAX_CONTROL_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_DATA_BYTES if data else MAX_ANSWER_BYTES)
     if data:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
     else:
@@ -156,12 +162,12 @@ def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool) -> N
         socket.plain_password = credentials.token.encode()
 
 
-def _common(socket: Socket, data: bool, *, beats: tuple[int, int, int]) -> None:
+def _common(socket: Socket, *, beats: tuple[int, int, int]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, DATA_HANDSHAKE_MS if data else CONTROL_HANDSHAKE_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, beats[0])
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, beats[1])
     socket.setsockopt(zmq.HEARTBEAT_TTL, beats[2])
@@ -255,7 +261,7 @@ class Watch:
         self.failed_handshakes = 0
         """How many handshakes have failed since one last succeeded."""
         self._reason: str | None = None
-        self._give_up_at: float | None = time.monotonic() + (CONNECT_MS + DATA_HANDSHAKE_MS) / 1000
+        self._give_up_at: float | None = time.monotonic() + (CONNECT_MS + HANDSHAKE_MS) / 1000
 
     def lost(self) -> str | None:
         """Return why the connection is gone (or was not to be had), or None. Never blocks.

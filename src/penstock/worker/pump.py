@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from penstock.core.element import element_bytes
 from penstock.core.ids import StreamId
 from penstock.runtime.iterator import Run
-from penstock.runtime.streams import StreamStopped, places
+from penstock.runtime.streams import StreamStopped
 from penstock.stream.instructions import FRAME_BYTES, End, StartRun
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.wire.jobs import Cut, Named
@@ -197,10 +197,7 @@ class Pump:
 
     def _cut(self, opening: Opening, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
         """Return the cut with the splits it needs, and those that are done by it."""
-        named: tuple[Named, ...] = ()
-        done: tuple[Named, ...] = ()
-        if opening.ledger is not None:
-            named, done = opening.ledger.settle(places(after.engine))
+        named, done = opening.feed.settle(after.engine)
         return Cut(after.engine, after.since, named, self.start.terms.share, after.regroup), done
 
     def _finish(self, opening: Opening) -> None:
@@ -217,7 +214,7 @@ class Pump:
             assert self._run is not None
             leftover = maker.incomplete > 0 or self._run.has_rest
         cut, done = self._cut(opening, maker.standing)
-        if not leftover and opening.ledger is not None:
-            settled = opening.ledger.settle_all()
+        if not leftover:
+            settled = opening.feed.settle_all()
             cut, done = replace(cut, named=settled.named), done + settled.done
         self._audience.ended(self, End(maker.next_round, cut, leftover), done)

@@ -25,11 +25,12 @@ import zmq
 from penstock.core.ids import StreamId
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
 from penstock.wire.failures import describe_failure
-from penstock.wire.figures import RunnerFigures
+from penstock.wire.figures import RunnerFigures, lines_of
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -47,10 +48,10 @@ from penstock.wire.frames import (
 from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.figures import Figures, lines_of
+from penstock.worker.figures import Figures
 from penstock.worker.job import RunnerJob
 from penstock.worker.opening import RunOpener
-from penstock.worker.output import OutputCapture
+from penstock.worker.own_memory import OwnMemory
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -72,7 +73,7 @@ def run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    runner = JobRunner(config, record)
+    runner = JobRunner(config, record, owns_process=True)
     capture = OutputCapture(config.worker, runner.streams.say)
     faulthandler.enable(capture.own_stderr)
 
@@ -94,7 +95,16 @@ def run(
 class HostedStreams:
     """The streams of a runner, and what readers say to them, as its data socket's thread hears it."""
 
-    def __init__(self, config: RunnerConfig, socket: Socket, arena: Arena, job: RunnerJob, opener: RunOpener) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        socket: Socket,
+        arena: Arena,
+        job: RunnerJob,
+        opener: RunOpener,
+        *,
+        owns_process: bool = False,
+    ) -> None:
         self.data = DataSocket(socket, self)
         self._config = config
         self._lending = Lending(arena)
@@ -107,6 +117,9 @@ class HostedStreams:
         self._early: list[tuple[bytes, OpenStream]] = []
         """Openings that came before the job was loaded, each with who sent it."""
         self._checked_at = 0.0
+        self._owns_process = owns_process
+        self._own_memory: OwnMemory | None = None
+        """What looks after memory beside the arena; None where windows do not bound it, or it is a trainer's."""
 
     def load(self, is_stopped: Callable[[], bool]) -> None:
         """Fetch the job, in a thread of its own: it may take a while."""
@@ -120,7 +133,10 @@ class HostedStreams:
                 streams=self._streams,
             )
             if host.job.spec.sharing:
-                host.lending.arena.limit(int(host.window_bytes * (WINDOWS_SHARE + MAKING_SHARE)))
+                arena_bytes = int(host.window_bytes * (WINDOWS_SHARE + MAKING_SHARE))
+                host.lending.arena.limit(arena_bytes)
+                if self._owns_process:
+                    self._own_memory = OwnMemory(host.window_bytes - arena_bytes)
             else:
                 host.lending.arena.allow_writers()
             self._host = host
@@ -208,6 +224,8 @@ class HostedStreams:
             for peer in stream.tick(now):
                 # Nothing to say, but the socket finds out whether there is still somebody to say it to.
                 self.data.send(peer, Output(worker=self._config.worker, text=""))
+        if self._own_memory is not None:
+            self._own_memory.give_back(now)
         if now - self._checked_at >= LOOK_S:
             self._checked_at = now
             self._forget_peers(self._lending.release_ended())
@@ -224,7 +242,8 @@ class HostedStreams:
 class JobRunner:
     """All of it but the process: tests run it in their own."""
 
-    def __init__(self, config: RunnerConfig, record: Any = None) -> None:
+    def __init__(self, config: RunnerConfig, record: Any = None, *, owns_process: bool = False) -> None:
+        """`owns_process`: nothing else runs in this process, and so its memory is this runner's."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = Guard(self._context, config.credentials)
         self._guard.start()
@@ -247,7 +266,7 @@ class JobRunner:
         self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
         job = RunnerJob(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
-        self.streams = HostedStreams(config, socket, self._arena, job, opener)
+        self.streams = HostedStreams(config, socket, self._arena, job, opener, owns_process=owns_process)
         self._loading = threading.Thread(
             target=self.streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
         )

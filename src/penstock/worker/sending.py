@@ -21,9 +21,11 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from penstock.core.errors import ProtocolError
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
+from penstock.wire.pieces import RequestAssembler
 from penstock.wire.sockets import Bell
 
 TICK_S = 0.1
@@ -59,6 +61,7 @@ class DataSocket:
         """Peers that were gone when something was sent to them, and what is to be done about it."""
         self._bell = Bell()
         self._stopping = self._tick_asked = False
+        self._assembler = RequestAssembler()
         self._peers: set[bytes] = set()
         """Peers that have said something and are not known to be gone."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
@@ -107,6 +110,7 @@ class DataSocket:
     def forget(self, peer: bytes) -> None:
         """A peer is known to be gone."""
         self._peers.discard(peer)
+        self._assembler.drop(peer)
         self._listener.lose(peer)
 
     def ask_tick(self) -> None:
@@ -152,6 +156,7 @@ class DataSocket:
 
     def _tick(self, now: float) -> None:
         try:
+            self._assembler.drop_idle(now)
             self._listener.tick(now)
         except Exception:  # without this thread the process would be deaf, and nobody would see why
             _log.exception("looking after the streams failed")
@@ -165,12 +170,16 @@ class DataSocket:
                     messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 pass
+        now = monotonic()
         for peer, *frames in messages:
             try:
                 if len(frames) != 1:
-                    raise msgspec.DecodeError(f"{len(frames)} frames where one is expected")
-                message = _decoder.decode(frames[0])
-            except msgspec.DecodeError as error:
+                    raise ProtocolError(f"{len(frames)} frames where one is expected")
+                whole = self._assembler.add(peer, frames[0], principal=peer, now=now)
+                if whole is None:
+                    continue
+                message = _decoder.decode(whole)
+            except (ProtocolError, msgspec.DecodeError) as error:
                 _log.warning("dropped a message that is none", extra={"reason": str(error)})
                 continue
             self._peers.add(peer)

@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -20,13 +20,13 @@ from penstock.core.element import Element
 from penstock.core.ids import AttemptId, StreamId
 from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.budget import Budget
-from penstock.stream.instructions import End, Fail, Given, Send, StartRun, StopRun, Wanted
+from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import Taken
 from penstock.stream.serving import Dealt, Served
 from penstock.wire.compression import compress
 from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Credit, OpenStream, Output, RemoteFailure, Rounds, SlabPlaces, StreamFailed
+from penstock.wire.frames import Credit, OpenStream, Output, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named
 from penstock.wire.runs import encode_run
 from penstock.wire.slabs import Lending
@@ -52,7 +52,7 @@ AnyStream: TypeAlias = "HostedStream[Served[Any]]"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """What the streams of a process work with, and share."""
 
@@ -63,7 +63,7 @@ class Host:
     opener: RunOpener
     streams: dict[StreamId, AnyStream]
 
-    @property
+    @cached_property
     def window_bytes(self) -> int:
         """What sharing may take."""
         asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
@@ -124,7 +124,6 @@ class HostedStream(ABC, Generic[ServedKind]):
         self._changed = threading.Condition()
         self._waiting = False
         """Whether the pump waits for room."""
-        self._failure: RemoteFailure | None = None
         self._pump: Pump | None = None
         self._rounds = self._sent_bytes = 0
         self._credit_wait_s = 0.0
@@ -190,8 +189,6 @@ class HostedStream(ABC, Generic[ServedKind]):
             match instruction:
                 case Send(peer, message):
                     self._host.data.send(peer, message)
-                case Fail():
-                    self._tell_failure(instruction)
                 case StopRun():
                     self._stop_pump()
                 case StartRun():
@@ -199,14 +196,6 @@ class HostedStream(ABC, Generic[ServedKind]):
 
     def _follow(self) -> None:
         """See to what follows from a change, where the protocol asks for more than instructions."""
-
-    def _tell_failure(self, fail: Fail) -> None:
-        failure = self._failure if fail.error is None else describe_failure(fail.error)
-        assert failure is not None
-        message = StreamFailed(
-            stream=self.served.id, binding=fail.binding, opening=fail.opening, seq=fail.seq, failure=failure
-        )
-        self._host.data.send(fail.peer, message)
 
     def _start_pump(self, start: StartRun) -> None:
         width, makes_rounds = self.served.delivery.width, self._host.job.makes_rounds
@@ -261,10 +250,8 @@ class HostedStream(ABC, Generic[ServedKind]):
     def failed(self, pump: Pump, error: BaseException) -> None:
         failure = describe_failure(error)
         with self._changed:
-            if self._pump is pump:
-                self._failure = failure
-                self.served.failed(pump.number)
-                self._carry_out()
+            self.served.failed(pump.number, failure)
+            self._carry_out()
 
     def stale(self, pump: Pump, reason: str) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ from penstock.control.state import ClusterState
 from penstock.core.ids import BlobHash
 from penstock.testing.simulator.world import DISPATCHER, Actor, Failed, Mail, World
 from penstock.wire.messages import Granted, GrantSplits, Request
+from penstock.wire.principals import Principal
 
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
 """What becomes of records that were written and not synced."""
@@ -85,7 +86,9 @@ class FakeDispatcher(Actor):
     def __init__(self, world: World, disk: Disk) -> None:
         # One that lost its journal has new connections.
         is_new = disk.base is None and not disk.records
-        super().__init__(world, DISPATCHER, reachable_from=world.now if is_new else 0.0)
+        super().__init__(
+            world, DISPATCHER, Principal("operator", DISPATCHER), reachable_from=world.now if is_new else 0.0
+        )
         self.disk, self._state = disk, disk.load()
         self._inbox: list[tuple[str, Mail]] = []
         self._busy = False
@@ -111,9 +114,18 @@ class FakeDispatcher(Actor):
         for sender, (number, request, seen) in waiting:
             if seen > self.disk.position:
                 taken.append((self._reconcile(seen), "", 0))
-            decision = decide(self._state, request, now=self.world.now, peer=sender, draw=self.world.draw, blobs=BLOBS)
+            principal = self.world.actors[sender].principal
+            decision = decide(
+                self._state,
+                request,
+                principal=principal,
+                now=self.world.now,
+                peer=sender,
+                draw=self.world.draw,
+                blobs=BLOBS,
+            )
             taken.append((self._applied(decision), sender, number))
-            self._check_grant(request, decision)
+            self._check_grant(request, principal, decision)
         self._write(taken)
 
     def _applied(self, decision: Decision) -> Decision:
@@ -129,10 +141,10 @@ class FakeDispatcher(Actor):
         self.disk.jump(seen + 1_000)
         return self._applied(Decision((*events, LeasesBegan(self.world.now))))
 
-    def _check_grant(self, request: Request, decision: Decision) -> None:
+    def _check_grant(self, request: Request, principal: Principal, decision: Decision) -> None:
         """An answer is the stream's list after `after`: neither reordered nor forgotten."""
         if isinstance(request, GrantSplits) and isinstance(decision.answer, Granted):
-            again = decide(self._state, request, now=self.world.now, peer="", draw=self.world.draw)
+            again = decide(self._state, request, principal=principal, now=self.world.now, peer="", draw=self.world.draw)
             if again.answer != decision.answer or again.events:
                 raise Failed(f"asked twice, {request} was answered {decision.answer} and {again.answer}")
 

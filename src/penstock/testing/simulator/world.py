@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from penstock.wire.messages import Answer, Push, Request
+from penstock.wire.principals import Principal
 
 DISPATCHER = "dispatcher"
 HEALS_AT_S = 5.0
@@ -107,8 +108,10 @@ class World:
 class Actor:
     """A process: it has one life. What was sent to its name before `reachable_from` does not get to it."""
 
-    def __init__(self, world: World, name: str, *, reachable_from: float = 0.0) -> None:
+    def __init__(self, world: World, name: str, principal: Principal, *, reachable_from: float = 0.0) -> None:
         self.world, self.name, self.reachable_from = world, name, reachable_from
+        self.principal = principal
+        """Who it is, as the dispatcher's guard would say."""
         self.alive = True
         self.frozen_until = 0.0
         world.actors[name] = self
@@ -124,8 +127,8 @@ class Actor:
 class Peer(Actor):
     """Somebody who asks the dispatcher, again and again until there is an answer, and has connections to others."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, principal: Principal) -> None:
+        super().__init__(world, name, principal)
         self.links: dict[str, Link] = {}
         """Connections of which it does not know that they are cut, by name."""
         self._asked: dict[int, Callable[[Answer], None] | None] = {}
