@@ -19,7 +19,10 @@ from tests.torch.kinds import KINDS, same
 
 @pytest.fixture(scope="module")
 def service():
-    with ps.LocalService(workers=2) as service:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PENSTOCK_PRELOAD", "torch")  # each test is a job, and each job has processes of its own
+        service = ps.LocalService(workers=2)
+    with service:
         yield service
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import penstock as ps
+from penstock.api.distribute import make_loader
+from penstock.client.options import check_options
+from penstock.processes.nursery_start import start_nursery
 from penstock.torch.fetching import SampleFetch
 from penstock.torch.orders import LARGEST
 
@@ -55,14 +58,24 @@ class Channel:
     def open(self) -> Iterator[tuple[int, Any]]:
         """Begin an epoch: answers come in the order of the orders."""
         if self._loader is None:
-            self._loader = self._pipeline.distribute(
-                self._to,
-                job=f"torch-{uuid.uuid4().hex[:12]}",  # a rank's own sampler feeds it: it is nobody else's job
-                feed=ps.Feed(self.orders, ahead=self._ahead),
-                sharding=ps.Sharding(streams=self._streams),
-                limits=ps.Limits(timeout_s=self._timeout_s),
-            )
+            self._loader = self._distribute()
         return iter(self._loader)
+
+    def _distribute(self) -> ps.Loader:
+        options = check_options(
+            job=f"torch-{uuid.uuid4().hex[:12]}",  # a rank's own sampler feeds it: it is nobody else's job
+            feed=ps.Feed(self.orders, ahead=self._ahead),
+            sharding=ps.Sharding(streams=self._streams),
+            limits=ps.Limits(timeout_s=self._timeout_s),
+        )
+        # As `Dataset.distribute` does it, with torch imported once, before workers are forked.
+        nursery = start_nursery(preload="torch") if isinstance(self._to, int) else None
+        try:
+            return make_loader(self._pipeline, self._to, options, nursery)
+        except BaseException:
+            if nursery is not None:
+                nursery.abandon()
+            raise
 
     def close(self) -> None:
         if self._loader is not None:
