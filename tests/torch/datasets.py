@@ -77,6 +77,29 @@ class Divided(IterableDataset):
                 yield value
 
 
+class Counting(IterableDataset):
+    """Has a state of its own: the next value. It says how often it was begun."""
+
+    def __init__(self, count):
+        self.count, self.next, self.begun = count, None, 0
+
+    def state_dict(self):
+        return {"next": self.next, "more": [1, (2, 3)]}
+
+    def load_state_dict(self, state):
+        assert state["more"] == [1, (2, 3)]
+        self.next = state["next"]
+
+    def __iter__(self):
+        self.begun += 1
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        start, self.next = self.next if self.next is not None else first, None
+        for value in range(start, self.count, step):
+            self.next = value + step
+            yield value
+
+
 class LazySampler(Sampler):
     """Draws each index when it is asked for it, from two global generators."""
 

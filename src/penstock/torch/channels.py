@@ -47,15 +47,12 @@ class Channel:
     def __init__(self, fetch: SampleFetch, to: Any, *, ahead: int, streams: int, timeout_s: float | None) -> None:
         self.orders = OrderQueue()
         self._pipeline = ps.range(LARGEST).batch(_LONGEST_ORDER, collate=fetch)
+        self.fingerprint = self._pipeline.fingerprint()
+        """Of what is sent to workers, as it is now: dataset, collate function and the rest, by their content."""
         self._to, self._ahead, self._streams, self._timeout_s = to, ahead, streams, timeout_s
         self._loader: ps.Loader | None = None
 
-    @property
-    def fingerprint(self) -> str:
-        """What is sent to workers: dataset, collate function and the rest, by their content."""
-        return self._pipeline.fingerprint()
-
-    def open(self) -> Iterator[tuple[int, Any]]:
+    def open(self) -> Iterator[tuple[int, Any, Any]]:
         """Begin an epoch: answers come in the order of the orders."""
         if self._loader is None:
             self._loader = self._distribute()

@@ -10,6 +10,7 @@ before it: where a stream has moved to another process, or a state was loaded, t
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import warnings
@@ -52,40 +53,44 @@ class SampleFetch:
         self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
         self.seed_samples, self.repeats = seed_samples, repeats
 
-    def __call__(self, numbers: list[int]) -> tuple[int, Any]:
+    def __call__(self, numbers: list[int]) -> tuple[int, Any, Any]:
         order = read_order(numbers)
         with _calls:
             try:
                 return self._answer(order)
             except Exception as error:
-                return FAILED, msgspec.msgpack.encode(describe_failure(error))
+                return FAILED, msgspec.msgpack.encode(describe_failure(error)), None
 
-    def _answer(self, order: BatchOrder) -> tuple[int, Any]:
+    def _answer(self, order: BatchOrder) -> tuple[int, Any, Any]:
         stream = order.task % self.num_workers
         worker = _workers.get(stream)
         if worker is None or not worker.can_serve(order):
             worker = _workers[stream] = StreamWorker(self, stream, order.base_seed)
         worker.enter()
-        samples = worker.read(order) if self.iterable else self._samples(order)
+        samples = worker.read(order) if self.iterable else self._samples(worker.dataset, order)
         if samples is _END:
-            return ENDED, None
-        return MADE, samples if self.collate_fn is None else self.collate_fn(samples)
+            return ENDED, None, None
+        return MADE, samples if self.collate_fn is None else self.collate_fn(samples), worker.state()
 
-    def _samples(self, order: BatchOrder) -> Any:
+    def _samples(self, dataset: Any, order: BatchOrder) -> Any:
         if self.batch_size is None and not isinstance(order.key, list):
-            return self._sample(order, order.key, 0)
-        together = getattr(self.dataset, "__getitems__", None)
+            return self._sample(dataset, order, order.key, 0)
+        together = getattr(dataset, "__getitems__", None)
         if together:
             if self.seed_samples:
                 seed_globals(order.base_seed, order.epoch, order.task)
             return together(order.key)
-        return [self._sample(order, key, place) for place, key in enumerate(order.key)]
+        return [self._sample(dataset, order, key, place) for place, key in enumerate(order.key)]
 
-    def _sample(self, order: BatchOrder, key: Any, place: int) -> Any:
+    def _sample(self, dataset: Any, order: BatchOrder, key: Any, place: int) -> Any:
         if self.seed_samples:
             again = (order.task, place) if self.repeats else ()
             seed_globals(order.base_seed, order.epoch, key, *again)
-        return self.dataset[key]
+        return dataset[key]
+
+
+def is_stateful(dataset: Any) -> bool:
+    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 _END = object()
@@ -103,14 +108,26 @@ class StreamWorker:
         self._taken = 0
         self._ended = False
         self._states: GlobalStates | None = None
+        self.dataset = self._own_dataset(fetch)
         self._info = _utils.worker.WorkerInfo(
-            id=number, num_workers=fetch.num_workers, seed=base_seed + number, dataset=fetch.dataset
+            id=number, num_workers=fetch.num_workers, seed=base_seed + number, dataset=self.dataset
         )
         torch.set_num_threads(1)
         self.enter()
         self._seed()
         if fetch.worker_init_fn is not None:
             fetch.worker_init_fn(number)
+
+    @staticmethod
+    def _own_dataset(fetch: SampleFetch) -> Any:
+        """Return the dataset as it was sent, where a stream may change it: two of them may be in one process."""
+        if fetch.iterable:
+            return copy.deepcopy(fetch.dataset)
+        return fetch.dataset if fetch.worker_init_fn is None else copy.copy(fetch.dataset)
+
+    def state(self) -> Any:
+        """Return where an iterable dataset stands by its own account; None: it has none to give."""
+        return self.dataset.state_dict() if self._fetch.iterable and is_stateful(self.dataset) else None
 
     def can_serve(self, order: BatchOrder) -> bool:
         """Say whether it is of the order's seed, and has not read past it."""
@@ -134,7 +151,7 @@ class StreamWorker:
         if self._states is not None:
             self._states.put_back()
         if order.epoch != self._epoch:
-            self._begin(order.epoch)
+            self._begin(order.epoch, number, order.key)
         if number > self._taken:
             warnings.warn(
                 f"stream {self._number} of an IterableDataset begins after {number:,} batches that were received "
@@ -147,11 +164,14 @@ class StreamWorker:
         self._states = GlobalStates.now()
         return samples
 
-    def _begin(self, epoch: int) -> None:
+    def _begin(self, epoch: int, number: int, state: Any) -> None:
         if self._epoch is not None:  # a later epoch of persistent workers
             seed_globals(self._base_seed, self._number, epoch)
         self._epoch, self._taken, self._ended = epoch, 0, False
-        self._iterator = iter(self._fetch.dataset)
+        if state is not None:
+            self.dataset.load_state_dict(state)
+            self._taken = number
+        self._iterator = iter(self.dataset)
 
     def _next(self) -> Any:
         self._taken += 1

@@ -6,6 +6,7 @@ the iterator is made, `prefetch_factor * num_workers` items ahead, and one more 
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 import zlib
@@ -21,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from penstock.core.errors import StateMismatchError, WaitTimeoutError
 from penstock.torch.channels import Channel
-from penstock.torch.fetching import ENDED, FAILED, MADE
+from penstock.torch.fetching import ENDED, FAILED, MADE, is_stateful
 from penstock.torch.orders import BatchOrder, write_order
 from penstock.torch.resuming import LoaderPlace, generators_of, put_back, written
 from penstock.torch.seeding import seed_globals, undisturbed
@@ -50,6 +51,8 @@ class Draws:
         self.streams = loader.num_workers
         self.tasks = self.yielded = 0
         self.ended: set[int] = set()
+        self.states: dict[int, Any] = {}
+        """Where an iterable dataset that has a state of its own stood after the last batch of each stream."""
         self.finished = False
 
     def add(self, key: Any) -> None:
@@ -77,6 +80,7 @@ class Draws:
             )
         self._checksums = deque([at.checksum])
         self.tasks, self.yielded, self.ended = at.tasks, at.yielded, set(at.ended)
+        self.states = {int(stream): state for stream, state in at.states.items()}
 
     def placed(self) -> None:
         """The loader stands where it is to stand: the trainer's own random numbers go on from where they were."""
@@ -92,6 +96,7 @@ class Draws:
             checksum=self._checksums[0],
             base_seed=self.base_seed,
             generators=self._begins,
+            states={str(stream): copy.deepcopy(state) for stream, state in self.states.items()},
             streams=self.streams,
         )
 
@@ -100,6 +105,7 @@ class _Resumable(_BaseDataLoaderIter):
     """What both iterators have: they begin at a place, and note what they draw."""
 
     _base_seed: Any  # an int; torch's annotations have it a float too
+    _dataset: Any
 
     def _begin(self, loader: DataLoader) -> LoaderPlace | None:
         """Return where to begin; call it before torch draws anything."""
@@ -130,7 +136,11 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
         super().__init__(loader)
         self._seeds = loader.seeds_samples
         self._go_to(at)
-        if at is not None and isinstance(self._dataset, IterableDataset):
+        self._stateful = isinstance(self._dataset, IterableDataset) and is_stateful(self._dataset)
+        if at is not None and self._draws.states:
+            self._dataset.load_state_dict(self._draws.states[0])
+            self._dataset_fetcher.dataset_iter = iter(self._dataset)
+        elif at is not None and isinstance(self._dataset, IterableDataset):
             self._read_again(at.tasks, loader.batch_size or 1)
         self._draws.placed()
         if self._seeds:
@@ -153,6 +163,8 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
             self._draws.finished = True
             raise
         self._draws.received(made=True)
+        if self._stateful:
+            self._draws.states[0] = copy.deepcopy(self._dataset.state_dict())
         return data
 
 
@@ -193,6 +205,7 @@ class WorkersIter(_Resumable):
                 f"{self._num_workers}: each worker's part is its own; use {at.streams}"
             )
         self._go_to(at)
+        self._states_to_load = dict(self._draws.states)
         self._sent = self._draws.tasks
         self._channel.orders.begin(self._draw)
         for _ in range(self._prefetch):
@@ -211,7 +224,7 @@ class WorkersIter(_Resumable):
             task=self._sent,
             base_seed=self._base_seed,
             epoch=self._draws.epoch,
-            key=None if self._iterable else key,
+            key=self._states_to_load.pop(self._sent % self._num_workers, None) if self._iterable else key,
         )
         self._channel.orders.put(write_order(order))
         self._sent += 1
@@ -221,8 +234,10 @@ class WorkersIter(_Resumable):
         draws = self._draws
         while draws.tasks < self._sent and len(draws.ended) < self._num_workers:
             self._draw()
-            kind, data = self._answer()
+            kind, data, state = self._answer()
             stream = draws.tasks % self._num_workers
+            if state is not None:
+                draws.states[stream] = state
             draws.received(made=kind == MADE)
             if kind == ENDED:
                 draws.ended.add(stream)
@@ -239,7 +254,7 @@ class WorkersIter(_Resumable):
     def _pinned(self, data: Any) -> Any:
         return _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
 
-    def _answer(self) -> tuple[int, Any]:
+    def _answer(self) -> tuple[int, Any, Any]:
         try:
             return next(self._answers)
         except WaitTimeoutError as error:

@@ -69,6 +69,8 @@ def _plain(key: Any) -> Any:
         return [_plain(part) for part in key]
     if isinstance(key, tuple):
         return {"t": [_plain(part) for part in key]}
+    if isinstance(key, dict):
+        return {"d": [[_plain(name), _plain(part)] for name, part in key.items()]}
     if isinstance(key, slice):
         return {"s": [_plain(part) for part in (key.start, key.stop, key.step)]}
     try:
@@ -88,5 +90,7 @@ def _key(plain: Any) -> Any:
         return [_key(part) for part in plain]
     if isinstance(plain, dict):
         ((mark, parts),) = plain.items()
+        if mark == "d":
+            return {_key(name): _key(part) for name, part in parts}
         return slice(*map(_key, parts)) if mark == "s" else tuple(map(_key, parts))
     return plain

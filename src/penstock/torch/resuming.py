@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class LoaderPlace:
     base_seed: int | None = None
     generators: tuple[str, ...] = ()
     """Of the generators that samplers draw from: how they stood when the epoch began."""
+    states: dict[str, Any] = field(default_factory=dict)
+    """By stream: the own state of an iterable dataset that has one."""
     streams: int = 0
 
     def plain(self) -> dict[str, Any]:
