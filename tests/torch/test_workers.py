@@ -177,6 +177,19 @@ def test_two_iterators_of_one_loader_do_not_disturb_each_other(service):
     loader.close()
 
 
+def test_a_failed_batch_is_behind_a_state_that_is_saved_after_it():
+    loader = DataLoader(Squares(20), batch_size=4)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    with pytest.raises(LookupError):
+        next(iterator)
+    state = loader.state_dict()
+    assert next(iterator)[0].item() == 256
+    loader.load_state_dict(state)
+    assert [batch[0].item() for batch in loader] == [256]
+
+
 def test_a_sampler_that_does_not_give_the_same_again_is_found():
     loader = DataLoader(Squares(12), sampler=LazySampler(12))
     iterator = iter(loader)

@@ -64,6 +64,11 @@ class Draws:
         self.tasks += 1
         self.yielded += made
 
+    def failed(self) -> None:
+        """Count an item whose batch could not be made, if it came to that: the next one is the next item's."""
+        if len(self._checksums) > 1:
+            self.received(made=False)
+
     def pass_over(self, at: LoaderPlace, draw: Callable[[], Any]) -> None:
         """Draw again what had been received."""
         for _ in range(at.tasks):
@@ -161,6 +166,9 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
                 data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             self._draws.finished = True
+            raise
+        except Exception:
+            self._draws.failed()
             raise
         self._draws.received(made=True)
         if self._stateful:
