@@ -96,7 +96,6 @@ def test_set_epoch_is_told_to_the_sampler_and_chooses_the_samples_numbers():
     loader = DataLoader(Draws(), sampler=sampler, seed_samples=True, collate_fn=list)
 
     def read(epoch):
-        torch.manual_seed(1)
         loader.set_epoch(epoch)
         return [*loader]
 

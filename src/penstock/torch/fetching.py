@@ -78,14 +78,14 @@ class SampleFetch:
         together = getattr(dataset, "__getitems__", None)
         if together:
             if self.seed_samples:
-                seed_globals(order.base_seed, order.epoch, order.task)
+                seed_globals(order.seed, order.epoch, order.task)
             return together(order.key)
         return [self._sample(dataset, order, key, place) for place, key in enumerate(order.key)]
 
     def _sample(self, dataset: Any, order: BatchOrder, key: Any, place: int) -> Any:
         if self.seed_samples:
             again = (order.task, place) if self.repeats else ()
-            seed_globals(order.base_seed, order.epoch, key, *again)
+            seed_globals(order.seed, order.epoch, key, *again)
         return dataset[key]
 
 

@@ -48,6 +48,7 @@ class Draws:
         self._checksums = deque([0])
         """Of all items up to each of those that were drawn and not received."""
         self.base_seed: int | None = None
+        self.seed = 0
         self.streams = loader.num_workers
         self.tasks = self.yielded = 0
         self.ended: set[int] = set()
@@ -100,6 +101,7 @@ class Draws:
             ended=tuple(sorted(self.ended)),
             checksum=self._checksums[0],
             base_seed=self.base_seed,
+            seed=self.seed,
             generators=self._begins,
             states={str(stream): copy.deepcopy(state) for stream, state in self.states.items()},
             streams=self.streams,
@@ -119,13 +121,16 @@ class _Resumable(_BaseDataLoaderIter):
         loader.begun(self._draws)
         return None if at is None or not at.generators else at
 
-    def _go_to(self, at: LoaderPlace | None) -> None:
+    def _go_to(self, loader: DataLoader, at: LoaderPlace | None) -> None:
         if at is not None:
             if at.base_seed is not None:
                 self._base_seed = at.base_seed
             self._draws.pass_over(at, self._next_index)
             self._num_yielded = at.yielded
         self._draws.base_seed = self._base_seed
+        if loader.sample_seed is None:
+            loader.sample_seed = self._base_seed
+        self._draws.seed = loader.sample_seed
 
     def _next_index(self) -> Any:
         key = super()._next_index()  # type: ignore[no-untyped-call]
@@ -140,7 +145,7 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
         at = self._begin(loader)
         super().__init__(loader)
         self._seeds = loader.seeds_samples
-        self._go_to(at)
+        self._go_to(loader, at)
         self._stateful = isinstance(self._dataset, IterableDataset) and is_stateful(self._dataset)
         if at is not None and self._draws.states:
             self._dataset.load_state_dict(self._draws.states[0])
@@ -183,7 +188,7 @@ class _Seeded:
         self._dataset, self._epoch = dataset, epoch
 
     def __getitem__(self, key: Any) -> Any:
-        seed_globals(self._epoch._base_seed, self._epoch._draws.epoch, key)
+        seed_globals(self._epoch._draws.seed, self._epoch._draws.epoch, key)
         return self._dataset[key]
 
 
@@ -212,7 +217,7 @@ class WorkersIter(_Resumable):
                 f"the state is of an IterableDataset read with num_workers={at.streams}, and this loader has "
                 f"{self._num_workers}: each worker's part is its own; use {at.streams}"
             )
-        self._go_to(at)
+        self._go_to(loader, at)
         self._states_to_load = dict(self._draws.states)
         self._sent = self._draws.tasks
         self._channel.orders.begin(self._draw)
@@ -231,6 +236,7 @@ class WorkersIter(_Resumable):
         order = BatchOrder(
             task=self._sent,
             base_seed=self._base_seed,
+            seed=self._draws.seed,
             epoch=self._draws.epoch,
             key=self._states_to_load.pop(self._sent % self._num_workers, None) if self._iterable else key,
         )

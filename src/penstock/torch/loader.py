@@ -84,6 +84,8 @@ class DataLoader(TorchDataLoader[Any]):
         )
         self.service, self.seed_samples, self.collate_in = service, seed_samples, collate_in
         self.next_epoch = 0
+        self.sample_seed: int | None = None
+        """What samples are seeded with, in all epochs: the first seed that was drawn; None: none was."""
         self._loaded: LoaderPlace | None = None
         self._draws: Draws | None = None
         """What the last iteration has drawn and received."""
@@ -127,12 +129,14 @@ class DataLoader(TorchDataLoader[Any]):
             return self._loaded.plain()
         if self._draws is not None and not self._draws.finished and self.next_epoch == self._draws.epoch + 1:
             return self._draws.place().plain()
-        return LoaderPlace(epoch=self.next_epoch).plain()
+        return LoaderPlace(epoch=self.next_epoch, seed=self.sample_seed).plain()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin the next iteration where the state was taken; taken after the loop had ended, at the next epoch."""
         self._loaded = LoaderPlace.read(state_dict)
         self.next_epoch = self._loaded.epoch
+        if self._loaded.seed is not None:
+            self.sample_seed = self._loaded.seed
 
     def take_loaded(self) -> LoaderPlace | None:
         """Return the place to begin at, once. For the iterators."""

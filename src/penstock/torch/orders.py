@@ -17,7 +17,7 @@ import msgspec
 from penstock.core.errors import InvalidArgumentError
 
 LARGEST = (1 << 63) - 1  # numbers of an order are below it
-_HEAD = 5
+_HEAD = 7
 _LIST, _KEY = 0, 1
 _HALF = 32
 _BYTES = 7  # of a key in one number
@@ -30,6 +30,9 @@ class BatchOrder:
     task: int
     """Its number in the epoch, from 0 on; of an iterable dataset ended streams count along."""
     base_seed: int
+    """That of torch, which workers are told of: another one in each epoch."""
+    seed: int
+    """The loader's, which samples are seeded with: one for all epochs."""
     epoch: int
     key: Any
     """What the sampler gave: an index, a list of them, or whatever the dataset is asked with."""
@@ -38,11 +41,10 @@ class BatchOrder:
 def write_order(order: BatchOrder) -> list[int]:
     """Return an order as numbers.
 
-    >>> read_order(write_order(BatchOrder(task=3, base_seed=1 << 62, epoch=1, key=["a", (1, None)]))).key
+    >>> read_order(write_order(BatchOrder(task=3, base_seed=1 << 62, seed=5, epoch=1, key=["a", (1, None)]))).key
     ['a', (1, None)]
     """
-    seed = order.base_seed
-    head = [order.task, seed >> _HALF, seed & ((1 << _HALF) - 1), order.epoch]
+    head = [order.task, *_halves(order.base_seed), *_halves(order.seed), order.epoch]
     key = order.key
     if type(key) is list and all(type(index) is int and 0 <= index < LARGEST for index in key):
         return [*head, _LIST, *key]
@@ -52,13 +54,18 @@ def write_order(order: BatchOrder) -> list[int]:
 
 
 def read_order(numbers: Sequence[int]) -> BatchOrder:
-    task, high, low, epoch, form = numbers[:_HEAD]
+    task, high, low, seed_high, seed_low, epoch, form = numbers[:_HEAD]
     key: Any = list(numbers[_HEAD:])
     if form == _KEY:
         length, *words = key
         packed = b"".join(word.to_bytes(_BYTES, "little") for word in words)[:length]
         key = _key(msgspec.msgpack.decode(packed))
-    return BatchOrder(task=task, base_seed=(high << _HALF) | low, epoch=epoch, key=key)
+    base_seed, seed = (high << _HALF) | low, (seed_high << _HALF) | seed_low
+    return BatchOrder(task=task, base_seed=base_seed, seed=seed, epoch=epoch, key=key)
+
+
+def _halves(seed: int) -> tuple[int, int]:
+    return seed >> _HALF, seed & ((1 << _HALF) - 1)
 
 
 def _plain(key: Any) -> Any:

@@ -33,6 +33,8 @@ class LoaderPlace:
     """Streams of an iterable dataset that are through."""
     checksum: int = 0
     base_seed: int | None = None
+    seed: int | None = None
+    """What samples are seeded with in all epochs; None: it was not drawn yet."""
     generators: tuple[str, ...] = ()
     """Of the generators that samplers draw from: how they stood when the epoch began."""
     states: dict[str, Any] = field(default_factory=dict)
