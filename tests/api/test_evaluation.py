@@ -73,3 +73,12 @@ def test_batches_that_take_no_mask_are_refused():
         list(ps.range(3).batch(2, mask="m"))
     with pytest.raises(ps.InvalidPipelineError, match="have a column 'x' already"):
         list(rows(3).batch(2, mask="x"))
+
+
+def test_a_part_that_was_held_out_is_the_same_on_workers(service):
+    train, held_out = rows(200).shuffle(16, seed=2).holdout(0.25, seed=3)
+    for part in (train, held_out):
+        expected = sorted(row["x"] for row in part)
+        with part.batch(8).distribute(service) as loader:
+            for _ in range(2):
+                assert sorted(int(x) for batch in loader for x in batch["x"]) == expected
