@@ -26,7 +26,7 @@ def test_a_failure_in_either_part_fails_the_run(tmp_path: Path, broken: str) -> 
     (tmp_path / "test_two.py").write_text(body.format(broken != "test_beside", broken != "test_alone"))
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-n", "0")
     command = [sys.executable, "-m", "tests", *settings, str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 1
     assert ran.stdout.count("1 passed") == ran.stdout.count("1 failed") == 1
     assert f"test_two.py::{broken}\n" in ran.stdout

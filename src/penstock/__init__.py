@@ -61,8 +61,10 @@ if TYPE_CHECKING:
         JournalLockedError,
         JournalWriteError,
         LargeFunctionWarning,
+        LimitReachedError,
         MissingExtraError,
         NoFilesError,
+        NotPermittedError,
         NurseryGoneError,
         PenstockError,
         PipelineMismatchError,
@@ -88,11 +90,12 @@ if TYPE_CHECKING:
     from penstock.sources.example_proto import decode_example, encode_example
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
-    from penstock.wire.modes import Placement, Ranks, Sharding, Share
+    from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Access",
     "AuthenticationError",
     "BatchShapeError",
     "CacheIgnoredWarning",
@@ -127,12 +130,14 @@ __all__ = [
     "JournalLockedError",
     "JournalWriteError",
     "LargeFunctionWarning",
+    "LimitReachedError",
     "Limits",
     "Loader",
     "LoaderStatistics",
     "LocalService",
     "MissingExtraError",
     "NoFilesError",
+    "NotPermittedError",
     "NurseryGoneError",
     "PenstockError",
     "PipelineMismatchError",
@@ -235,8 +240,10 @@ if not TYPE_CHECKING:
             "JournalLockedError",
             "JournalWriteError",
             "LargeFunctionWarning",
+            "LimitReachedError",
             "MissingExtraError",
             "NoFilesError",
+            "NotPermittedError",
             "NurseryGoneError",
             "PenstockError",
             "PipelineMismatchError",
@@ -262,7 +269,7 @@ if not TYPE_CHECKING:
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
-        "penstock.wire.modes": ("Placement", "Ranks", "Share", "Sharding"),
+        "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

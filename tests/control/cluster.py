@@ -12,6 +12,7 @@ from penstock.control.snapshot import snapshot
 from penstock.control.state import ClusterState
 from penstock.control.views import view_of
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
+from penstock.wire.admissions import ExpectRunner, WhoReads
 from penstock.wire.jobs import Cut, JobSpec, JobView, StreamView
 from penstock.wire.messages import (
     AgentBeat,
@@ -38,7 +39,8 @@ from tests.job_specs import job_spec
 
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
 JOB = JobName("resnet")
-ALICE, OPERATOR = Principal("trainer", "alice"), Principal("operator", "olga")
+ALICE, BOB = Principal("trainer", "alice"), Principal("trainer", "bob")
+OPERATOR, FLEET = Principal("operator", "olga"), Principal("agent", "fleet")
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -86,12 +88,14 @@ class Cluster:
     def sender_of(self, request: Request) -> Principal:
         """Return who sends a request where everybody is honest."""
         match request:
-            case RegisterAgent() | AgentBeat() | RunnerReady() | RunnerGone() | AgentLeaving():
-                return Principal("agent", request.agent)
+            case RegisterAgent() | AgentBeat() | RunnerReady() | RunnerGone() | AgentLeaving() | ExpectRunner():
+                return FLEET
             case GrantSplits():
                 iteration = self.state.iteration(request.job, request.attempt)
                 stream = None if iteration is None else iteration.streams.get(request.stream)
                 return Principal("runner", stream.bound.runner if stream and stream.bound else "nobody")
+            case WhoReads():
+                return Principal("runner", next(iter(self.state.runners[request.job])))
             case DrainWorker():
                 return OPERATOR
             case _:

@@ -92,10 +92,10 @@ def test_a_job_that_a_reader_finished_or_still_reads_keeps_its_name() -> None:
     assert isinstance(cluster.ask(cluster.opening(spec=spec(consumers=2, fingerprint="f2"))), Refused)
 
 
-def test_the_creators_seed_host_and_owner_win() -> None:
+def test_the_creators_seed_and_host_win_and_the_owner_is_who_the_key_says() -> None:
     cluster = started(consumers=2, seed=5, owner="ann")
     answer = cluster.open(1, spec=spec(consumers=2, seed=6, host="elsewhere", owner="bob"), replica=1)
-    assert (answer.spec.seed, answer.spec.owner, answer.spec.host) == (5, "ann", "")
+    assert (answer.spec.seed, answer.spec.owner, answer.spec.host) == (5, "alice", "")
 
 
 @pytest.mark.parametrize("changes", [{"consumer": 1}, {"consumer": -1}, {"replica": -1}, {"job": ""}])

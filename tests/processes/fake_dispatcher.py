@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import zmq
+from tests.keys import SERVER, knows
 from tests.waiting import wait_until
 
+from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
 from penstock.wire.messages import Done, RegisterAgent
@@ -21,9 +23,9 @@ class FakeDispatcher:
         self.asked: list[Any] = []
         self.answers: dict[type, Callable[[Any], Any]] = {}
         self._context: Any = zmq.Context()
-        self._guard = Guard(self._context, credentials)
+        self._guard = Guard(self._context, knows(credentials))
         self._guard.start()
-        self._socket, self.address = bind_router(self._context, credentials, "127.0.0.1", port=port, data=False)
+        self._socket, self.address = bind_router(self._context, Listening(port=port), "dispatcher", SERVER, data=False)
         self._agent = b""
         self._pushes: list[Any] = []
         self._closing = False

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import ProtocolError, RefusedError
 from penstock.dispatcher.main import DispatcherConfig
+from penstock.wire.blobs import blob_hash, fetch_blob, put_blob_pieces
+from penstock.wire.messages import Done
 from penstock.wire.pieces import (
     IDLE_S,
     MAX_REQUEST_BYTES,
@@ -18,13 +21,14 @@ from penstock.wire.pieces import (
     RequestAssembler,
     cut_request,
 )
-from tests.dispatcher.serving import CREDENTIALS, DEADLINE_S, client, ended, opening, started
+from tests.dispatcher.serving import DEADLINE_S, KNOWN, client, ended, opening, started
+from tests.keys import SERVER
 from tests.security.strangers import connections, flood, frame, resident_mb
 
 
 @pytest.fixture
 def dispatcher(tmp_path: Path) -> Iterator[tuple[int, str]]:
-    process, address = started(DispatcherConfig(credentials=CREDENTIALS, journal=str(tmp_path / "journal")))
+    process, address = started(DispatcherConfig(server=SERVER, known=KNOWN, journal=str(tmp_path / "journal")))
     try:
         yield process.pid, address
     finally:
@@ -45,10 +49,12 @@ def test_a_frame_that_claims_79_mb_is_not_made_room_for(dispatcher: tuple[int, s
 
 def test_requests_larger_than_a_frame_arrive(dispatcher: tuple[int, str]) -> None:
     _, address = dispatcher
-    with client(address) as control, pytest.raises(RefusedError, match="characters"):
-        control.ask(
-            opening(host="h" * (1 << 20), client="c" * (1 << 20)), timeout_s=DEADLINE_S, what="opening"
-        )  # refused by what reads it, so it arrived
+    blob = os.urandom(5_000_000)
+    with client(address) as control:
+        for piece in put_blob_pieces(blob):
+            assert control.ask(piece, timeout_s=DEADLINE_S, what="storing a blob") == Done()
+        ask = partial(control.ask, timeout_s=DEADLINE_S, what="a blob")
+        assert fetch_blob(blob_hash(blob), ask) == blob
 
 
 def test_a_request_above_the_limit_is_refused_by_its_sender(dispatcher: tuple[int, str]) -> None:

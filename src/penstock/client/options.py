@@ -18,7 +18,7 @@ from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
 from penstock.runtime.budget import check_memory
-from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
+from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
 """`f(splits, workers)`: for each worker the numbers of the splits it reads."""
@@ -75,6 +75,7 @@ class JobOptions:
     placement: Placement
     transport: Transport
     limits: Limits
+    access: Access
     rank: int
     """Which of the ranks this process is."""
     replica: int
@@ -105,6 +106,7 @@ def check_options(
     placement: Placement | None = None,
     transport: Transport = "auto",
     limits: Limits | None = None,
+    access: Access | None = None,
 ) -> JobOptions:
     """Return the options, with what follows from several of them: the order, and how many streams there are."""
     if job is not None and (not isinstance(job, str) or not job.strip()):
@@ -117,6 +119,7 @@ def check_options(
     sharing = _record("sharing", sharing, Share, "Share('wait', trainer='lr-0.01')")
     placement = _record("placement", placement, Placement, "Placement(max_workers=4)") or Placement()
     limits = _record("limits", limits, Limits, "Limits(timeout_s=60)") or Limits()
+    access = _record("access", access, Access, "Access(share_with='bob')") or Access()
     sharding = _sharding(sharding)
     fed = feed if feed is None or isinstance(feed, Feed) else Feed(feed)
     if fed is not None or sharding.streams == 1:
@@ -132,6 +135,7 @@ def check_options(
         placement=placement,
         transport=transport,
         limits=limits,
+        access=access,
         rank=ranks.rank or 0,
         replica=ranks.replica,
         trainer=None if sharing is None else sharing.trainer,

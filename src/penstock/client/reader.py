@@ -22,6 +22,7 @@ from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError
+from penstock.core.plain_text import plain_text
 from penstock.stream.checkpoint import ConsumerState, Weights
 from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
@@ -289,8 +290,8 @@ class EpochReader:
     def _receive(self, connection: RunnerConnection, now: float) -> None:
         for message, payload in connection.receive():
             if isinstance(message, Output):
-                for line in message.text.splitlines():
-                    print(f"[worker {message.worker}] {line}", file=sys.stderr)
+                for line in plain_text(message.text).splitlines():
+                    print(f"[worker {plain_text(message.worker)}] {line}", file=sys.stderr)
             elif not isinstance(message, StreamLeft):
                 self.consumer.receive(message, payload, connection.runner, now)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -226,7 +225,7 @@ def submission(
         transport=options.transport,
         feeds=feeds,
         host=host_id(),
-        owner=os.environ.get("USER", ""),
+        share_with=options.access.share_with,
         collect_after_s=options.limits.collect_after_s,
         versions=prepared.versions,
     )

@@ -45,6 +45,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Structure: TypeAlias = Any
 """What tells the structures of elements apart: nested tuples, None for a leaf."""
 
+MALFORMED = (
+    *(msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError),
+    *(OverflowError, RecursionError, AttributeError, MemoryError, SyntaxError),
+)
+"""What decoding bytes that are no element may raise."""
 _NUMBERS_AND_TEXT = frozenset({str, int, float, bool, type(None)})
 _LEAVES = _NUMBERS_AND_TEXT | {np.ndarray, bytes}
 _KEYS = frozenset({str})
@@ -270,10 +275,7 @@ def unflatten(header: Buffer, buffers: Sequence[Any], *, stand_ins: bool = False
             if not plan.has_stand_ins:  # their classes may be imported later
                 _rebuilding.keep(key, plan, plan.leaves)
         return plan.decode(rest[0], iter(buffers))
-    except (
-        *(msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError),
-        *(OverflowError, RecursionError, AttributeError),
-    ) as error:
+    except MALFORMED as error:
         raise CodecError(f"these bytes are not an element: {error!r}") from error
 
 

@@ -18,6 +18,9 @@ from penstock.core.errors import InvalidArgumentError
 Role: TypeAlias = Literal["operator", "agent", "provisioner", "runner", "trainer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
+KEY_PROPERTY = "Penstock-Key"
+"""The property of a connection that says which key was shown: a principal may have several, and one be revoked."""
+
 _NAME = re.compile(r"[\w.@+-]{1,100}", re.ASCII)
 
 
@@ -56,6 +59,13 @@ def sender_of(frame: zmq.Frame) -> Principal:
     text = frame.get("User-Id")
     assert isinstance(text, str)
     return _parsed(text)
+
+
+def key_of(frame: zmq.Frame) -> str:
+    """Return the verifier of the key that the sender of a message has shown."""
+    text = frame.get(KEY_PROPERTY)
+    assert isinstance(text, str)
+    return text
 
 
 _parsed = lru_cache(4096)(Principal.parse)

@@ -296,6 +296,9 @@ class GrantedFeed(StreamFeed):
 # Fed by a reader
 
 
+MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
+
+
 class FedUnits:
     """What is known of one stream's units. Any thread may call.
 
@@ -313,12 +316,14 @@ class FedUnits:
 
     def take(self, message: Units) -> None:
         with self.changed:
-            self._units.update(enumerate(message.units, message.first))
+            if len(self._units) + len(message.units) <= MOST_UNITS:
+                self._units.update(enumerate(message.units, message.first))
             self.start = message.start
             if message.ended:
                 self._end = message.first + len(message.units)
-            for ordinal in range(self._taken, message.taken):
-                self._units.pop(ordinal, None)
+            # Those that are held are looked through, not those that were taken: nobody has checked that number.
+            for ordinal in [held for held in self._units if held < message.taken]:
+                del self._units[ordinal]
             self._taken = max(self._taken, message.taken)
             self.changed.notify_all()
 

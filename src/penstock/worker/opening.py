@@ -107,6 +107,10 @@ class Opening:
         )
 
 
+MOST_STREAMS = 4_096  # of one runner, with those that readers have only spoken of
+MOST_READERS = 65_536  # of one stream
+
+
 class RunOpener:
     """A runner's. What readers say sets what the next run gets; runs are opened in their pumps' threads."""
 
@@ -121,11 +125,15 @@ class RunOpener:
         """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
 
     def take_units(self, message: Units) -> None:
-        self._fed[message.stream].take(message)
+        if message.stream in self._fed or len(self._fed) < MOST_STREAMS:
+            self._fed[message.stream].take(message)
 
     def lend(self, message: OpenStream) -> None:
         """Keep what a reader's sources open their storage with."""
-        self._storage[message.stream][message.consumer, message.replica, message.trainer] = message.storage
+        lent = self._storage.get(message.stream, {})
+        reader = (message.consumer, message.replica, message.trainer)
+        if reader in lent or (len(lent) < MOST_READERS and len(self._storage) <= MOST_STREAMS):
+            self._storage[message.stream][reader] = message.storage
 
     def _lent_for(self, stream: StreamId) -> SourceStorageOptions:
         """Return what the first of a stream's readers lent: they read the same data."""

@@ -52,24 +52,28 @@ class Audience(Protocol):
 
 
 class PullSizer:
-    """How many outputs to ask the engine for: as many as lately fitted into time and frame, at most twice the last.
+    """How many outputs to ask the engine for: as many as lately fitted into time and frame, at most twice the most yet.
+
+    An answer with fewer than were asked for says where the engine's own chunk ended, and nothing of how many fit.
 
     >>> sizer = PullSizer(width=1)
     >>> [(sizer.want(), sizer.made(sizer.want(), 1e-5, 1000.0))[0] for _ in range(4)]
     [1, 2, 4, 8]
+    >>> sizer.made(3, 3e-5, 1000.0); sizer.want()
+    16
     """
 
     def __init__(self, width: int, frame_bytes: int = FRAME_BYTES) -> None:
         self._width = width
         self._frame_bytes = frame_bytes
-        self._last = 0
+        self._most = 0
         self._seconds = 0.0  # an output, lately
         self.bytes_each = 0.0
 
     def want(self) -> int:
-        if not self._last:
+        if not self._most:
             return self._width
-        fits = [2.0 * self._last, float(MAX_ROUNDS * self._width)]
+        fits = [2.0 * self._most, float(MAX_ROUNDS * self._width)]
         if self.bytes_each:
             fits.append(self._frame_bytes * self._width / self.bytes_each)
         if self._seconds:
@@ -77,7 +81,7 @@ class PullSizer:
         return max(self._width, int(min(fits)))
 
     def made(self, count: int, seconds: float, bytes_each: float) -> None:
-        self._last = max(count, self._width)
+        self._most = max(count, self._most, self._width)
         share = seconds / count
         self._seconds = share if not self._seconds else 0.5 * (self._seconds + share)
         self.bytes_each = bytes_each if not self.bytes_each else 0.5 * (self.bytes_each + bytes_each)

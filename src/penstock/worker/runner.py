@@ -23,12 +23,15 @@ from typing import Any
 import zmq
 
 from penstock.core.ids import StreamId
+from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
+from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.failures import describe_failure
 from penstock.wire.figures import RunnerFigures, lines_of
 from penstock.wire.frames import (
@@ -50,8 +53,9 @@ from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
 from penstock.worker.job import RunnerJob
-from penstock.worker.opening import RunOpener
+from penstock.worker.opening import MOST_STREAMS, RunOpener
 from penstock.worker.own_memory import OwnMemory
+from penstock.worker.readers import KnownReaders
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -70,6 +74,8 @@ def run(
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
+    raise_descriptor_limit()
+    let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -177,6 +183,9 @@ class HostedStreams:
         if message.runner != self._config.runner:
             reason = f"this is runner {self._config.runner}, not {message.runner}"
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
+        elif message.stream not in self._streams and len(self._streams) + len(self._early) >= MOST_STREAMS:
+            reason = f"this runner has {MOST_STREAMS:,} streams, which is as many as one may have; use more workers"
+            self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
             stream.open(peer, message)
@@ -245,25 +254,28 @@ class JobRunner:
     def __init__(self, config: RunnerConfig, record: Any = None, *, owns_process: bool = False) -> None:
         """`owns_process`: nothing else runs in this process, and so its memory is this runner's."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = Guard(self._context, config.credentials)
+        self._control = ControlClient(
+            config.dispatcher,
+            config.credentials,
+            name=f"runner {config.runner}",
+            context=self._context,
+            known_soon=True,
+        )
+        server, readers = Credentials.new("runner", config.runner), KnownReaders(self._control, config.job)
+        self._guard = Guard(self._context, readers.principal_of, readers.inquire)
         self._guard.start()
         self._arena = Arena(int(config.memory_bytes * ARENA_SHARE))
-        self._control = ControlClient(
-            config.dispatcher, config.credentials, name=f"runner {config.runner}", context=self._context
-        )
         self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
         self._closed = False
-        socket, tcp = bind_router(
-            self._context,
-            config.credentials,
-            config.bind,
-            port_range=config.port_range,
-            advertise=config.advertise,
-            data=True,
+        socket, address = bind_router(self._context, config.listening, f"runner-{config.runner}", server, data=True)
+        self.address = RunnerAddress(
+            socket=address,
+            key="" if config.listening.unix else server.public,
+            slab=self._arena.name,
+            host=config.host,
         )
-        self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
         job = RunnerJob(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
         self.streams = HostedStreams(config, socket, self._arena, job, opener, owns_process=owns_process)

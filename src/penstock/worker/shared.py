@@ -207,7 +207,8 @@ class SharedStream(HostedStream[Shared]):
         return self._own_bytes + self._leaving.own_bytes <= most_bytes
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
-        frames = [encode_frame(taken.seq, taken.of(seat)) for seat in range(self.served.delivery.width)]
+        seats = range(self.served.delivery.width)
+        frames = [encode_frame(taken.seq, taken.of(seat), self._arena.array) for seat in seats]
         nbytes = sum(frame.nbytes for frame in frames)
         with self._changed:
             if self._pump is not pump:

@@ -28,7 +28,7 @@ from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import Credit, OpenStream, Output, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named
-from penstock.wire.runs import encode_run
+from penstock.wire.runs import Allocate, encode_run
 from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
 from penstock.worker.job import LoadedJob
@@ -103,9 +103,9 @@ class Frame:
     nbytes: int
 
 
-def encode_frame(seq: int, elements: Sequence[Element]) -> Frame:
-    """Encode one element a round. The buffers are the elements' own memory."""
-    layout, buffers = encode_run(elements)
+def encode_frame(seq: int, elements: Sequence[Element], allocate: Allocate | None = None) -> Frame:
+    """Encode one element a round. The buffers are the elements' own memory, or taken where readers see it."""
+    layout, buffers = encode_run(elements, allocate)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
     return Frame(seq, len(elements), layout, buffers, nbytes)
 
@@ -291,6 +291,7 @@ class DealtStream(HostedStream[Dealt]):
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
         """Send frames once all that are wanted are made: they are made without the lock, and meanwhile more may be."""
+        arena = self._host.lending.arena
         frames: dict[tuple[int, int], Frame] = {}
         prepared: dict[tuple[bytes, int], _Prepared] = {}
         while True:
@@ -301,19 +302,19 @@ class DealtStream(HostedStream[Dealt]):
                     self._send_all(pump, taken, wanted, prepared, cut, done)
                     return
             for each in missing:
+                # What a cache holds will be sent again: nobody may write to it.
+                exclusive = each.alone and not taken.repeated and not self._host.job.caches
                 key = (each.seat, each.first)
                 if key not in frames:  # replicas of a consumer get the same
                     elements = taken.of(each.seat, skip=each.first - taken.seq)
-                    frames[key] = encode_frame(each.first, elements)
-                prepared[each.peer, each.opening] = self._prepare(each, frames[key], repeated=taken.repeated)
+                    frames[key] = encode_frame(each.first, elements, arena.array if each.slab and exclusive else None)
+                prepared[each.peer, each.opening] = self._prepare(each, frames[key], exclusive=exclusive)
 
-    def _prepare(self, wanted: Wanted, frame: Frame, *, repeated: bool) -> _Prepared:
+    def _prepare(self, wanted: Wanted, frame: Frame, *, exclusive: bool) -> _Prepared:
         if not wanted.slab:
             return _Prepared(frame, None, *self._host.compress(frame.buffers))
         slab: SlabPlaces | None = None
         if frame.nbytes >= SLAB_FROM_BYTES:
-            # What a cache holds will be sent again: nobody may write to it.
-            exclusive = wanted.alone and not repeated and not self._host.job.caches
             slab = self._host.lending.place(wanted.peer, frame.buffers, exclusive=exclusive)
         return _Prepared(frame, slab, "", frame.buffers)
 

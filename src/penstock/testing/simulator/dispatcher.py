@@ -11,8 +11,11 @@ from penstock.control.events import AnyEvent, JobCollected, JobCreated, LeasesBe
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
 from penstock.core.ids import BlobHash
+from penstock.testing.simulator.hostile import NAME as HOSTILE
+from penstock.testing.simulator.hostile import check_unharmed
 from penstock.testing.simulator.world import DISPATCHER, Actor, Failed, Mail, World
 from penstock.wire.messages import Granted, GrantSplits, Request
+from penstock.wire.positions import PositionSigner
 from penstock.wire.principals import Principal
 
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
@@ -22,6 +25,7 @@ TakenRequests: TypeAlias = list[tuple[Decision, str, int]]
 
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
 FEWEST_TO_COMPACT = 20
+SIGNER = PositionSigner("every dispatcher of a world has one secret")
 
 
 class Disk:
@@ -111,8 +115,8 @@ class FakeDispatcher(Actor):
     def _decide(self) -> None:
         waiting, self._inbox = self._inbox, []
         taken: TakenRequests = []
-        for sender, (number, request, seen) in waiting:
-            if seen > self.disk.position:
+        for sender, (number, request, seen, proof) in waiting:
+            if seen > self.disk.position and SIGNER.verifies(seen, proof):
                 taken.append((self._reconcile(seen), "", 0))
             principal = self.world.actors[sender].principal
             decision = decide(
@@ -124,6 +128,8 @@ class FakeDispatcher(Actor):
                 draw=self.world.draw,
                 blobs=BLOBS,
             )
+            if principal.name == HOSTILE:
+                check_unharmed(request, decision)
             taken.append((self._applied(decision), sender, number))
             self._check_grant(request, principal, decision)
         self._write(taken)
@@ -166,8 +172,9 @@ class FakeDispatcher(Actor):
     def _say(self, taken: TakenRequests, position: int) -> None:
         if self.disk.position < position:
             raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
+        proof = SIGNER.proof(self.disk.position)
         for decision, sender, number in taken:
             if decision.answer is not None and number:
-                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, self.disk.position))
+                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, self.disk.position, proof))
             for peer, push in decision.pushes:
-                self.world.send(DISPATCHER, peer, Mail(0, push, self.disk.position))
+                self.world.send(DISPATCHER, peer, Mail(0, push, self.disk.position, proof))

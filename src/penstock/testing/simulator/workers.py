@@ -30,7 +30,7 @@ class FakeAgent(Peer):
 
     def __init__(self, world: World, jobs: dict[JobName, Shape], workers: tuple[WorkerId, ...]) -> None:
         name = world.draw("agent")
-        super().__init__(world, name, Principal("agent", name))
+        super().__init__(world, name, Principal("agent", "fleet"))
         self.id = AgentId(name)
         self.workers = workers
         self.runners: dict[RunnerId, FakeRunner] = {}

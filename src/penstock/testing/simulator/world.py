@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ class Mail(NamedTuple):
     body: Any
     position: int
     """The highest position in the journal that the sender knows of."""
+    proof: bytes = b""
+    """What the dispatcher signed it with."""
 
 
 class World:
@@ -48,6 +51,8 @@ class World:
         self.cuts: list[tuple[float, str, str]] = []
         """(until, sender, receiver): nothing gets through in that direction."""
         self.log: list[str] = []
+        self.overheard: deque[Request] = deque(maxlen=64)
+        """What the dispatcher was asked last."""
         self._readers = readers
         """Trainers that have not read everything."""
         self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
@@ -86,8 +91,10 @@ class World:
     # The network
 
     def send(self, sender: str, receiver: str, mail: Mail) -> None:
+        if receiver == DISPATCHER:
+            self.overheard.append(mail.body)
         for delay_s in self._delays_s(sender, receiver):
-            self.at(delay_s, None, self._deliver, self.now, sender, receiver, mail)
+            self.at(delay_s, None, self.deliver, self.now, sender, receiver, mail)
 
     def _delays_s(self, sender: str, receiver: str) -> list[float]:
         """Return how long each copy takes to arrive: there may be none, or two."""
@@ -99,7 +106,7 @@ class World:
         copies = 0 if luck < 0.04 else 2 if luck > 0.96 else 1
         return [0.001 + 0.01 * late if (late := rng.random()) < 0.93 else rng.uniform(0.05, 1.5) for _ in range(copies)]
 
-    def _deliver(self, sent_at: float, sender: str, receiver: str, mail: Mail) -> None:
+    def deliver(self, sent_at: float, sender: str, receiver: str, mail: Mail) -> None:
         actor = self.actors[receiver]
         if sent_at >= actor.reachable_from:
             self._let(actor, actor.receive, (sender, mail))
@@ -133,7 +140,7 @@ class Peer(Actor):
         """Connections of which it does not know that they are cut, by name."""
         self._asked: dict[int, Callable[[Answer], None] | None] = {}
         self._numbers = count(1)
-        self._seen = NOTHING_SEEN
+        self._seen, self._proof = NOTHING_SEEN, b""
 
     def ask(self, body: Request, then: Callable[[Answer], None] | None = None) -> None:
         number = next(self._numbers)
@@ -142,14 +149,15 @@ class Peer(Actor):
 
     def _send(self, number: int, body: Request) -> None:
         if number in self._asked:
-            self.world.send(self.name, DISPATCHER, Mail(number, body, self._seen))
+            self.world.send(self.name, DISPATCHER, Mail(number, body, self._seen, self._proof))
             self.world.at(RESEND_S, self, self._send, number, body)
 
     def receive(self, sender: str, mail: Mail) -> None:
         if not mail.number:
             self.pushed(mail.body)
             return
-        self._seen = max(self._seen, mail.position)
+        if mail.position > self._seen:
+            self._seen, self._proof = mail.position, mail.proof
         then = self._asked.pop(mail.number, None)
         if then is not None:
             then(mail.body)
