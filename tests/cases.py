@@ -50,6 +50,10 @@ def sequence(x):
     return np.arange(x % 7 + 1, dtype=np.int32) + x
 
 
+def joined(rows):
+    return {"values": np.concatenate(rows), "lengths": np.array([len(row) for row in rows])}
+
+
 def record(x):
     return {"id": x, "tokens": np.arange(x % 5 + 1), "name": f"n{x}", "skip": None}
 
@@ -109,6 +113,10 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "shuffle_after_map": (ops.Shuffle, lambda: ps.range(40).take(33).map(noisy, threads=2).shuffle(8)),
         "batch": (ops.Batch, lambda: ps.range(40).batch(7)),
         "batch_then_rng": (ops.Batch, lambda: ps.range(40).batch(7, drop_last=True).map(noisy)),
+        "holdout": (ops.Holdout, lambda: ps.range(90).holdout(0.3, seed=2)[0].shuffle(8, seed=1).map(noisy)),
+        "holdout_of_children": (ops.Holdout, lambda: ps.range(60).flat_map(children).holdout(0.5)[1]),
+        "batch_collated": (ops.Batch, lambda: ps.range(40).map(sequence).batch(6, collate=joined).map(noisy)),
+        "batch_masked": (ops.Batch, lambda: ps.range(40).map(record).map(_fixed).batch(6, mask="mask")),
         "padded_batch": (ops.PaddedBatch, lambda: ps.range(40).map(sequence).padded_batch(6, value=-1)),
         "ragged_batch": (ops.RaggedBatch, lambda: ps.range(40).map(sequence).ragged_batch(6)),
         "unbatch": (ops.Unbatch, lambda: ps.range(40).map(record).map(_fixed).batch(6).unbatch().map(noisy)),

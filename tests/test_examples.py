@@ -23,9 +23,17 @@ SAYS = {
     "resume_after_kill.py": ["killed by signal 9 after step 17", "1000 elements seen once each"],
     "resume_on_service.py": ["2 ranks ended with [-9, -9] after 30 steps", "2400 elements seen once each"],
     "sweep_shared.py": ["best rate 0.", "480 batches read, 120 made"],
+    "torch_ddp_resume.py": ["rank 1 ended with -9 after step 17", "bit for bit"],
+    "torch_evaluation.py": ["2 ranks took 8 steps each and saw 1000 elements once each"],
+    "torch_moved.py": ["the same losses with 1 worker, and with 2"],
     "train_images.py": ["epoch 1: ", "% right"],
 }
-NEEDS = {"train_images.py": ("torch", "simplejpeg", "cv2")}
+NEEDS = {
+    "torch_ddp_resume.py": ("torch",),
+    "torch_evaluation.py": ("torch",),
+    "torch_moved.py": ("torch",),
+    "train_images.py": ("torch", "simplejpeg", "cv2"),
+}
 
 
 def test_every_example_is_run():

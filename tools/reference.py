@@ -29,7 +29,7 @@ Everything that `import penstock as ps` shows, from its signatures and docstring
 What follows a `*` is given by name. [Operators](operators.md) and [readers](sources.md) have examples of each.
 """
 SECTIONS: dict[str, list[str]] = {
-    "Datasets": ["Dataset", "mix", "col", "Column", "Expression", "SkipErrors", "register_type"],
+    "Datasets": ["Dataset", "mix", "count_classes", "col", "Column", "Expression", "SkipErrors", "register_type"],
     "Readers": [name for name in ps.__all__ if name.startswith(("range", "from_", "read_"))],
     "Reading": ["DatasetIterator", "Loader", "SavedDataset", "Ragged"],
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],

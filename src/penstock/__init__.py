@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         read_webdataset,
     )
     from penstock.api.registered import read_registered, register
+    from penstock.api.resampling import count_classes
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
     from penstock.api.statistics import LoaderStatistics, StreamStatistics
@@ -170,6 +171,7 @@ __all__ = [
     "WorkerFigures",
     "WorkerLine",
     "col",
+    "count_classes",
     "decode_example",
     "encode_example",
     "from_generator",
@@ -203,6 +205,7 @@ if not TYPE_CHECKING:
         "penstock.api.iteration": ("DatasetIterator",),
         "penstock.api.loader": ("Loader",),
         "penstock.api.registered": ("read_registered", "register"),
+        "penstock.api.resampling": ("count_classes",),
         "penstock.api.saving": ("SavedDataset",),
         "penstock.api.services": ("LocalService",),
         "penstock.client.options": ("Limits",),

@@ -54,7 +54,7 @@ def test_what_cannot_work_is_refused_at_once_with_the_choices(arguments: dict[st
         (ps.Limits, {"memory_bytes": 65536}, "memory_bytes=65536 must be at least 1 MiB"),
         (ps.Feed, {"sampler": "abc"}, "must be a sampler"),
         (ps.Feed, {"sampler": iter([1])}, "only once"),
-        (ps.Feed, {"sampler": [1], "ahead": 1}, "ahead=1 must be a whole number of at least 2"),
+        (ps.Feed, {"sampler": [1], "ahead": 0}, "ahead=0 must be a whole number of at least 1"),
     ],
 )
 def test_limits_and_feeds_check_themselves(record: Any, arguments: dict[str, Any], words: str) -> None:

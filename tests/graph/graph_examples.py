@@ -17,6 +17,7 @@ OPERATORS = sorted((cls for cls in RECORDS.values() if issubclass(cls, Node)), k
 # Only what the annotations alone cannot tell.
 SPECIAL: dict[type, dict[str, Any]] = {
     ops.Map: {"on_error": None},
+    ops.Batch: {"drop_last": False},
     ops.BucketByLength: {"boundaries": (10, 20), "batch_sizes": (8, 4, 2)},
 }
 

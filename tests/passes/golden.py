@@ -99,6 +99,23 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         prefetch()
         """,
     ),
+    "holdout": (
+        ps.range(9).map(f).holdout(0.25, seed=3)[1].map(g),
+        """
+        range(0, 9)
+        fused: map(f) + holdout(0.25, 3, 'held out') + map(g)
+        prefetch()
+        """,
+    ),
+    "batch_collated": (
+        ps.range(9).map(f).batch(4, collate=g),
+        """
+        range(0, 9)
+        map(f)
+        batch(4, collate=g)
+        prefetch()
+        """,
+    ),
     "padded_batch": (
         ps.range(9).map(f).map(g).padded_batch(4),
         """

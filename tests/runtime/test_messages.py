@@ -100,11 +100,11 @@ def test_an_expression_after_a_reader_of_column_batches_is_its_filter(table):
     assert "predicate" in batches.filter(ps.col("id") > 3).explain()
 
 
-def test_an_expression_elsewhere_over_column_batches_names_the_remedy(table):
-    mapped = ps.read_parquet(table, batch=3).map(lambda batch: batch).filter(ps.col("id") > 3)
+def test_an_expression_over_what_is_no_column_batch_names_the_remedy(table):
+    mapped = ps.read_parquet(table, batch=3).map(lambda batch: {**batch, "more": 1}).filter(ps.col("id") > 3)
     with pytest.raises(InvalidPipelineError, match=r"filter.*column batch.*unbatch\(\)") as caught:
         list(mapped)
-    assert caught.value.__notes__[0].startswith("penstock: in filter, element 0 of split 0")
+    assert caught.value.__notes__[0].startswith("penstock: in filter, element 1 of split 0")
 
 
 def test_a_function_without_one_truth_value_is_named(table):

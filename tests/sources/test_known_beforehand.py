@@ -86,8 +86,14 @@ def test_the_schema_of_columnar_files_goes_along_with_their_columns(tables: str,
 
 
 def test_a_schema_that_a_function_decides_is_not_known(tables: str) -> None:
-    assert ps.read_parquet(tables).map(lambda row: row).schema is None
-    assert ps.range(3).schema is None
+    rows = ps.read_parquet(tables).select("id", "text")
+    assert rows.map(lambda row: {**row, "x": np.zeros((2, 3), "f4")}).schema == {
+        "id": "int",
+        "text": "str",
+        "x": "float32[2, 3]",
+    }
+    assert ps.range(3).schema == {"": "int"}
+    assert ps.range(3).batch(2).schema == {"": "int64[2]"}
 
 
 @pytest.fixture

@@ -114,6 +114,26 @@ class Dataset(Operators):
                 nursery.abandon()
             raise
 
+    def evaluation(
+        self,
+        batch_size: int,
+        to: int | str | PathLike[str] | LocalService | None = None,
+        *,
+        ranks: Ranks | None = None,
+        mask: str = "mask",
+        collate: Callable[..., Any] | None = None,
+        job: str | None = None,
+    ) -> Loader:
+        """Return a loader for evaluation: every element once over all ranks, in a fixed order, in equal batches.
+
+        All batches have `batch_size` rows and a column `mask`: rows where it is False are copies that fill up a batch,
+        or a rank's last step where another rank has one more. So all ranks take the same number of steps, and summing
+        over `mask` counts each element once. Elements are dicts. `to` is as in `distribute`.
+        """
+        from penstock.api.evaluating import evaluation_loader
+
+        return evaluation_loader(self, batch_size, to, ranks=ranks, mask=mask, collate=collate, job=job)
+
     def save(
         self,
         to: int | str | PathLike[str] | LocalService | None,
@@ -137,12 +157,36 @@ class Dataset(Operators):
         )
 
     @property
-    def schema(self) -> dict[str, str] | None:
-        """The columns of an element and their types in Arrow, as the files of `read_parquet` or `read_arrow` say.
+    def schema(self) -> dict[str, str]:
+        """What an element holds: each leaf by its path, and its type.
 
-        None where they are not known before a function has run.
+        Columns of `read_parquet` and `read_arrow` have their types in Arrow, as the files say. Where those do not tell,
+        the first element is made and looked at: types are those of numpy, with shapes, or of Python.
         """
-        return self._plan.schema
+        known = self._plan.schema
+        if known is not None:
+            return known
+        from penstock.api.looking import described
+
+        return described(self.peek())
+
+    def peek(self) -> Element:
+        """Return the element that the next iteration begins with; it stays the next one.
+
+        >>> import penstock as ps
+        >>> ds = ps.range(3).map(lambda x: x + 1)
+        >>> ds.peek(), list(ds)
+        (1, [1, 2, 3])
+        """
+        from penstock.api.looking import first_element
+
+        return first_element(self._plan)
+
+    def __getitem__(self, index: int) -> Element:
+        """Return element number `index` of the next iteration, where the source is indexable; it alone is made."""
+        from penstock.api.looking import element_at
+
+        return element_at(self._plan, index)
 
     @property
     def classes(self) -> tuple[str, ...] | None:

@@ -64,6 +64,10 @@ class Plan:
             source = self._sources[node] = open_source(node)
         return source
 
+    def share_sources(self, other: Plan) -> None:
+        """Read the sources as another plan has listed them."""
+        self._sources = other._sources
+
     def source_length(self, node: SourceNode) -> int | None:
         """Return how many elements a source has, where that is known; looked for once."""
         if node not in self._lengths:
@@ -91,6 +95,15 @@ class Plan:
         source: Any = self.source_of(found[0])
         names: tuple[str, ...] = source.class_names
         return names
+
+    @property
+    def labels(self) -> Any:
+        """The labels of all images of the one `read_images`; None where there is none."""
+        found = [node for node in walk(self.node) if isinstance(node, ReadImages)]
+        if len(found) != 1:
+            return None
+        source: Any = self.source_of(found[0])
+        return source.labels
 
     @property
     def signature(self) -> PipelineSignature:

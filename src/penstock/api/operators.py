@@ -91,6 +91,15 @@ class Operators:
         salt = self._function_salt(chosen) if isinstance(chosen, UserFunction) else 0
         return self._with(ops.Filter, predicate=chosen, threads=threads, on_error=skip_policy(on_error), salt=salt)
 
+    def holdout(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
+        """Return two pipelines: the elements to train on, and a `fraction` of all that is held out for validation.
+
+        Which they are follows from `seed` and their place in the source: the same in every epoch, on every worker and
+        after a resume. Put it right after the reader, before `shuffle` and `distribute`.
+        """
+        train = self._with(ops.Holdout, fraction=fraction, seed=seed, part="train")
+        return train, self._with(ops.Holdout, fraction=fraction, seed=seed, part="held out")
+
     def flat_map(self, function: Function) -> Self:
         """Replace each element by the elements of the iterable that `function` makes of it."""
         chosen = user_function("flat_map", function)
@@ -101,6 +110,27 @@ class Operators:
         chosen = user_function("interleave", function)
         salt = self._function_salt(chosen)
         return self._with(ops.Interleave, function=chosen, cycle=cycle, block=block, salt=salt)
+
+    def resample(self, weight: Function) -> Self:
+        """Give each element as often as `weight(element)` says, on average: 0 never, 0.5 every other epoch, 3 thrice.
+
+        Copies follow each other: shuffle after it. Before what is expensive it costs little.
+        """
+        from penstock.api.resampling import Copies
+
+        if not callable(weight):
+            raise InvalidArgumentError(f"resample takes a function of an element, not {type(weight).__name__}")
+        return self.flat_map(Copies(weight))
+
+    def balanced(self, key: str | Function, *, counts: Mapping[Any, int] | None = None) -> Self:
+        """Let all classes come equally often: `key` is the column of the class, or a function of an element.
+
+        `counts` says how many elements each class has; of `read_images` the listing says it. Rare classes are repeated
+        and common ones thinned out, another part in each epoch. An epoch has as many elements as before, on average.
+        """
+        from penstock.api.resampling import balancing
+
+        return self.resample(balancing(self, key, counts))
 
     # Order and length
 
@@ -149,9 +179,16 @@ class Operators:
 
     # Batches
 
-    def batch(self, size: int, *, drop_last: bool = False) -> Self:
-        """Join `size` elements of equal structure and shapes into arrays with a leading axis."""
-        return self._with(ops.Batch, size=size, drop_last=drop_last)
+    def batch(
+        self, size: int, *, drop_last: bool = False, collate: Function | None = None, mask: str | None = None
+    ) -> Self:
+        """Join `size` elements of equal structure and shapes into arrays with a leading axis.
+
+        With `collate` that function makes the batch, of the list of elements as they left the function before it. With
+        `mask` a short batch is filled up with copies, and a column of that name says which rows are elements.
+        """
+        chosen = None if collate is None else user_function("batch", collate)
+        return self._with(ops.Batch, size=size, drop_last=drop_last, collate=chosen, mask=mask)
 
     def padded_batch(
         self,

@@ -63,7 +63,7 @@ class Feed:
 
     def __post_init__(self) -> None:
         sampler = self.sampler
-        check_whole("ahead", self.ahead, 2)
+        check_whole("ahead", self.ahead, 1)
         if isinstance(sampler, (str, bytes)) or not (hasattr(sampler, "__iter__") or callable(sampler)):
             raise InvalidArgumentError(
                 f"feed={sampler!r} must be a sampler (something that can be iterated over once an epoch and gives "

@@ -9,29 +9,19 @@ types is an error and never quietly false. A source that evaluates a predicate i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Never, TypeAlias, cast, get_args
+from typing import Any, Never, TypeAlias, cast, get_args
 
 import numpy as np
 
 from penstock.core.errors import CodecError, InvalidArgumentError
+from penstock.graph.arithmetic import COMPARE, SIGNS, Comparison, Sign, check_name, compute, number_of, value_in
 from penstock.graph.literals import Scalar, alike, check_literal, literal_from_plain, literal_kind, literal_to_plain
-
-Comparison: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
-
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 class Expression:
-    """Built from `col("name")` with `== != < <= > >=`, `.isin([...])`, `.is_null()` and `& | ~`.
+    """Built from `col("name")` with `+ - * / // %`, `== != < <= > >=`, `.isin([...])`, `.is_null()` and `& | ~`.
 
     Compared by identity, as operators are: compare `to_plain()` where the structure is meant.
     """
@@ -72,6 +62,8 @@ class Expression:
                 return Compare(name, cast(Comparison, op), literal_from_plain(value))
             case ["isin", str(name), [*values]]:
                 return IsIn(name, tuple(map(literal_from_plain, values)))
+            case ["compare", op, left, right] if op in get_args(Comparison):
+                return CompareValues(_operand_from(left), cast(Comparison, op), _operand_from(right))
             case ["is_null", str(name)]:
                 return IsNull(name)
             case ["and", left, right]:
@@ -104,20 +96,81 @@ class Expression:
         )
 
 
+class Calculates:
+    """What can be calculated with: a column, or what was calculated of columns and numbers."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Arithmetic:
+        return Arithmetic("+", self, other)
+
+    def __radd__(self, other: Any) -> Arithmetic:
+        return Arithmetic("+", other, self)
+
+    def __sub__(self, other: Any) -> Arithmetic:
+        return Arithmetic("-", self, other)
+
+    def __rsub__(self, other: Any) -> Arithmetic:
+        return Arithmetic("-", other, self)
+
+    def __mul__(self, other: Any) -> Arithmetic:
+        return Arithmetic("*", self, other)
+
+    def __rmul__(self, other: Any) -> Arithmetic:
+        return Arithmetic("*", other, self)
+
+    def __truediv__(self, other: Any) -> Arithmetic:
+        return Arithmetic("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Arithmetic:
+        return Arithmetic("/", other, self)
+
+    def __floordiv__(self, other: Any) -> Arithmetic:
+        return Arithmetic("//", self, other)
+
+    def __mod__(self, other: Any) -> Arithmetic:
+        return Arithmetic("%", self, other)
+
+    def __eq__(self, value: object) -> Expression:  # type: ignore[override]
+        return self._compared("==", value)
+
+    def __ne__(self, value: object) -> Expression:  # type: ignore[override]
+        return self._compared("!=", value)
+
+    def __lt__(self, value: Any) -> Expression:
+        return self._compared("<", value)
+
+    def __le__(self, value: Any) -> Expression:
+        return self._compared("<=", value)
+
+    def __gt__(self, value: Any) -> Expression:
+        return self._compared(">", value)
+
+    def __ge__(self, value: Any) -> Expression:
+        return self._compared(">=", value)
+
+    __hash__ = object.__hash__
+
+    def _compared(self, op: Comparison, value: Any) -> Expression:
+        if isinstance(self, Column) and not isinstance(value, Calculates):
+            return Compare(self.name, op, cast(Scalar, value))
+        return CompareValues(self, op, value)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Column(Expression):
+class Column(Calculates, Expression):
     """A column; as a predicate by itself, a column of bools."""
 
     name: str
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        check_name(self.name)
 
     def columns(self) -> frozenset[str]:
         return frozenset((self.name,))
 
     def truth(self, row: Mapping[str, Any]) -> bool | None:
-        value = _value(row, self.name)
+        value = value_in(row, self.name)
         if value is None or isinstance(value, (bool, np.bool_)):
             return None if value is None else bool(value)
         raise InvalidArgumentError(f"{self!r} holds {type(value).__name__}, not bool: compare it with a value")
@@ -134,26 +187,6 @@ class Column(Expression):
     def is_null(self) -> Expression:
         """Return whether the column holds nothing."""
         return IsNull(self.name)
-
-    def __eq__(self, value: object) -> Expression:  # type: ignore[override]
-        return Compare(self.name, "==", cast(Scalar, value))
-
-    def __ne__(self, value: object) -> Expression:  # type: ignore[override]
-        return Compare(self.name, "!=", cast(Scalar, value))
-
-    def __lt__(self, value: Scalar) -> Expression:
-        return Compare(self.name, "<", value)
-
-    def __le__(self, value: Scalar) -> Expression:
-        return Compare(self.name, "<=", value)
-
-    def __gt__(self, value: Scalar) -> Expression:
-        return Compare(self.name, ">", value)
-
-    def __ge__(self, value: Scalar) -> Expression:
-        return Compare(self.name, ">=", value)
-
-    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"col({self.name!r})"
@@ -177,7 +210,7 @@ class Compare(Expression):
     value: Scalar
 
     def __post_init__(self) -> None:
-        _check_name(self.column)
+        check_name(self.column)
         if self.op not in get_args(Comparison):
             raise InvalidArgumentError(f"{self.op!r} is not one of {', '.join(get_args(Comparison))}")
         object.__setattr__(self, "value", check_literal(self.column, self.op, self.value))
@@ -186,18 +219,95 @@ class Compare(Expression):
         return frozenset((self.column,))
 
     def truth(self, row: Mapping[str, Any]) -> bool | None:
-        value, literal = _value(row, self.column), self.value
+        value, literal = value_in(row, self.column), self.value
         if value is None:
             return None
         if type(value) is not type(literal):
             value, literal = alike(self.column, value, literal)
-        return bool(_COMPARE[self.op](value, literal))
+        return bool(COMPARE[self.op](value, literal))
 
     def to_plain(self) -> list[Any]:
         return [self.op, self.column, literal_to_plain(self.value)]
 
     def __repr__(self) -> str:
         return f"col({self.column!r}) {self.op} {self.value!r}"
+
+
+Operand: TypeAlias = Calculates | int | float
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Arithmetic(Calculates):
+    """Two columns or numbers, calculated with; compare it to make a predicate."""
+
+    sign: Sign
+    left: Operand
+    right: Operand
+
+    def __post_init__(self) -> None:
+        _check_operands(self.sign, self.left, self.right)
+
+    def __repr__(self) -> str:
+        sides = (f"({side!r})" if isinstance(side, Arithmetic) else repr(side) for side in (self.left, self.right))
+        return f" {self.sign} ".join(sides)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CompareValues(Expression):
+    """What was calculated of columns and numbers, compared."""
+
+    left: Operand
+    op: Comparison
+    right: Operand
+
+    def __post_init__(self) -> None:
+        _check_operands(self.op, self.left, self.right)
+
+    def columns(self) -> frozenset[str]:
+        return _columns_of(self.left) | _columns_of(self.right)
+
+    def truth(self, row: Mapping[str, Any]) -> bool | None:
+        left, right = _value_of(self.left, row), _value_of(self.right, row)
+        return None if left is None or right is None else bool(COMPARE[self.op](left, right))
+
+    def to_plain(self) -> list[Any]:
+        return ["compare", self.op, _operand_plain(self.left), _operand_plain(self.right)]
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} {self.op} {self.right!r}"
+
+
+def _check_operands(sign: str, *operands: object) -> None:
+    for each in operands:
+        if not isinstance(each, (Calculates, int, float)) or isinstance(each, bool):
+            raise InvalidArgumentError(f"{sign} takes columns and numbers, not {each!r}")
+
+
+def _columns_of(operand: Operand) -> frozenset[str]:
+    if isinstance(operand, Arithmetic):
+        return _columns_of(operand.left) | _columns_of(operand.right)
+    return operand.columns() if isinstance(operand, Column) else frozenset()
+
+
+def _value_of(operand: Operand, row: Mapping[str, Any]) -> Any:
+    if isinstance(operand, Arithmetic):
+        return compute(operand.sign, _value_of(operand.left, row), _value_of(operand.right, row))
+    return number_of(operand.name, value_in(row, operand.name)) if isinstance(operand, Column) else operand
+
+
+def _operand_plain(operand: Operand) -> Any:
+    if isinstance(operand, Arithmetic):
+        return [operand.sign, _operand_plain(operand.left), _operand_plain(operand.right)]
+    return operand.to_plain() if isinstance(operand, Column) else literal_to_plain(cast(Scalar, operand))
+
+
+def _operand_from(plain: Any) -> Operand:
+    match plain:
+        case ["col", str(name)]:
+            return Column(name)
+        case [sign, left, right] if sign in SIGNS:
+            return Arithmetic(cast(Sign, sign), _operand_from(left), _operand_from(right))
+    return cast(Operand, literal_from_plain(plain))
 
 
 class _Members:
@@ -213,7 +323,7 @@ class IsIn(_Members, Expression):
     values: tuple[Scalar, ...]
 
     def __post_init__(self) -> None:
-        _check_name(self.column)
+        check_name(self.column)
         values = tuple(check_literal(self.column, "isin", value) for value in self.values)
         if len({literal_kind(value) for value in values}) > 1:
             raise InvalidArgumentError(f"isin({list(values)!r}): the values must be all text, all bytes or all numbers")
@@ -227,7 +337,7 @@ class IsIn(_Members, Expression):
         return frozenset((self.column,))
 
     def truth(self, row: Mapping[str, Any]) -> bool | None:
-        value = _value(row, self.column)
+        value = value_in(row, self.column)
         if value is None:
             return None
         if self.values and type(value) is not type(self.values[0]):
@@ -250,13 +360,13 @@ class IsNull(Expression):
     column: str
 
     def __post_init__(self) -> None:
-        _check_name(self.column)
+        check_name(self.column)
 
     def columns(self) -> frozenset[str]:
         return frozenset((self.column,))
 
     def truth(self, row: Mapping[str, Any]) -> bool | None:
-        return _value(row, self.column) is None
+        return value_in(row, self.column) is None
 
     def to_plain(self) -> list[Any]:
         return ["is_null", self.column]
@@ -339,19 +449,3 @@ def _operand(value: object, op: str) -> Expression:
     raise InvalidArgumentError(
         f"{op} joins two expressions, not {value!r}: put each comparison in parentheses, (col('x') > 3) {op} (...)"
     )
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"col({name!r}): a column's name is a str and not empty")
-
-
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    try:
-        return row[column]
-    except (KeyError, TypeError, IndexError):
-        if isinstance(row, Mapping):
-            there = f"the row has {', '.join(map(repr, row))}" if row else "the row is empty"
-        else:
-            there = f"the element is not a dict but {type(row).__name__}"
-        raise InvalidArgumentError(f"no column {column!r}: {there}") from None

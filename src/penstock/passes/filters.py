@@ -15,7 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from penstock.graph import ops
-from penstock.graph.expressions import And, Column, Compare, Expression, IsIn, IsNull, Not, Or
+from penstock.graph.expressions import (
+    And,
+    Arithmetic,
+    Column,
+    Compare,
+    CompareValues,
+    Expression,
+    IsIn,
+    IsNull,
+    Not,
+    Operand,
+    Or,
+)
 from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource
 from penstock.graph.traits import Columns
@@ -80,7 +92,7 @@ def _can_filter(source: ColumnarSource, condition: Expression) -> bool:
 
 
 def _has_columns(source: ColumnarSource, condition: Expression) -> bool:
-    return source.columns is None or condition.columns() <= set(source.columns)
+    return not _calculates(condition) and (source.columns is None or condition.columns() <= set(source.columns))
 
 
 def _conditions(source: ColumnarSource) -> int:
@@ -111,4 +123,29 @@ def renamed(expression: Expression, names: Mapping[str, str]) -> Expression:
             return IsIn(names[expression.column], expression.values)
         case IsNull(column=column):
             return IsNull(names[column])
+        case CompareValues():
+            return CompareValues(
+                _renamed_operand(expression.left, names), expression.op, _renamed_operand(expression.right, names)
+            )
     raise TypeError(f"unknown expression {expression!r}")
+
+
+def _renamed_operand(operand: Operand, names: Mapping[str, str]) -> Operand:
+    match operand:
+        case Column(name=name):
+            return Column(names[name])
+        case Arithmetic():
+            return replace(
+                operand, left=_renamed_operand(operand.left, names), right=_renamed_operand(operand.right, names)
+            )
+    return operand
+
+
+def _calculates(expression: Expression) -> bool:
+    """Say whether a condition calculates, which sources do not."""
+    match expression:
+        case And() | Or():
+            return _calculates(expression.left) or _calculates(expression.right)
+        case Not():
+            return _calculates(expression.operand)
+    return isinstance(expression, CompareValues)

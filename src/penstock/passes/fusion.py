@@ -23,8 +23,8 @@ def fuse_batches(root: Node) -> Node:
 
 
 def _with_batch(node: Node, shared: IsShared) -> Node:
-    if not isinstance(node, ops.Batch):
-        return node
+    if not isinstance(node, ops.Batch) or node.collate is not None or node.mask is not None:
+        return node  # a function makes the batch, or rows are added to it: they are not written where they are to lie
     steps: list[Node] = []
     below = node.upstream
     while ops.is_one_to_one(below) and not shared(below) and _can_share_threads(below, steps):

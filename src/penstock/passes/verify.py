@@ -20,7 +20,19 @@ from typing import Any, TypeAlias
 
 from penstock.core.errors import PenstockError
 from penstock.graph import ops
-from penstock.graph.expressions import And, Column, Compare, Expression, IsIn, IsNull, Not, Or
+from penstock.graph.expressions import (
+    And,
+    Arithmetic,
+    Column,
+    Compare,
+    CompareValues,
+    Expression,
+    IsIn,
+    IsNull,
+    Not,
+    Operand,
+    Or,
+)
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.readers import ColumnarSource, SourceNode
@@ -219,7 +231,8 @@ def _check_columns(source: Node, old: tuple[str, ...] | None, new: tuple[str, ..
 def _token(node: Node) -> Token:
     """Return type and parameters of an operator, without its inputs."""
     if isinstance(node, (ops.Batch, ops.FusedBatch)):
-        return ("batch", node.size, node.drop_last)
+        collate, mask = (node.collate, node.mask) if isinstance(node, ops.Batch) else (None, None)
+        return ("batch", node.size, node.drop_last, None if collate is None else id(collate), mask)
     narrowed = node.NARROWED if isinstance(node, SourceNode) else ()
     values: list[Any] = [type(node).__name__]
     for parameter in dataclasses.fields(node):
@@ -249,4 +262,12 @@ def _shape(condition: Expression) -> Token:
             return ("IsIn", condition.values)
         case Column() | IsNull():
             return (type(condition).__name__,)
+        case CompareValues():
+            return ("CompareValues", condition.op, _operand_shape(condition.left), _operand_shape(condition.right))
     raise TypeError(f"unknown expression {condition!r}")
+
+
+def _operand_shape(operand: Operand) -> Any:
+    if isinstance(operand, Arithmetic):
+        return (operand.sign, _operand_shape(operand.left), _operand_shape(operand.right))
+    return "column" if isinstance(operand, Column) else operand

@@ -47,17 +47,19 @@ from penstock.processes.nursery_messages import (
     Told,
     ToNursery,
 )
+from penstock.processes.nursery_start import PRELOAD_VARIABLE
 
 PRELOADED = (
     "penstock.dispatcher.main",
     "penstock.processes.agent",
     "numpy.random",
     "cloudpickle",
-    "penstock.worker.runner",
 )
 """What children need, in the order they are needed: a child is forked as soon as its own module is there, and starts
 while the others are still imported. pyarrow's Parquet and dataset modules, fsspec and rich are slow, and few children
 need them."""
+RUNNER = "penstock.worker.runner"
+"""Comes last, after what $PENSTOCK_PRELOAD names: runners have that from the nursery."""
 CANNOT_FORK = os.EX_OSERR  # as the exit code of a child that never was
 PARENT_POLL_S = 0.5  # only where the kernel has no pidfd
 
@@ -106,7 +108,8 @@ class Nursery:
     def _preload(self) -> None:
         """Import what children need. What does not import fails in the child that needs it, with its own message."""
         gc.disable()
-        for name in PRELOADED:
+        asked = [name.strip() for name in os.environ.get(PRELOAD_VARIABLE, "").split(",")]
+        for name in (*PRELOADED, *filter(None, asked), RUNNER):
             try:
                 importlib.import_module(name)
             except Exception:

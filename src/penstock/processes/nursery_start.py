@@ -25,6 +25,10 @@ ENVIRONMENT = {
 """Read by libraries when they are loaded, so it is the environment the nursery starts in."""
 
 
+PRELOAD_VARIABLE = "PENSTOCK_PRELOAD"
+"""Names modules, with commas between them, that a nursery imports before it forks runners: they share them."""
+
+
 class StartedNursery(NamedTuple):
     process: subprocess.Popen[bytes]
     end: socket.socket
@@ -37,8 +41,10 @@ class StartedNursery(NamedTuple):
         self.process.wait()
 
 
-def start_nursery() -> StartedNursery:
+def start_nursery(*, preload: str = "") -> StartedNursery:
     """Start a nursery of this process's own; return at once, while it still imports. What it is told waits for it.
+
+    Its runners are forked when it has imported the module `preload` too, and what $PENSTOCK_PRELOAD names.
 
     It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
     """
@@ -48,7 +54,7 @@ def start_nursery() -> StartedNursery:
             # -P: a file of the working directory named like a module of ours or of Python's must not be taken for it.
             [sys.executable, "-P", "-m", "penstock.processes.nursery", str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment(preload),
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
@@ -60,8 +66,10 @@ def start_nursery() -> StartedNursery:
     return StartedNursery(process, ours)
 
 
-def _environment() -> dict[str, str]:
+def _environment(preload: str) -> dict[str, str]:
     environment = {**os.environ, **ENVIRONMENT}
+    if preload:
+        environment[PRELOAD_VARIABLE] = ",".join(filter(None, [environment.get(PRELOAD_VARIABLE, ""), preload]))
     root = Path(__file__).parents[2]
     if root.name not in ("site-packages", "dist-packages"):  # run from a checkout: the nursery must find it too
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))

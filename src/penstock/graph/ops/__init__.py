@@ -12,5 +12,6 @@ from penstock.graph.ops.combining import *  # noqa: F403
 from penstock.graph.ops.counting import *  # noqa: F403
 from penstock.graph.ops.functions import *  # noqa: F403
 from penstock.graph.ops.fused import *  # noqa: F403
+from penstock.graph.ops.holding_out import *  # noqa: F403
 from penstock.graph.ops.passing import *  # noqa: F403
 from penstock.graph.ops.windows import *  # noqa: F403

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from penstock.core.errors import InvalidArgumentError
+from penstock.graph.functions import UserFunction
 from penstock.graph.ops.base import Unary, check_at_least
-from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, RoundGrouping, Traits
+from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, RoundGrouping, Traits, varied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +44,34 @@ class Batches(Unary):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch(Batches):
-    """The leaves of the elements stacked into arrays."""
+    """The leaves of the elements stacked into arrays; with `collate`, what that function makes of the list of them.
+
+    With `mask` a short batch is filled up with copies of its last row, and the column of that name says which rows are
+    elements.
+    """
+
+    collate: UserFunction | None = None
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        Batches.__post_init__(self)
+        if self.mask is not None and (not isinstance(self.mask, str) or not self.mask):
+            raise InvalidArgumentError(f"batch({self.size}, mask={self.mask!r}): it is the name of a column, a str")
+        if self.mask is not None and self.drop_last:
+            raise InvalidArgumentError(
+                f"batch({self.size}, mask={self.mask!r}, drop_last=True): a short batch is filled up, or dropped; "
+                "leave one of them out"
+            )
+        if self.collate is not None and self.collate.takes_rng:
+            raise InvalidArgumentError(
+                f"batch({self.size}, collate=...): a function that takes rng draws for one element; draw in a map() "
+                "before the batch, or in one after it, which gets a generator for each batch"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        plain = self.collate is None and self.mask is None
+        return self.TRAITS if plain else varied(self.TRAITS, same_columns=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

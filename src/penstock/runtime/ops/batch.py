@@ -12,7 +12,9 @@ from functools import partial
 import numpy as np
 
 from penstock.core.element import Element
+from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
+from penstock.graph.functions import UserFunction
 from penstock.runtime.blame import RowOrigins
 from penstock.runtime.building import Site, builds
 from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
@@ -121,7 +123,32 @@ def stacking(empty: Empty) -> Collate:
 
 @builds(ops.Batch)
 def _stacked(node: ops.Batch, at: Site, upstream: Stage) -> Stage:
-    return batching(node.name, node.size, node.drop_last, stacking(at.placement.empty), at, upstream)
+    join = stacking(at.placement.empty) if node.collate is None else _collating(node.collate)
+    if node.mask is not None:
+        join = _masking(join, node.size, node.mask)
+    return batching(node.name, node.size, node.drop_last, join, at, upstream)
+
+
+def _collating(function: UserFunction) -> Collate:
+    def join(rows: Sequence[Element]) -> Element:
+        made: Element = function.resolve()(list(rows))
+        return made
+
+    return join
+
+
+def _masking(join: Collate, size: int, name: str) -> Collate:
+    def masked(rows: Sequence[Element]) -> Element:
+        batch = join([*rows, *[rows[-1]] * (size - len(rows))])
+        if not isinstance(batch, dict) or name in batch:
+            there = f"have a column {name!r} already" if isinstance(batch, dict) else f"are {type(batch).__name__}s"
+            raise InvalidPipelineError(
+                f"batch({size}, mask={name!r}) adds a column to batches, which {there}; give elements as dicts, and "
+                "the mask a name of its own"
+            )
+        return {**batch, name: np.arange(size) < len(rows)}
+
+    return masked
 
 
 @builds(ops.RaggedBatch)

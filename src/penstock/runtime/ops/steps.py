@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.element import Ragged
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.expressions import Expression
@@ -16,6 +15,7 @@ from penstock.graph.parameters import short_label
 from penstock.runtime.blame import blame
 from penstock.runtime.building import Step, step_of
 from penstock.runtime.calling import Calling, Calls, call_each
+from penstock.runtime.column_filters import is_column_batch, kept_rows
 from penstock.runtime.contract import Chunk, Selected
 from penstock.runtime.ordered import Outcome
 from penstock.runtime.quarantine import Quarantine
@@ -86,29 +86,29 @@ def _map_step(node: ops.Map, calling: Calling, meter: StageMeter) -> Step:
 
 @dataclass(slots=True)
 class ExpressionFilterStep:
+    """Keeps the elements for which an expression is true; of a column batch, the rows."""
+
     label: str
     expression: Expression
 
     def run(self, chunk: Chunk) -> Outcome:
-        flags: list[bool] = []
+        judged: list[Any] = []
         error: BaseException | None = None
+        over_columns = is_column_batch(chunk.elements[0], self.expression) if chunk.elements else False
         try:
-            call_each(self.expression.evaluate, chunk.elements, flags)
+            call_each(self._kept_rows if over_columns else self.expression.evaluate, chunk.elements, judged)
         except Exception as raised:
-            wrong = self._over_columns(chunk.elements[len(flags)]) or raised
-            error = blame(wrong, self.label, chunk.marks.origin(len(flags)))
-        kept = [k for k, flag in enumerate(flags) if flag]
-        return Outcome(_select(chunk, [chunk.elements[k] for k in kept], kept, len(flags)), error)
+            error = blame(raised, self.label, chunk.marks.origin(len(judged)))
+        if over_columns:
+            kept = [k for k, batch in enumerate(judged) if batch is not None]
+            out = [judged[k] for k in kept]
+        else:
+            kept = [k for k, flag in enumerate(judged) if flag]
+            out = [chunk.elements[k] for k in kept]
+        return Outcome(_select(chunk, out, kept, len(judged)), error)
 
-    def _over_columns(self, element: Any) -> Exception | None:
-        """Return the error of a filter that stands over column batches; None: it is another."""
-        columns = [element.get(name) for name in self.expression.columns()] if isinstance(element, dict) else ()
-        if not any(isinstance(column, (np.ndarray, Ragged)) for column in columns):
-            return None
-        return InvalidPipelineError(
-            f"{self.label}({self.expression!r}) is given a column batch, whose columns are arrays; filter right after "
-            "the reader, which then keeps rows, or unbatch() before the filter"
-        )
+    def _kept_rows(self, batch: Any) -> Any:
+        return kept_rows(batch, self.expression)
 
 
 @step_of(ops.Filter)

@@ -1,0 +1,54 @@
+"""Evaluation: every element once over all ranks, in a fixed order, in batches of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.api.dataset import Dataset
+from penstock.api.loader import Loader
+from penstock.core.errors import InvalidArgumentError
+from penstock.wire.modes import Ranks
+
+
+def evaluation_loader(
+    dataset: Dataset,
+    batch_size: int,
+    to: Any,
+    *,
+    ranks: Ranks | None,
+    mask: str,
+    collate: Callable[..., Any] | None,
+    job: str | None,
+) -> Loader:
+    batches = dataset.batch(batch_size, collate=collate, mask=mask)
+    if ranks is None or ranks.count == 1:
+        return batches.distribute(to, ranks=ranks, job=job, order="deterministic")
+    try:
+        total = len(batches)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"evaluation() over {ranks.count} ranks: how many elements there are is not known before they are read, so "
+            "that the last step cannot be told from a repeated one; declare it with with_length()"
+        ) from None
+    loader = batches.distribute(to, ranks=replace(ranks, uneven="pad"), job=job, order="deterministic")
+    left = total % ranks.count
+    repeated = left > 0 and (ranks.rank or 0) >= left
+    return loader.enumerate().map(RepeatMasked(total // ranks.count if repeated else -1, mask))
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatMasked:
+    """Marks the rows of a step that repeats another rank's as copies."""
+
+    step: int
+    """Its number; -1: none does."""
+    mask: str
+
+    def __call__(self, numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        number, batch = numbered
+        return {**batch, self.mask: np.zeros_like(batch[self.mask])} if number == self.step else batch

@@ -1,0 +1,11 @@
+"""Penstock for PyTorch: a `DataLoader` that a script moves to by its import, and pipelines as tensors.
+
+>>> from penstock.torch import DataLoader
+>>> [batch.tolist() for batch in DataLoader([1, 2, 3], batch_size=2)]
+[[1, 2], [3]]
+"""
+
+from penstock.torch.loader import DataLoader
+from penstock.torch.pipelines import PipelineDataset, TensorLoader, tensors
+
+__all__ = ["DataLoader", "PipelineDataset", "TensorLoader", "tensors"]

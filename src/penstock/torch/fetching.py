@@ -1,0 +1,189 @@
+"""What runs in worker processes for a `DataLoader`: an order comes in, and a batch, an end or an exception goes out.
+
+Order number t belongs to stream t mod `num_workers`, which is what torch calls a worker: `get_worker_info()`, its seed
+and `worker_init_fn` are that stream's, wherever it runs. An exception is an answer like any other, so that the loader
+goes on after it as torch's does.
+
+The iterator of an iterable dataset stays here from one order to the next. An order says how many of its stream came
+before it: where a stream has moved to another process, or a state was loaded, those are read again and passed over.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils.data import _utils
+
+from penstock.torch.orders import BatchOrder, read_order
+from penstock.torch.seeding import GlobalStates, seed_globals
+from penstock.wire.failures import describe_failure
+
+MADE, ENDED, FAILED = 0, 1, 2
+"""What an answer is: a batch, the end of an iterable dataset's stream, or an exception."""
+_calls = threading.Lock()  # a dataset is never called from two threads, and the global generators are one for all
+
+
+class SampleFetch:
+    """Answers orders out of one dataset. It is what a pipeline collates with, so it is sent to workers once."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        *,
+        iterable: bool,
+        batch_size: int | None,
+        drop_last: bool,
+        num_workers: int,
+        worker_init_fn: Callable[[int], None] | None,
+        seed_samples: bool,
+        repeats: bool,
+    ) -> None:
+        """`collate_fn` None: the trainer collates. `repeats`: an index may come twice in an epoch."""
+        self.dataset, self.collate_fn = dataset, collate_fn
+        self.iterable, self.batch_size, self.drop_last = iterable, batch_size, drop_last
+        self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
+        self.seed_samples, self.repeats = seed_samples, repeats
+
+    def __call__(self, numbers: list[int]) -> tuple[int, Any, Any]:
+        order = read_order(numbers)
+        with _calls:
+            try:
+                return self._answer(order)
+            except Exception as error:
+                return FAILED, msgspec.msgpack.encode(describe_failure(error)), None
+
+    def _answer(self, order: BatchOrder) -> tuple[int, Any, Any]:
+        stream = order.task % self.num_workers
+        worker = _workers.get(stream)
+        if worker is None or not worker.can_serve(order):
+            worker = _workers[stream] = StreamWorker(self, stream, order.base_seed)
+        worker.enter()
+        samples = worker.read(order) if self.iterable else self._samples(worker.dataset, order)
+        if samples is _END:
+            return ENDED, None, None
+        return MADE, samples if self.collate_fn is None else self.collate_fn(samples), worker.state()
+
+    def _samples(self, dataset: Any, order: BatchOrder) -> Any:
+        if self.batch_size is None and not isinstance(order.key, list):
+            return self._sample(dataset, order, order.key, 0)
+        together = getattr(dataset, "__getitems__", None)
+        if together:
+            if self.seed_samples:
+                seed_globals(order.seed, order.epoch, order.task)
+            return together(order.key)
+        return [self._sample(dataset, order, key, place) for place, key in enumerate(order.key)]
+
+    def _sample(self, dataset: Any, order: BatchOrder, key: Any, place: int) -> Any:
+        if self.seed_samples:
+            again = (order.task, place) if self.repeats else ()
+            seed_globals(order.seed, order.epoch, key, *again)
+        return dataset[key]
+
+
+def is_stateful(dataset: Any) -> bool:
+    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+_END = object()
+_workers: dict[int, StreamWorker] = {}
+"""This process's streams; it runs one job's code, so they are of one dataset."""
+
+
+class StreamWorker:
+    """One stream of a dataset, which takes itself for one of torch's workers."""
+
+    def __init__(self, fetch: SampleFetch, number: int, base_seed: int) -> None:
+        self._fetch, self._number, self._base_seed = fetch, number, base_seed
+        self._epoch: int | None = None
+        self._iterator: Iterator[Any] = iter(())
+        self._taken = 0
+        self._ended = False
+        self._states: GlobalStates | None = None
+        self.dataset = self._own_dataset(fetch)
+        self._info = _utils.worker.WorkerInfo(
+            id=number, num_workers=fetch.num_workers, seed=base_seed + number, dataset=self.dataset
+        )
+        torch.set_num_threads(1)
+        self.enter()
+        self._seed()
+        if fetch.worker_init_fn is not None:
+            fetch.worker_init_fn(number)
+
+    @staticmethod
+    def _own_dataset(fetch: SampleFetch) -> Any:
+        """Return the dataset as it was sent, where a stream may change it: two of them may be in one process."""
+        if fetch.iterable:
+            return copy.deepcopy(fetch.dataset)
+        return fetch.dataset if fetch.worker_init_fn is None else copy.copy(fetch.dataset)
+
+    def state(self) -> Any:
+        """Return where an iterable dataset stands by its own account; None: it has none to give."""
+        return self.dataset.state_dict() if self._fetch.iterable and is_stateful(self.dataset) else None
+
+    def can_serve(self, order: BatchOrder) -> bool:
+        """Say whether it is of the order's seed, and has not read past it."""
+        past = order.epoch == self._epoch and order.task // self._fetch.num_workers < self._taken
+        return order.base_seed == self._base_seed and not past
+
+    def enter(self) -> None:
+        """Be what `get_worker_info()` tells of."""
+        _utils.worker._worker_info = self._info
+
+    def _seed(self) -> None:
+        seed = self._base_seed + self._number
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        state: Any = _utils.worker._generate_state  # as torch seeds numpy
+        np.random.seed(state(self._base_seed, self._number))
+
+    def read(self, order: BatchOrder) -> Any:
+        """Return the samples of an order from the iterable dataset, or `_END`."""
+        number = order.task // self._fetch.num_workers
+        if self._states is not None:
+            self._states.put_back()
+        if order.epoch != self._epoch:
+            self._begin(order.epoch, number, order.key)
+        if number > self._taken:
+            warnings.warn(
+                f"stream {self._number} of an IterableDataset begins after {number:,} batches that were received "
+                "before, which are read again and passed over: it cannot be placed there directly",
+                stacklevel=2,
+            )
+            while self._taken < number:
+                self._next()
+        samples = self._next()
+        self._states = GlobalStates.now()
+        return samples
+
+    def _begin(self, epoch: int, number: int, state: Any) -> None:
+        if self._epoch is not None:  # a later epoch of persistent workers
+            seed_globals(self._base_seed, self._number, epoch)
+        self._epoch, self._taken, self._ended = epoch, 0, False
+        if state is not None:
+            self.dataset.load_state_dict(state)
+            self._taken = number
+        self._iterator = iter(self.dataset)
+
+    def _next(self) -> Any:
+        self._taken += 1
+        size = self._fetch.batch_size
+        if self._ended:
+            return _END
+        if size is None:
+            return next(self._iterator, _END)
+        samples: list[Any] = []
+        for sample in self._iterator:
+            samples.append(sample)
+            if len(samples) == size:
+                return samples
+        self._ended = True
+        return _END if not samples or self._fetch.drop_last else samples
