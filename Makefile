@@ -7,6 +7,12 @@ DOCS_STAMP := $(VENV)/.docs
 BUILD_STAMP := $(VENV)/.build
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+FUZZ_STAMP := $(VENV)/.fuzz
+AUDIT_STAMP := $(VENV)/.audit
+OLDEST := .venv-oldest
+OLDEST_STAMP := $(OLDEST)/.installed
+OLDEST_TESTS = wire graph passes control dispatcher
+OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
 EXPERIMENTS = coordinated epochs fleet sharing
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
@@ -15,10 +21,11 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test crossbar simulate walks mutants check bench experiment reference docs dist clean
+.PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers check audit bench experiment
+.PHONY: reference docs dist clean
 
 help:  ## list the recipes
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +38,7 @@ demo: $(STAMP)  ## show what Penstock does, in under a minute
 	$(BIN)/penstock demo
 
 test: $(STAMP)  ## run the tests, or those of some packages: make test P="graph passes" [ARGS="-x -k filter"]
-	$(BIN)/python -m pytest $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
+	$(BIN)/python -m tests $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -44,6 +51,33 @@ walks: $(STAMP)  ## trace four events over all processes: which modules each ent
 
 mutants: $(STAMP)  ## break the stream protocol in 60 seeded ways, and see that its tests notice: make mutants [SEEDS=0-1] [ARGS="--cases 2000"]
 	$(BIN)/python tools/mutants.py $(or $(SEEDS),0) $(ARGS)
+
+$(FUZZ_STAMP): $(STAMP)
+	-$(BIN)/python -m pip install -q --disable-pip-version-check atheris
+	touch $@
+
+fuzz: $(FUZZ_STAMP)  ## hostile messages against decoders, a dispatcher and a runner: make fuzz [ARGS="dispatcher --messages 1000000"]
+	$(BIN)/python tools/fuzz.py $(ARGS)
+
+strangers: $(STAMP)  ## two thousand connections with garbage at each door of a working service: make strangers [ARGS=--quick]
+	$(BIN)/python experiments/strangers.py $(ARGS)
+
+# What needs no extra, and reaches every direct dependency: sockets, arrays, tables, pickles, files.
+$(OLDEST_STAMP): pyproject.toml tools/oldest.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) tools/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e . pytest pytest-timeout "hypothesis>=6.100"
+	touch $@
+
+test-oldest: $(OLDEST_STAMP)  ## run part of the tests with the oldest dependencies that pyproject.toml allows
+	$(OLDEST)/bin/python -m pytest $(foreach package,$(or $(P),$(OLDEST_TESTS)),tests/$(package)) $(OLDEST_IGNORED) $(ARGS)
+
+$(AUDIT_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check pip-audit
+	touch $@
+
+audit: $(AUDIT_STAMP)  ## look up what is installed among known vulnerabilities, where that database can be reached
+	$(BIN)/python tools/audit.py
 
 check: $(STAMP)  ## formatting, lint, types, imports
 	$(BIN)/ruff format --check .
@@ -94,4 +128,4 @@ dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel 
 	@ls dist/*
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist site
+	rm -rf $(VENV) $(PEERS) $(OLDEST) build dist site

@@ -41,7 +41,7 @@ def seconds(module: list[str], source: Path) -> dict[str, float]:
 def run(bench: Bench) -> None:
     run_leaves(bench)
     tf_service = peer("tf.data service", "peers.tf_service:elements")
-    for path in ("slabs", "tcp"):
+    for path in ("slabs", "sockets"):
         mine = ours("ours.service:elements", path=path)
         bench.compare(f"1 KB elements, {path}", mine, [tf_service], unit="elements/s", target=200.0)
     if not any(bench.wants(f"{name} of next(), slabs") for name in QUANTILES):

@@ -104,7 +104,7 @@ def leave_nothing(number: int) -> tuple[str, dict[int, str], set[str]]:
 
 def run_service(bench: Bench) -> None:
     common = {"versions": our_versions(), "machine": machine()}
-    for path in ("slabs", "tcp"):
+    for path in ("slabs", "sockets"):
         say(f"memory: slow trainer, {path}")
         batches = SERVICE_BATCHES // (4 if bench.options.quick else 1)
         arguments = ("slow", path, str(SERVICE_BUDGET), str(batches))

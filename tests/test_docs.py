@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock.api import readers
 from penstock.api.operators import Operators
-from penstock.client.statistics import LoaderStatistics
+from penstock.api.statistics import LoaderStatistics
 from penstock.dispatcher.http import _Collector
 from penstock.dispatcher.service import DispatcherStatistics
 

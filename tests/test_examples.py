@@ -43,7 +43,7 @@ def test_example_runs(name, tmp_path):
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert ran.returncode == 0, ran.stderr
     assert [text for text in SAYS[name] if text not in ran.stdout] == []

@@ -22,7 +22,7 @@ import penstock as ps
 from penstock.client.options import check_options
 from penstock.core import errors
 
-RECORDS = [ps.Ranks, ps.Sharding, ps.Share, ps.Feed, ps.Placement, ps.Limits]
+RECORDS = [ps.Ranks, ps.Sharding, ps.Share, ps.Feed, ps.Placement, ps.Limits, ps.Access]
 MOST_PARAMETERS = 12
 WITHOUT_A_UNIT = re.compile(r"(^|_)(timeout|seconds?|secs?|ms|duration|interval|delay|patience|memory|mb|mib|kb)$")
 OTHER_WORDS = {"consumers": "ranks", "consumer": "rank", "world_size": "ranks", "n_workers": "workers"}

@@ -56,6 +56,7 @@ def _in_order(modules: tuple[str, ...], walk: Walk) -> bool:
     return [step for step in walk.modules if step in modules] == list(modules)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_page_tells_the_modules_that_an_event_enters(event: str) -> None:

@@ -198,7 +198,8 @@ class Bench:
         self._where = where
         for name in ("src", "tests/stream"):
             shutil.copytree(ROOT / name, where / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        shutil.copy(ROOT / "pyproject.toml", where)
+        for name in ("pyproject.toml", "tests/__init__.py", "tests/job_specs.py"):
+            shutil.copy(ROOT / name, where / name)
 
     def killed_by(self, mutant: Mutant, cases: int) -> str:
         """Return what noticed the mutant; nothing: it survived."""

@@ -32,7 +32,7 @@ SECTIONS: dict[str, list[str]] = {
     "Datasets": ["Dataset", "mix", "col", "Column", "Expression", "SkipErrors", "register_type"],
     "Readers": [name for name in ps.__all__ if name.startswith(("range", "from_", "read_"))],
     "Reading": ["DatasetIterator", "Loader", "SavedDataset", "Ragged"],
-    "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Limits"],
+    "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],
     "Services": ["LocalService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
     "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],

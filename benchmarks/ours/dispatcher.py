@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from harness import BenchError
 
 from penstock.core.ids import AgentId, AttemptId, ClientId, Fingerprint, JobName, WorkerId
 from penstock.dispatcher.main import DispatcherConfig
+from penstock.wire.addresses import Listening
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
@@ -38,10 +41,12 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.modes import Ranks, Sharding
+from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import dial
 
 DEADLINE_S = 60.0
-CREDENTIALS = Credentials(token="benchmark")
+SERVER = Credentials.new("operator", "server")
+KEY = Credentials.new("operator", "benchmark", server=SERVER.public)
 JOB = JobName("bench")
 AGENT, CLIENT = AgentId("agent"), ClientId("client")
 
@@ -56,7 +61,13 @@ class Process:
     """A dispatcher's process; `started_s` is from starting Python to the first request it takes."""
 
     def __init__(self, journal: Path) -> None:
-        config = DispatcherConfig(credentials=CREDENTIALS, journal=str(journal))
+        self._folder = tempfile.mkdtemp(prefix="penstock-bench-")
+        config = DispatcherConfig(
+            server=SERVER,
+            known=(KnownKey(KEY.public, KEY.principal),),
+            journal=str(journal),
+            listening=Listening(folder=self._folder),
+        )
         code = (
             "import sys, msgspec, time\nfrom penstock.dispatcher.main import DispatcherConfig, run\n"
             "config = msgspec.json.decode(sys.argv[1], type=DispatcherConfig)\nbegin = time.perf_counter()\n"
@@ -85,6 +96,7 @@ class Process:
         self._process.wait(timeout=DEADLINE_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -98,7 +110,7 @@ def running(journal: Path) -> Iterator[Process]:
 
 @contextlib.contextmanager
 def control(address: str, on_push: Callable[[Any], None] | None = None) -> Iterator[ControlClient]:
-    with ControlClient(address, CREDENTIALS, name="bench", on_push=on_push) as client:
+    with ControlClient(address, KEY, name="bench", on_push=on_push) as client:
         yield client
 
 
@@ -175,7 +187,7 @@ class Asker:
     """A socket with one question under way, without a thread: many of them load one dispatcher from one process."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self.socket = dial(context, CREDENTIALS, address, data=False)
+        self.socket = dial(context, KEY, address, data=False)
         if not self.socket.poll(int(DEADLINE_S * 1000), zmq.POLLOUT):
             raise BenchError("an asker was not let in")
         self._number = 0

@@ -28,6 +28,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.modes import Ranks
+from penstock.wire.principals import Principal
 
 GRAPH, LISTING = b"graph", b"listing"
 JOIN_EVERY_S = 0.002
@@ -81,9 +82,17 @@ class Core:
         self._clients[client] = (number, opened.view.attempt)
 
     def _ask(self, request: Request, peer: str) -> Decision:
-        return self._take(
-            decide(self._state, request, now=self._now, peer=peer, draw=self._draw, blobs=self._blobs), peer
+        principal = Principal("agent" if peer.startswith("agent") else "trainer", peer)
+        decision = decide(
+            self._state,
+            request,
+            principal=principal,
+            now=self._now,
+            peer=peer,
+            draw=self._draw,
+            blobs=self._blobs,
         )
+        return self._take(decision, peer)
 
     def _draw(self) -> str:
         return f"{next(self._ids):016x}"

@@ -6,6 +6,7 @@ python -m ours.service latencies ELEMENTS   # of next() on 1 KB elements, one JS
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -51,20 +52,30 @@ def elements_dataset(elements: int) -> ps.Dataset:
 def set_path(path: str) -> str:
     """Choose how payloads travel, for this process and the workers it starts; return a note."""
     os.environ.pop("PENSTOCK_NO_SLABS", None)
-    os.environ.pop("PENSTOCK_SYSTEM_TCP", None)
     if path == "slabs":
         return "memory slabs of one host"
     os.environ["PENSTOCK_NO_SLABS"] = "1"
-    if path == "system tcp":
-        os.environ["PENSTOCK_SYSTEM_TCP"] = "1"
-        return "loopback TCP, the system's congestion control"
-    return "loopback TCP, reno on our own loopback listener"
+    return "loopback TCP, encrypted" if path == "tcp" else "the sockets of one host"
+
+
+def one_worker(path: str, threads: int | None = None) -> str | ps.LocalService:
+    """Start a service of one worker process, reached as `path` says; return what names it."""
+    if path != "tcp":
+        return ps.LocalService(workers=1, threads=threads)
+    from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
+    from penstock.wire.addresses import Listening
+
+    processes = ServiceProcesses(ServiceOptions(workers=1, threads=threads, listening=Listening()))
+    atexit.register(processes.close)
+    file = processes.scratch / "service.json"
+    processes.service_file().write(file)
+    return str(file)
 
 
 def batches(path: str) -> Workload:
     """9.6 MB batches through one worker process; figures are megabytes."""
     note = set_path(path)
-    service = ps.LocalService(workers=1, threads=1)  # rows this cheap only meet on the GIL with more
+    service = one_worker(path, threads=1)  # rows this cheap only meet on the GIL with more
 
     def open_pipeline(n: int) -> Iterator[float]:
         check = transfers.BatchCheck()
@@ -81,7 +92,7 @@ def batches(path: str) -> Workload:
 def elements(path: str) -> Workload:
     """1 KB elements through one worker process, taken one by one."""
     note = set_path(path)
-    service = ps.LocalService(workers=1)
+    service = one_worker(path)
 
     def open_pipeline(n: int) -> Iterator[int]:
         check = transfers.ElementCheck()

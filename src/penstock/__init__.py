@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from penstock.api.registered import read_registered, register
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
-    from penstock.client.limits import Limits
+    from penstock.api.statistics import LoaderStatistics, StreamStatistics
+    from penstock.client.options import Limits
     from penstock.client.sampling import Feed
-    from penstock.client.statistics import LoaderStatistics, StreamStatistics
     from penstock.core.element import Ragged
     from penstock.core.errors import (
         AuthenticationError,
@@ -60,8 +60,10 @@ if TYPE_CHECKING:
         JournalLockedError,
         JournalWriteError,
         LargeFunctionWarning,
+        LimitReachedError,
         MissingExtraError,
         NoFilesError,
+        NotPermittedError,
         NurseryGoneError,
         PenstockError,
         PipelineMismatchError,
@@ -87,11 +89,12 @@ if TYPE_CHECKING:
     from penstock.sources.example_proto import decode_example, encode_example
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
-    from penstock.wire.modes import Placement, Ranks, Sharding, Share
+    from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Access",
     "AuthenticationError",
     "BatchShapeError",
     "CacheIgnoredWarning",
@@ -126,12 +129,14 @@ __all__ = [
     "JournalLockedError",
     "JournalWriteError",
     "LargeFunctionWarning",
+    "LimitReachedError",
     "Limits",
     "Loader",
     "LoaderStatistics",
     "LocalService",
     "MissingExtraError",
     "NoFilesError",
+    "NotPermittedError",
     "NurseryGoneError",
     "PenstockError",
     "PipelineMismatchError",
@@ -200,9 +205,9 @@ if not TYPE_CHECKING:
         "penstock.api.registered": ("read_registered", "register"),
         "penstock.api.saving": ("SavedDataset",),
         "penstock.api.services": ("LocalService",),
-        "penstock.client.limits": ("Limits",),
+        "penstock.client.options": ("Limits",),
         "penstock.client.sampling": ("Feed",),
-        "penstock.client.statistics": ("LoaderStatistics", "StreamStatistics"),
+        "penstock.api.statistics": ("LoaderStatistics", "StreamStatistics"),
         "penstock.core.element": ("Ragged",),
         "penstock.core.errors": (
             "AuthenticationError",
@@ -232,8 +237,10 @@ if not TYPE_CHECKING:
             "JournalLockedError",
             "JournalWriteError",
             "LargeFunctionWarning",
+            "LimitReachedError",
             "MissingExtraError",
             "NoFilesError",
+            "NotPermittedError",
             "NurseryGoneError",
             "PenstockError",
             "PipelineMismatchError",
@@ -259,7 +266,7 @@ if not TYPE_CHECKING:
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
-        "penstock.wire.modes": ("Placement", "Ranks", "Share", "Sharding"),
+        "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -382,6 +382,7 @@ def test_a_class_is_constructed_once():
     assert len(made) == 1
 
 
+@pytest.mark.alone
 def test_functions_that_hold_the_gil_end_up_in_the_readers_thread(monkeypatch: pytest.MonkeyPatch):
     def python_only(x):
         total = 0
@@ -407,6 +408,7 @@ def test_functions_that_hold_the_gil_end_up_in_the_readers_thread(monkeypatch: p
     assert next((verdict for verdict in verdicts if verdict is not None), None) is True
 
 
+@pytest.mark.alone
 def test_functions_that_wait_get_more_threads_than_cores():
     def wait(x):
         time.sleep(0.01)

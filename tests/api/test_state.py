@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 import penstock as ps
+from penstock.api.states import SavedState, places_of, with_all_parts
 from penstock.core.errors import StateMismatchError
 
 
@@ -166,3 +167,37 @@ def test_the_state_of_six_operators_is_small():
     ds = ps.range(10**6).filter(bool).shuffle(100, seed=1).map(double).batch(16).enumerate()
     _, state = saved_after(ds, 50)
     assert len(json.dumps(state)) < 1000
+
+
+def ranks_after_distribute(*places):
+    """The states of ranks with operators after `distribute`, which stood at these places."""
+    return [
+        SavedState(
+            version=2,
+            pipeline=[],
+            epoch=1,
+            seed=0,
+            phase="reading",
+            consumers=len(places),
+            consumer=rank,
+            attempts=[(1, "a")],
+            place=place,
+        )
+        for rank, place in enumerate(places)
+    ]
+
+
+def test_a_rank_that_had_received_nothing_stands_where_the_service_began():
+    there = {"attempt": "a", "uneven": "allow", "progress": {"step": 9}}
+    first, second = places_of(ranks_after_distribute(None, there))
+    assert second == {**there, "consumer": 1}
+    assert first == {"attempt": "a", "uneven": "allow", "consumer": 0}
+    assert with_all_parts(first, [first, second]) == [first, second]
+    assert places_of(ranks_after_distribute(None, None)) == [None, None]
+
+
+def test_each_rank_goes_on_with_what_its_own_operators_held():
+    first, second = places_of(ranks_after_distribute([2, {"attempt": "a"}], [3, {"attempt": "a"}]))
+    assert with_all_parts(second, [first, second]) == [3, [first[1], second[1]]]
+    with pytest.raises(StateMismatchError, match="load states that were saved a little later"):
+        with_all_parts(first, [first, None])

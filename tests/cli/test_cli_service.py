@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -17,8 +19,11 @@ import pytest
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.processes.service_processes import hold_port
+from penstock.core.errors import AuthenticationError
+from penstock.processes.service_processes import free_port
+from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, find_service
+from penstock.wire.messages import ListJobs
 from tests.waiting import wait_gone, wait_until
 
 COMMAND = str(Path(sys.executable).parent / "penstock")
@@ -83,7 +88,7 @@ def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_runs_until_it_is_told_to_end(tmp_path, number):
     file = tmp_path / "service.json"
-    with running("serve", "--workers", "1", "--port", "0", "--service-file", str(file)) as serve:
+    with running("serve", "--workers", "1", "--service-file", str(file)) as serve:
         address = serve.wait_said("serving at").split()[2]
         serve.wait_said("distribute(")
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -101,7 +106,7 @@ def test_serve_runs_until_it_is_told_to_end(tmp_path, number):
 
 def test_a_service_with_nothing_to_list_says_so(tmp_path):
     file = tmp_path / "service.json"
-    with running("serve", "--workers", "0", "--port", "0", "--service-file", str(file)):
+    with running("serve", "--workers", "0", "--service-file", str(file)):
         wait_until(file.exists, "the service file")
         listed = penstock("jobs", "--service", str(file))
         assert listed.returncode == 0, listed.stderr
@@ -111,7 +116,7 @@ def test_a_service_with_nothing_to_list_says_so(tmp_path):
 
 
 def test_serve_starts_a_killed_dispatcher_again(tmp_path):
-    with running("serve", "--workers", "0", "--port", "0") as serve:
+    with running("serve", "--workers", "0") as serve:
         file = serve.wait_said("service file:").split()[2]
         (nursery,) = (
             int(each)
@@ -124,7 +129,7 @@ def test_serve_starts_a_killed_dispatcher_again(tmp_path):
 
 
 def test_serve_starts_everything_again_when_all_of_it_was_killed():
-    with running("serve", "--workers", "1", "--port", "0") as serve:
+    with running("serve", "--workers", "1") as serve:
         file = serve.wait_said("service file:").split()[2]
         nursery, *others = children_of(serve.process.pid)
         os.kill(nursery, signal.SIGKILL)
@@ -136,7 +141,7 @@ def test_serve_starts_everything_again_when_all_of_it_was_killed():
 
 def test_a_dispatcher_started_again_lets_its_workers_in(tmp_path):
     file = tmp_path / "service.json"
-    arguments = ("dispatcher", "--port", "0", "--service-file", str(file), "--journal", str(tmp_path / "j"))
+    arguments = ("dispatcher", "--service-file", str(file), "--journal", str(tmp_path / "j"))
     with running(*arguments) as first:
         first.wait_said("serving at")
         with running("worker", "--dispatcher", str(file), "--processes", "1") as worker:
@@ -149,28 +154,33 @@ def test_a_dispatcher_started_again_lets_its_workers_in(tmp_path):
 
 
 def test_a_worker_follows_its_service_file_to_a_dispatcher_at_another_port(tmp_path):
-    file = tmp_path / "service.json"
-    with running("dispatcher", "--port", "0", "--service-file", str(file)) as first:
+    file, keys = str(tmp_path / "service.json"), tmp_path / "keys"
+    assert main(["keys", "make", str(keys)]) == 0
+    arguments = ("dispatcher", "--port", "0", "--service-file", file, "--keys", str(keys / "server.json"))
+    with running(*arguments) as first:
         first.wait_said("serving at")
-        with running("worker", "--dispatcher", str(file), "--processes", "1") as worker:
+        with running("worker", "--dispatcher", file, "--processes", "1", "--keys", str(keys / "agent.json")) as worker:
             worker.wait_said("registered at")
-            before = find_service(str(file)).address
+            before = find_service(file).address
             first.process.kill()
             first.process.wait()
-            with (
-                hold_port("127.0.0.1", int(before.rpartition(":")[2]), None),
-                running("dispatcher", "--port", "0", "--service-file", str(file)) as second,
-            ):
+            with taken(before), running(*arguments) as second:
                 second.wait_said("serving at")
-                after = find_service(str(file)).address
+                after = find_service(file).address
                 assert after != before
                 worker.wait_said(f"registered at {after}")
-                with ps.range(100).batch(10).distribute(str(file), limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
+                with ps.range(100).batch(10).distribute(file, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
                     assert len(list(loader)) == 10
 
 
+def taken(address: str) -> socket.socket:
+    """Return a socket that has this port."""
+    port = int(address.rpartition(":")[2])
+    return free_port("127.0.0.1", (port, port))
+
+
 def test_a_killed_serve_leaves_nothing(tmp_path):
-    with running("serve", "--workers", "1", "--port", "0") as serve:
+    with running("serve", "--workers", "1") as serve:
         serve.wait_said("serving at")
         pids = children_of(serve.process.pid)
         serve.process.kill()
@@ -182,9 +192,7 @@ def test_a_dispatcher_and_a_worker_started_in_either_order(tmp_path):
     file = tmp_path / "service.json"
     with running("worker", "--dispatcher", str(file), "--processes", "2", "--tags", "fast,big") as worker:
         worker.wait_said("waiting for the dispatcher")
-        with running(
-            "dispatcher", "--port", "0", "--service-file", str(file), "--journal", str(tmp_path / "j")
-        ) as dispatcher:
+        with running("dispatcher", "--service-file", str(file), "--journal", str(tmp_path / "j")) as dispatcher:
             dispatcher.wait_said("serving at")
             names = worker.wait_said("registered at").rpartition(": ")[2].split(", ")
             assert len(names) == 2
@@ -203,7 +211,7 @@ def test_a_dispatcher_and_a_worker_started_in_either_order(tmp_path):
 def test_a_worker_that_is_told_to_end_hands_its_work_over(tmp_path):
     file = str(tmp_path / "service.json")
     with (
-        running("serve", "--workers", "1", "--port", "0", "--service-file", file) as serve,
+        running("serve", "--workers", "1", "--service-file", file) as serve,
         running("worker", "--dispatcher", file, "--processes", "1") as worker,
     ):
         serve.wait_said("serving at")
@@ -225,37 +233,70 @@ def slow(number: int) -> int:
     return number
 
 
-def test_a_worker_with_a_wrong_token_says_so(tmp_path):
-    with running("dispatcher", "--port", "0", "--service-file", str(tmp_path / "service.json")) as dispatcher:
-        address = dispatcher.wait_said("serving at").split()[2]
-        refused = penstock("worker", "--dispatcher", address, "--processes", "1", PENSTOCK_TOKEN="wrong")
-        assert refused.returncode == 1
-        assert "refused us" in refused.stderr
-
-
-def test_keys_let_a_service_listen_beyond_this_host(tmp_path, capsys, monkeypatch):
+def test_keys_are_made_rotated_revoked_and_listed_while_a_dispatcher_runs(tmp_path, capsys):
     folder = tmp_path / "keys"
-    assert main(["keys", str(folder)]) == 0
-    for name in ("server.json", "client.json"):
-        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
-    assert Credentials.read(folder / "server.json").server_secret
-    assert not Credentials.read(folder / "client.json").server_secret
-    assert main(["keys", str(folder)]) == 2
+    assert main(["keys", "make", str(folder)]) == 0
+    server, log = str(folder / "server.json"), str(tmp_path / "audit.jsonl")
+    with running("dispatcher", "--port", "0", "--keys", server, "--audit-log", log) as dispatcher:
+        address = dispatcher.wait_said("serving at").split()[2]
+        assert main(["keys", "make", str(folder), "bob"]) == 0
+        bob = Credentials.read(folder / "trainer-bob.json")
+
+        def asks(key):
+            try:
+                with ControlClient(address, key, name="test") as control:
+                    return control.ask(ListJobs(), timeout_s=20, what="jobs").jobs == ()
+            except AuthenticationError:
+                return False
+
+        wait_until(lambda: asks(bob), "the key that was made")
+        assert main(["keys", "rotate", str(folder), "bob", "--keep-old-seconds", "600"]) == 0
+        new = Credentials.read(folder / "trainer-bob.json")
+        assert new.public != bob.public
+        wait_until(lambda: asks(new), "the new key")
+        assert asks(bob), "both are valid for a while"
+        assert main(["keys", "revoke", str(folder), "bob", "--key", bob.public[:12]]) == 0
+        wait_until(lambda: not asks(bob), "the end of the old key")
+        assert asks(new)
+        assert main(["keys", "list", str(folder)]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trainer/bob ")]
+        assert len(lines) == 3, "one revoked just now, and two of the list"
+        assert "revoked 2" in lines[1] and lines[2].endswith("valid")
+        assert main(["keys", "make", str(folder), "bob"]) == 2
+        assert main(["keys", "revoke", str(folder), "nobody"]) == 2
+        assert "no valid key of 'nobody'" in capsys.readouterr().err
+    did = [json.loads(line)["did"] for line in Path(log).read_text().splitlines()]
+    assert did.count("key made") == 2 and did.count("key revoked") == 1
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in folder.iterdir())
+
+
+def test_keys_let_a_service_be_reached_by_tcp(tmp_path, capsys):
+    folder = tmp_path / "keys"
+    assert main(["keys", "make", str(folder)]) == 0
+    for name in ("server", "agent", "trainer", "operator"):
+        assert stat.S_IMODE((folder / f"{name}.json").stat().st_mode) == 0o600
+    secrets = [Credentials.read(folder / f"{name}.json").secret for name in ("agent", "trainer", "operator")]
+    assert len(set(secrets)) == 3
+    assert main(["keys", "make", str(folder)]) == 2
     assert "not overwritten" in capsys.readouterr().err
-    server, client = str(folder / "server.json"), str(folder / "client.json")
+    server, agent, operator = (str(folder / f"{name}.json") for name in ("server", "agent", "operator"))
     with running(
         "dispatcher", "--bind", "0.0.0.0", "--advertise", "127.0.0.1", "--port", "0", "--keys", server
     ) as head:
         address = head.wait_said("serving at").split()[2]
         with running(
-            "worker", "--dispatcher", address, "--bind", "0.0.0.0", "--processes", "1", "--keys", server
+            "worker", "--dispatcher", address, "--bind", "0.0.0.0", "--processes", "1", "--keys", agent
         ) as worker:
             name = worker.wait_said("registered at").rpartition(": ")[2].strip()
-            listed = penstock("jobs", "--service", address, PENSTOCK_KEYS=client)
+            listed = penstock("jobs", "--service", address, PENSTOCK_KEYS=operator)
             assert name in listed.stdout, listed.stderr
             other = tmp_path / "other"
-            assert main(["keys", str(other)]) == 0
-            stranger = penstock("jobs", "--service", address, PENSTOCK_KEYS=str(other / "client.json"))
+            assert main(["keys", "make", str(other)]) == 0
+            key = Credentials.read(other / "agent.json").toward(Credentials.read(agent).server)
+            key.write(other / "agent.json")
+            stranger = penstock(
+                "worker", "--dispatcher", address, "--processes", "1", "--keys", str(other / "agent.json")
+            )
             assert stranger.returncode == 1 and "refused us" in stranger.stderr
 
 
@@ -266,7 +307,7 @@ def test_keys_let_a_service_listen_beyond_this_host(tmp_path, capsys, monkeypatc
         (["dispatcher", "--bind", "0.0.0.0"], 2, "penstock keys"),
         (["dispatcher"], 2, "--service-file"),
         (["worker"], 2, "--dispatcher"),
-        (["worker", "--dispatcher", "tcp://127.0.0.1:1", "--bind", "0.0.0.0"], 2, "penstock keys"),
+        (["worker", "--dispatcher", "tcp://127.0.0.1:1", "--bind", "0.0.0.0"], 1, "PENSTOCK_KEYS"),
         (["worker", "--dispatcher", "tcp://head:5050", "--keys", "nowhere.json"], 1, "does not exist"),
         (["jobs"], 1, "PENSTOCK_SERVICE"),
         (["jobs", "cancel"], 2, "which job"),
@@ -275,10 +316,8 @@ def test_keys_let_a_service_listen_beyond_this_host(tmp_path, capsys, monkeypatc
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_work_is_refused_at_once(arguments, code, message, capsys, monkeypatch):
-    for name in ("PENSTOCK_SERVICE", "PENSTOCK_KEYS", "PENSTOCK_TOKEN"):
+    for name in ("PENSTOCK_SERVICE", "PENSTOCK_KEYS"):
         monkeypatch.delenv(name, raising=False)
-    if "tcp://127.0.0.1:1" in arguments:
-        monkeypatch.setenv("PENSTOCK_TOKEN", "secret")
     with alarm(20):
         assert main(arguments) == code
     assert message in capsys.readouterr().err

@@ -30,6 +30,7 @@ def wait_workers(service: ps.LocalService, count: int) -> dict[str, int]:
     return wait_until(lambda: pids if len(pids := service.worker_pids()) >= count else {}, f"{count} runners")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("order", ["relaxed", "deterministic"])
 def test_killed_workers_lose_and_repeat_nothing(order: str) -> None:
     with ps.LocalService(workers=3, threads=1) as service:
@@ -204,7 +205,8 @@ def test_one_stuck_worker_does_not_stop_the_others() -> None:
         return x
 
     with ps.LocalService(workers=3, threads=1) as service:
-        loader = ps.range(N).map(work).distribute(service, limits=ps.Limits(timeout_s=3.0))
+        service.wait_ready(WAIT_S)
+        loader = ps.range(N).map(work).distribute(service, limits=ps.Limits(timeout_s=8.0))
         got: list[int] = []
         with pytest.raises(TimeoutError, match="on worker"):
             got.extend(loader)

@@ -12,10 +12,13 @@ from penstock.control.snapshot import snapshot
 from penstock.control.state import ClusterState
 from penstock.control.views import view_of
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
+from penstock.wire.admissions import ExpectRunner, WhoReads
 from penstock.wire.jobs import Cut, JobSpec, JobView, StreamView
 from penstock.wire.messages import (
     AgentBeat,
+    AgentLeaving,
     Answer,
+    DrainWorker,
     EndStream,
     EpochOpened,
     Granted,
@@ -31,10 +34,13 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
+from penstock.wire.principals import Principal
 from tests.job_specs import job_spec
 
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
 JOB = JobName("resnet")
+ALICE, BOB = Principal("trainer", "alice"), Principal("trainer", "bob")
+OPERATOR, FLEET = Principal("operator", "olga"), Principal("agent", "fleet")
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -65,11 +71,35 @@ class Cluster:
         self.pushed.extend(decision.pushes)
         return decision.answer
 
-    def ask(self, request: Request, peer: str = "somebody") -> Any:
-        return self.take(self.decide(request, peer))
+    def ask(self, request: Request, peer: str = "somebody", principal: Principal | None = None) -> Any:
+        return self.take(self.decide(request, peer, principal))
 
-    def decide(self, request: Request, peer: str = "somebody") -> Decision:
-        return decide(self.state, request, now=self.now, peer=peer, draw=self.draw, blobs=self.blobs)
+    def decide(self, request: Request, peer: str = "somebody", principal: Principal | None = None) -> Decision:
+        return decide(
+            self.state,
+            request,
+            principal=principal or self.sender_of(request),
+            now=self.now,
+            peer=peer,
+            draw=self.draw,
+            blobs=self.blobs,
+        )
+
+    def sender_of(self, request: Request) -> Principal:
+        """Return who sends a request where everybody is honest."""
+        match request:
+            case RegisterAgent() | AgentBeat() | RunnerReady() | RunnerGone() | AgentLeaving() | ExpectRunner():
+                return FLEET
+            case GrantSplits():
+                iteration = self.state.iteration(request.job, request.attempt)
+                stream = None if iteration is None else iteration.streams.get(request.stream)
+                return Principal("runner", stream.bound.runner if stream and stream.bound else "nobody")
+            case WhoReads():
+                return Principal("runner", next(iter(self.state.runners[request.job])))
+            case DrainWorker():
+                return OPERATOR
+            case _:
+                return ALICE
 
     def tick(self, seconds: float = 0.0) -> None:
         """Let time pass, with a tick a second."""

@@ -217,7 +217,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.cluster.ask(request) == answer
             self.granted[stream.stream, pass_] = held + answer.ordinals
         else:
-            assert stale or stream.feed.kind != "granted" or stream.lost
+            assert stale or stream.feed.kind != "granted" or stream.lost or stream.bound is None
 
     @precondition(lambda self: self.streams())
     @rule(choice=CHOICE)

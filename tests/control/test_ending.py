@@ -242,7 +242,7 @@ def test_a_pipeline_is_registered_once() -> None:
     refused = cluster.ask(PutPipeline(id="p", spec=spec(fingerprint="f2")))
     assert isinstance(refused, Refused)
     assert refused.kind == "pipeline_mismatch"
-    assert cluster.ask(GetPipeline(id="p")) == Spec(spec=spec())
+    assert cluster.ask(GetPipeline(id="p")) == Spec(spec=spec(owner="alice"))
     assert isinstance(cluster.ask(GetPipeline(id="q")), NotKnown)
     cluster.restart()
 
@@ -256,12 +256,12 @@ def test_a_line_says_which_consumers_are_silent() -> None:
 
 
 def test_lines_say_what_there_is() -> None:
-    cluster = started(workers=2, owner="ann")
+    cluster = started(workers=2)
     cluster.grant(cluster.view().streams[0])
     (job,) = cluster.ask(ListJobs()).jobs
     assert (job.job, job.owner, job.clients, job.workers, job.streams, job.splits_left, job.status) == (
         JOB,
-        "ann",
+        "alice",
         1,
         2,
         2,

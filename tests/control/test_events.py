@@ -74,7 +74,6 @@ def test_deciding_changes_nothing() -> None:
     soft = (dict(cluster.state.agents), dict(cluster.state.runners), dict(cluster.state.clients))
     stream = cluster.view().streams[1]
     for request in (
-        cluster.granting(stream, seconds_per_split=0.01, pass_=5),
         Rebind(job=JOB, attempt="a0-r0", stream=stream.stream, binding=stream.binding, reason="gap"),
         cluster.opening(epoch=1, spec=cluster.state.jobs[JOB].spec),
         SteerJob(job=JOB, action="cancel"),

@@ -92,10 +92,10 @@ def test_a_job_that_a_reader_finished_or_still_reads_keeps_its_name() -> None:
     assert isinstance(cluster.ask(cluster.opening(spec=spec(consumers=2, fingerprint="f2"))), Refused)
 
 
-def test_the_creators_seed_host_and_owner_win() -> None:
+def test_the_creators_seed_and_host_win_and_the_owner_is_who_the_key_says() -> None:
     cluster = started(consumers=2, seed=5, owner="ann")
     answer = cluster.open(1, spec=spec(consumers=2, seed=6, host="elsewhere", owner="bob"), replica=1)
-    assert (answer.spec.seed, answer.spec.owner, answer.spec.host) == (5, "ann", "")
+    assert (answer.spec.seed, answer.spec.owner, answer.spec.host) == (5, "alice", "")
 
 
 @pytest.mark.parametrize("changes", [{"consumer": 1}, {"consumer": -1}, {"replica": -1}, {"job": ""}])
@@ -251,6 +251,36 @@ def test_consumers_may_be_one_epoch_apart_but_not_two() -> None:
     assert list(cluster.state.jobs[JOB].iterations) == [first]
     third = cluster.open(0, epoch=2, spec=described).view.attempt
     assert list(cluster.state.jobs[JOB].iterations) == [first, third]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_epoch_is_kept_for_who_left_it_and_may_come_back_with_its_state(finished: bool) -> None:
+    """All were stopped at its last step, or after it; one is back, sees the end and goes on before the other comes."""
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    for consumer in range(2):
+        cluster.ask(close(f"c{consumer}", "a0-r0", consumer=consumer, finished=finished))
+    cluster.open(1, spec=described, rejoin="a0-r0")
+    cluster.ask(close("c2", "a0-r0", consumer=1))
+    following = cluster.open(1, epoch=1, spec=described).view.attempt
+    assert cluster.open(0, spec=described, rejoin="a0-r0").view.attempt == "a0-r0"
+    cluster.ask(close("c4", "a0-r0"))
+    assert cluster.open(0, epoch=1, spec=described).view.attempt == following
+    assert list(cluster.state.jobs[JOB].iterations) == [following]
+
+
+def test_an_epoch_is_kept_for_who_has_gone_back_to_it() -> None:
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    cluster.ask(close("c0", "a0-r0"))
+    following = cluster.open(0, epoch=1, spec=described).view.attempt
+    cluster.ask(close("c2", following, finished=False))
+    cluster.open(0, spec=described, rejoin="a0-r0")
+    cluster.ask(close("c1", "a0-r0", consumer=1))
+    cluster.open(1, epoch=1, spec=described)
+    assert list(cluster.state.jobs[JOB].iterations) == ["a0-r0", following]
+    cluster.ask(close("c3", "a0-r0"))
+    assert list(cluster.state.jobs[JOB].iterations) == [following]
 
 
 def test_the_dead_hold_nobody_back() -> None:

@@ -205,6 +205,17 @@ def test_a_trainer_that_comes_without_its_state_begins_another_life() -> None:
     assert let_in(cluster, opening(0, "third")) == ("of c0-r0", 2)
 
 
+def test_the_late_opening_of_a_killed_trainer_begins_no_life() -> None:
+    """Else the trainer's streams begin after all that it was sent, and it never gets that."""
+    cluster = serving()
+    killed = msgspec.structs.replace(opening(1, "killed"), began_ns=1)
+    successor = msgspec.structs.replace(opening(1, "successor"), began_ns=2)
+    assert let_in(cluster, successor) == ("of c0-r0", 0)
+    late = cluster.ask(killed)
+    assert isinstance(late, Refused) and late.kind == "superseded"
+    assert let_in(cluster, successor) == ("of c0-r0", 0)
+
+
 def test_a_rank_that_returns_alone_without_its_state_waits_for_the_others() -> None:
     cluster, attempt = pair()
     answer = cluster.ask(rank(1, "b again"))

@@ -21,6 +21,7 @@ from . import adapter
 from .case import Case
 from .datasets import build
 from .happenings import Leg
+from .hostile import HostileFriend
 from .modes import refuses_weights
 from .reader import Portion, Reader, Shared
 from .samplers import Sampler, make_sampler
@@ -53,17 +54,23 @@ class Services:
 
     def __init__(self) -> None:
         self._shared: dict[tuple[int, int], ps.LocalService] = {}
+        self._hostile: list[HostileFriend] = []
 
     def shared(self, workers: int, inline: int) -> ps.LocalService:
         key = workers, inline
         if key not in self._shared:
             self._shared[key] = adapter.start_service(*key)
+            self._hostile.append(HostileFriend(self._shared[key]))
         return self._shared[key]
 
     def close(self) -> None:
+        for friend in self._hostile:
+            friend.close()
         for service in self._shared.values():
             service.close()
         self._shared.clear()
+        breaches = [breach for friend in self._hostile for breach in friend.breaches]
+        assert not breaches, breaches[:5]
 
 
 class Run:
@@ -165,6 +172,7 @@ class Run:
             saves_for_all=saves_for_all,
             holds=bool(case.modes.after),
             moves_on=case.modes.sharing is not None,
+            together=threading.Barrier(count) if modes.replicas > 1 else None,
             stop=self._stop,
         )
         readers = [Reader(shared, number, first=number == 0) for number in range(count)]

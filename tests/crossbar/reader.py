@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -51,6 +52,9 @@ class Shared:
     """Operators after `distribute` hold what they were given: an older reader may give all of that."""
     moves_on: bool = False
     """Trainers share the job: who comes back after the others' epoch is over joins the present one."""
+    together: threading.Barrier | None = None
+    """Replicas take their steps together: none is through with an epoch that another has not opened. How many there
+    are the service is not told: it keeps an epoch for ranks, and not for replicas that are yet to come."""
     stop: threading.Event = field(default_factory=threading.Event)
     """The case is over: an endless wait of a test must not outlive it."""
 
@@ -99,6 +103,8 @@ class Reader:
             self._read()
         except BaseException as error:
             self.error = error
+            if self._shared.together is not None:
+                self._shared.together.abort()  # the others go on without it
         finally:
             self._leave()
 
@@ -149,6 +155,7 @@ class Reader:
         elements: Iterator[Any] = iter(self._loader)
         portion = Portion(epoch=adapter.epoch_of(self._loader))
         self.portions.append(portion)
+        self._meet()
         due = [event for event in leg.events if event.iteration == iteration and self._concerns(event)]
         while not shared.stop.is_set():
             step = len(portion.outputs)
@@ -175,6 +182,12 @@ class Reader:
                 return
             portion.outputs.append(output_of(element))
             del element
+
+    def _meet(self) -> None:
+        if self._shared.together is not None:
+            self.where = "waits for the other replicas to open the epoch"
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self._shared.together.wait()
 
     def _concerns(self, event: Event) -> bool:
         if event.what in ON_SERVICE:

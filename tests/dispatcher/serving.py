@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, StreamId, WorkerId
+from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.dispatcher.main import Dispatcher, DispatcherConfig
+from penstock.wire.admissions import ExpectRunner
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
@@ -32,11 +33,16 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
+from penstock.wire.service_keys import KnownKey
 from tests.job_specs import job_spec
+from tests.keys import SERVER, new_key
 from tests.waiting import wait_until
 
 DEADLINE_S = 30.0
-CREDENTIALS = Credentials(token="a token for tests")
+KEY, AGENT_KEY = new_key(), new_key("agent", "fleet")
+KNOWN = tuple(KnownKey(key.public, key.principal) for key in (KEY, AGENT_KEY))
+RUNNER_KEYS: dict[RunnerId, Credentials] = {}
+"""The keys that agents have made for their processes."""
 GRAPH, SPLITS = b"a graph nobody reads", b"a list of splits nobody reads"
 JOB, ATTEMPT = JobName("resnet"), AttemptId("a1")
 
@@ -81,7 +87,7 @@ class Served:
 def served(
     journal: Path | None = None, prepare: Callable[[Dispatcher], None] | None = None, **options: Any
 ) -> Iterator[Served]:
-    config = DispatcherConfig(credentials=CREDENTIALS, journal=None if journal is None else str(journal), **options)
+    config = DispatcherConfig(server=SERVER, known=KNOWN, journal=None if journal is None else str(journal), **options)
     running = Served(config, prepare)
     try:
         yield running
@@ -125,7 +131,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 @contextlib.contextmanager
 def client(address: str, name: str = "test", **options: Any) -> Iterator[ControlClient]:
-    with ControlClient(address, CREDENTIALS, name=name, **options) as control:
+    with ControlClient(address, KEY, name=name, **options) as control:
         yield control
 
 
@@ -167,7 +173,7 @@ class FakeAgent:
     def __init__(self, address: str, number: int = 0) -> None:
         self.agent, self.worker = AgentId(f"agent{number}"), WorkerId(f"worker{number}")
         self.started: queue.Queue[StartRunner] = queue.Queue()
-        self.control = ControlClient(address, CREDENTIALS, name="agent", on_push=self._pushed)
+        self.control = ControlClient(address, AGENT_KEY, name="agent", on_push=self._pushed)
 
     def _pushed(self, push: Any) -> None:
         if isinstance(push, StartRunner):
@@ -179,7 +185,16 @@ class FakeAgent:
 
     def serve_runner(self) -> RunnerPlace:
         asked = self.started.get(timeout=DEADLINE_S)
-        place = RunnerPlace(runner=asked.runner, worker=asked.worker, job=asked.job, address="tcp://127.0.0.1:1")
+        key = RUNNER_KEYS[asked.runner] = new_key("runner", asked.runner)
+        expect = ExpectRunner(agent=self.agent, job=asked.job, runner=asked.runner, verifier=key.public)
+        assert self.control.ask(expect, timeout_s=DEADLINE_S, what="expecting") == Done()
+        place = RunnerPlace(
+            runner=asked.runner,
+            worker=asked.worker,
+            job=asked.job,
+            address="tcp://127.0.0.1:1",
+            verifier=key.public,
+        )
         answer = self.control.ask(RunnerReady(agent=self.agent, place=place), timeout_s=DEADLINE_S, what="ready")
         assert answer == Done(), answer
         return place
@@ -204,6 +219,7 @@ def attempt_of(stream: StreamView) -> AttemptId:
 
 
 def grant(control: ControlClient, stream: StreamView, after: int | None, *, job: JobName = JOB) -> tuple[int, ...]:
+    """Ask as the runner that the stream is bound to, where `control` asks."""
     request = GrantSplits(
         job=job,
         attempt=attempt_of(stream),
@@ -214,6 +230,8 @@ def grant(control: ControlClient, stream: StreamView, after: int | None, *, job:
         after=after,
         seconds_per_split=0.01,
     )
-    answer = control.ask(request, timeout_s=DEADLINE_S, what="splits")
+    assert stream.runner is not None
+    with ControlClient(control.address, RUNNER_KEYS[stream.runner], name="runner") as runner:
+        answer = runner.ask(request, timeout_s=DEADLINE_S, what="splits")
     assert isinstance(answer, Granted), answer
     return answer.ordinals

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[BlobStore]:
 
 def put(store: BlobStore, data: bytes, *, now: float = 0.0) -> BlobHash:
     for piece in put_blob_pieces(data):
-        assert store.put(piece, now=now) == Done()
+        assert store.put(piece, by="alice", now=now) == Done()
     store.commit()
     return blob_hash(data)
 
@@ -57,7 +57,7 @@ def test_pieces_may_come_in_any_order_and_twice(tmp_path: Path) -> None:
     name = blob_hash(BIG)
     for piece in pieces:  # each by another dispatcher
         store = BlobStore(tmp_path)
-        store.put(piece, now=0.0)
+        store.put(piece, by="alice", now=0.0)
         store.commit()
         store.close()
     store = BlobStore(tmp_path)
@@ -68,25 +68,25 @@ def test_pieces_may_come_in_any_order_and_twice(tmp_path: Path) -> None:
 def test_a_blob_is_not_there_before_its_last_piece(store: BlobStore) -> None:
     *most, last = put_blob_pieces(BIG)
     for piece in most:
-        store.put(piece, now=0.0)
+        store.put(piece, by="alice", now=0.0)
     assert not store.whole
     assert isinstance(store.get(GetBlob(hash=last.hash), now=0.0), Refused)
 
 
 def test_pieces_that_do_not_make_the_hash_are_refused_and_forgotten(store: BlobStore) -> None:
     name = blob_hash(b"good")
-    assert isinstance(store.put(PutBlob(hash=name, offset=0, size=4, piece=b"evil"), now=0.0), Refused)
+    assert isinstance(store.put(PutBlob(hash=name, offset=0, size=4, piece=b"evil"), by="alice", now=0.0), Refused)
     assert put(store, b"good") == name
     assert get(store, name) == b"good"
 
 
 def test_a_wrong_size_does_not_keep_the_right_one_out(store: BlobStore) -> None:
     name = blob_hash(b"good")
-    store.put(PutBlob(hash=name, offset=0, size=2 * PIECE_BYTES, piece=bytes(PIECE_BYTES)), now=0.0)
+    store.put(PutBlob(hash=name, offset=0, size=2 * PIECE_BYTES, piece=bytes(PIECE_BYTES)), by="alice", now=0.0)
     put(store, b"good")
     assert get(store, name) == b"good"
     wrong = PutBlob(hash=name, offset=0, size=3, piece=b"goo")
-    assert isinstance(store.put(wrong, now=0.0), Refused), "what is whole stays"
+    assert isinstance(store.put(wrong, by="alice", now=0.0), Refused), "what is whole stays"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_wrong_size_does_not_keep_the_right_one_out(store: BlobStore) -> None:
     ids=["off the grid", "negative", "short", "too large", "long name"],
 )
 def test_pieces_that_fit_nowhere_are_refused(store: BlobStore, bad: PutBlob) -> None:
-    assert isinstance(store.put(bad, now=0.0), Refused)
+    assert isinstance(store.put(bad, by="alice", now=0.0), Refused)
     assert not store.whole
 
 
@@ -161,3 +161,18 @@ def test_a_failing_write_leaves_no_half_blob(tmp_path: Path) -> None:
         assert failures == 1
         assert get(store, blob_hash(BIG)) == BIG
         store.close()
+
+
+def test_who_has_sent_all_of_a_blob_has_it_and_who_knows_its_name_does_not(store: BlobStore) -> None:
+    name = put(store, BIG)
+    assert store.has(name, "alice") and not store.has(name, "bob")
+    first, *rest = put_blob_pieces(BIG)
+    wrong = PutBlob(hash=name, offset=0, size=len(BIG), piece=bytes(len(first.piece)))
+    assert isinstance(store.put(wrong, by="bob", now=0.0), Refused)
+    assert store.put(first, by="bob", now=0.0) == Done()
+    assert store.put(first, by="bob", now=0.0) == Done()
+    assert not store.has(name, "bob"), "one piece, twice"
+    for piece in rest:
+        assert store.put(piece, by="bob", now=0.0) == Done()
+    assert store.has(name, "bob")
+    assert (store.bytes_of("alice"), store.bytes_of("bob")) == (len(BIG), 0), "it is stored once"

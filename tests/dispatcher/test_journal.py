@@ -343,6 +343,7 @@ def test_on_a_network_mount_the_log_is_not_shared(tmp_path: Path, monkeypatch: p
     assert len(reopened(tmp_path)[0].rows) == 3
 
 
+@pytest.mark.alone
 def test_restart_does_not_grow_with_history(tmp_path: Path) -> None:
     """A million events in rows of a hundred, with snapshots as the dispatcher makes them."""
     journal = Journal(tmp_path)

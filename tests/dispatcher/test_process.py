@@ -6,12 +6,9 @@ import contextlib
 import json
 import pickle
 import signal
-import stat
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +19,14 @@ import pytest
 from penstock.core.errors import AuthenticationError, JournalLockedError
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.dispatcher.service import DispatcherStatistics
+from penstock.wire.addresses import Listening
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.messages import AgentBeat, Beat, BlobPiece, GetBlob, ListJobs
 from tests.dispatcher.serving import (
-    CREDENTIALS,
     DEADLINE_S,
+    KNOWN,
     FakeAgent,
     bound_stream,
     client,
@@ -42,11 +39,13 @@ from tests.dispatcher.serving import (
     spec,
     started,
 )
+from tests.keys import SERVER, new_key
+from tests.security.web import get
 from tests.waiting import wait_until
 
 
 def config(journal: Path, **options: Any) -> DispatcherConfig:
-    return DispatcherConfig(credentials=CREDENTIALS, journal=str(journal), **options)
+    return DispatcherConfig(server=SERVER, known=KNOWN, journal=str(journal), **options)
 
 
 @contextlib.contextmanager
@@ -132,21 +131,14 @@ def test_a_second_dispatcher_refuses_to_start_and_names_the_first(tmp_path: Path
         killed(process)
 
 
-def test_the_service_file_is_for_its_owner_and_says_where(tmp_path: Path) -> None:
-    path = tmp_path / "service.json"
-    with served(tmp_path / "journal", service_file=str(path)) as running:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = ServiceFile.read(path)
-        assert found.address == running.address
-        with client(found.address) as control:
-            control.ask(ListJobs(), timeout_s=DEADLINE_S, what="jobs")
-
-
 def test_a_port_taken_by_somebody_else_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.dispatcher.main.REBIND_DEADLINE_S", 0.1)
     with served(tmp_path / "a") as running:
         first = running.address
-    with served(tmp_path / "b", port=int(first.rpartition(":")[2])), served(tmp_path / "a") as running:
+    with (
+        served(tmp_path / "b", listening=Listening(port=int(first.rpartition(":")[2]))),
+        served(tmp_path / "a") as running,
+    ):
         second = running.address
         assert second != first
     with served(tmp_path / "a") as running:
@@ -206,6 +198,7 @@ def test_it_never_unpickles_and_never_imports_what_runs_user_code(tmp_path: Path
     assert not [name for name in modules if not name.startswith("penstock.")]
 
 
+@pytest.mark.alone
 def test_it_starts_quickly(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
@@ -214,7 +207,7 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
         "took = []\n"
         "for number in range(5):\n"
         "    begin = time.perf_counter()\n"
-        "    config = DispatcherConfig(credentials=Credentials(token='t'), journal=f'{sys.argv[1]}/{number}')\n"
+        "    config = DispatcherConfig(server=Credentials.new(), known=(), journal=f'{sys.argv[1]}/{number}')\n"
         "    dispatcher = Dispatcher(config)\n"
         "    took.append(time.perf_counter() - begin)\n"
         "    dispatcher.close()\n"
@@ -226,17 +219,11 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     assert float(found.stdout) < 0.15
 
 
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
-    with served(tmp_path, http_port=0) as running, client(running.address) as control:
+    with (
+        served(tmp_path, http_port=0, http_token_file=str(tmp_path / "token")) as running,
+        client(running.address) as control,
+    ):
         put_blobs(control)
         open_job(control)
         port = running.dispatcher.http_port
@@ -244,8 +231,14 @@ def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
         assert get(port, "/livez") == (200, "alive")
         assert get(port, "/readyz") == (200, "ready")
         assert get(port, "/elsewhere")[0] == 404
-        wait_until(lambda: "penstock_dispatcher_jobs 1.0" in get(port, "/metrics")[1], "the job in the metrics")
-        text = get(port, "/metrics")[1]
+        wait_until(
+            lambda: (
+                "penstock_dispatcher_jobs 1.0"
+                in get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
+            ),
+            "the job in the metrics",
+        )
+        text = get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
         assert 'penstock_dispatcher_requests_total{kind="OpenEpoch"} 1.0' in text
         assert "penstock_dispatcher_blobs 2.0" in text
         assert "penstock_dispatcher_commit_seconds_total" in text
@@ -256,7 +249,10 @@ def test_health_and_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
 
 
 def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
-    with served(tmp_path, http_port=0) as running, client(running.address) as control:
+    with (
+        served(tmp_path, http_port=0, http_token_file=str(tmp_path / "token")) as running,
+        client(running.address) as control,
+    ):
         agent = FakeAgent(running.address)
         try:
             put_blobs(control)
@@ -280,8 +276,14 @@ def test_metrics_tell_what_workers_and_clients_said(tmp_path: Path) -> None:
             control.ask(taken, timeout_s=DEADLINE_S, what="beating")
             port = running.dispatcher.http_port
             assert port is not None
-            wait_until(lambda: "penstock_client_batches_total{" in get(port, "/metrics")[1], "what was said")
-            text = get(port, "/metrics")[1]
+            wait_until(
+                lambda: (
+                    "penstock_client_batches_total{"
+                    in get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
+                ),
+                "what was said",
+            )
+            text = get(port, "/metrics", token=(tmp_path / "token").read_text().strip())[1]
         finally:
             agent.control.close()
     of_worker = f'job="{view.job}",worker="{agent.worker}"'
@@ -308,7 +310,7 @@ def test_a_loop_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_strangers_are_not_let_in(tmp_path: Path) -> None:
-    stranger = Credentials(token="wrong")
+    stranger = new_key()
     with served(tmp_path) as running, ControlClient(running.address, stranger, name="stranger") as control:
         with pytest.raises(AuthenticationError):
             control.ask(ListJobs(), timeout_s=DEADLINE_S, what="jobs")

@@ -27,8 +27,7 @@ def small_runner(
     """Does what its job's name says."""
     from penstock.core.ids import StreamId
     from penstock.processes.flight_record import FlightRecord
-    from penstock.wire.figures import RunnerFigures, StageFigures
-    from penstock.worker.figures import lines_of
+    from penstock.wire.figures import RunnerFigures, StageFigures, lines_of
 
     if config.job == "fails":
         raise RuntimeError("no such graph")

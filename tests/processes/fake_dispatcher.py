@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import zmq
+from tests.keys import SERVER, knows
+from tests.waiting import wait_until
 
+from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
 from penstock.wire.messages import Done, RegisterAgent
@@ -21,9 +23,9 @@ class FakeDispatcher:
         self.asked: list[Any] = []
         self.answers: dict[type, Callable[[Any], Any]] = {}
         self._context: Any = zmq.Context()
-        self._guard = Guard(self._context, credentials)
+        self._guard = Guard(self._context, knows(credentials))
         self._guard.start()
-        self._socket, self.address = bind_router(self._context, credentials, "127.0.0.1", port=port, data=False)
+        self._socket, self.address = bind_router(self._context, Listening(port=port), "dispatcher", SERVER, data=False)
         self._agent = b""
         self._pushes: list[Any] = []
         self._closing = False
@@ -34,13 +36,10 @@ class FakeDispatcher:
         self._pushes.append(body)
 
     def wait_asked(self, kind: type, condition: Callable[[Any], bool] = lambda body: True, since: int = 0) -> Any:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            for body in self.asked[since:]:
-                if isinstance(body, kind) and condition(body):
-                    return body
-            time.sleep(0.005)
-        raise AssertionError(f"no {kind.__name__} in 30 s; asked: {self.asked}")
+        def matching() -> list[Any]:
+            return [body for body in self.asked[since:] if isinstance(body, kind) and condition(body)]
+
+        return wait_until(matching, kind.__name__)[0]
 
     def close(self) -> None:
         self._closing = True

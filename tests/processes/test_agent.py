@@ -13,6 +13,7 @@ import agent_children
 import msgspec
 import pytest
 from fake_dispatcher import FakeDispatcher
+from tests.keys import new_key
 from tests.waiting import wait_gone, wait_until
 
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
@@ -20,7 +21,6 @@ from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWor
 from penstock.processes.nursery_link import NurseryLink
 from penstock.processes.nursery_messages import Died, EndNursery, Prepare, Ready, Spawn, Stop, TellChild
 from penstock.processes.nursery_start import start_nursery
-from penstock.wire.credentials import Credentials
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.messages import (
     AgentBeat,
@@ -41,7 +41,7 @@ DEADLINE_S = 30.0
 
 class Setup:
     def __init__(self) -> None:
-        self.credentials = Credentials.new_token()
+        self.credentials = new_key("agent")
         self.dispatcher = FakeDispatcher(self.credentials)
         self.process: subprocess.Popen[bytes]
         self.process, end = start_nursery()
@@ -250,7 +250,7 @@ def test_workers_join_and_leave(setup):
 
 
 def test_wrong_credentials_and_refusals_end_an_agent_with_the_reason(setup):
-    setup.start_agent(credentials=Credentials.new_token())
+    setup.start_agent(credentials=new_key("agent"))
     assert "AuthenticationError" in setup.wait_event(Died).failure
     setup.link.send(Stop(id="agent", grace_s=1))
     wait_until(lambda: not setup.link.children(), "the end of all children")

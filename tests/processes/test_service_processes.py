@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,8 +19,10 @@ from tests.waiting import wait_gone, wait_until
 
 import penstock as ps
 from penstock.core.errors import CannotListenError, InvalidArgumentError, ServiceClosedError
-from penstock.processes.service_processes import ServiceOptions, ServiceProcesses, hold_port
-from penstock.wire.credentials import Credentials, find_service
+from penstock.processes.service_folder import ServiceFolder
+from penstock.processes.service_processes import ServiceOptions, ServiceProcesses, free_port
+from penstock.wire.addresses import Listening
+from penstock.wire.credentials import find_service
 
 DEADLINE_S = 30.0
 
@@ -42,8 +46,9 @@ def test_the_service_file_names_it_to_others_of_this_user(service):
     assert stat.S_IMODE(service.service_file.stat().st_mode) == 0o600
     found = find_service(str(service.service_file))
     assert found.address == service.address
-    assert found.credentials.token == service.credentials.token
-    assert service.credentials.token not in repr(service.credentials)
+    assert found.credentials == service.credentials and found.credentials.role == "trainer"
+    assert find_service(str(service.service_file), "operator").credentials.role == "operator"
+    assert service.credentials.secret not in repr(service.credentials)
 
 
 def test_workers_are_added_and_removed(service):
@@ -131,6 +136,7 @@ def test_workers_that_were_added_come_back_too():
         )
 
 
+@pytest.mark.alone
 def test_nothing_is_left_after_close():
     service = ps.LocalService(workers=1)
     service.wait_ready(DEADLINE_S)
@@ -203,28 +209,47 @@ def test_a_fork_of_the_trainer_does_not_end_its_service():
     assert ran.stdout.split() == ["1", "True", "10"], ran.stderr
 
 
-def test_a_held_port_is_refused_to_others():
-    held = hold_port("127.0.0.1", 0, None)
-    port = held.getsockname()[1]
-    held.listen()  # as if somebody else served there
-    try:
-        with pytest.raises(CannotListenError, match=str(port)):
-            hold_port("127.0.0.1", port, None)
+def test_a_port_that_is_taken_is_not_chosen():
+    with free_port("127.0.0.1") as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
         with pytest.raises(CannotListenError, match="in ports"):
-            hold_port("127.0.0.1", 0, (port, port))
-    finally:
-        held.close()
+            free_port("127.0.0.1", (port, port))
 
 
-def test_another_bind_than_loopback_needs_keys():
-    with pytest.raises(InvalidArgumentError, match="penstock keys"):
-        ServiceProcesses(ServiceOptions(workers=1, credentials=Credentials.new_token(), bind="0.0.0.0"))
-    processes = ServiceProcesses(ServiceOptions(workers=1, credentials=Credentials.new_keys(), bind="0.0.0.0"))
+def test_a_service_that_is_reached_by_tcp_is_encrypted_and_read_as_any_other(tmp_path):
+    processes = ServiceProcesses(ServiceOptions(workers=1, listening=Listening(bind="0.0.0.0", advertise="127.0.0.1")))
     try:
         processes.wait_ready(DEADLINE_S)
         assert processes.control() is processes.control()
+        assert not processes.service_file().others, "whoever reads elsewhere need not do more"
+        processes.service_file().write(tmp_path / "service.json")
+        with ps.range(10).distribute(tmp_path / "service.json", limits=ps.Limits(timeout_s=30)) as loader:
+            assert sorted(loader) == list(range(10))
     finally:
         processes.close()
+
+
+def test_what_killed_services_left_is_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", f"/tmp/ps{os.getpid()}")
+    os.mkdir(os.environ["TMPDIR"])
+    try:
+        code = (
+            "import os\nfrom penstock.processes.service_folder import ServiceFolder\n"
+            "print(ServiceFolder().path, flush=True)\nos.kill(os.getpid(), 9)"
+        )
+        left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+        assert left.exists() and left.stat().st_mode & 0o777 == 0o700
+        alive = ServiceFolder()
+        another = ServiceFolder()
+        assert alive.path.exists() and another.path.exists() and not left.exists()
+        with pytest.raises(CannotListenError, match="runs already"):
+            (ServiceFolder("journal"), ServiceFolder("journal"))
+        alive.path.parent.chmod(0o755)
+        assert str(ServiceFolder().path.parent) == f"/tmp/penstock-{os.geteuid()}", "others could enter the first"
+    finally:
+        shutil.rmtree(os.environ["TMPDIR"])
 
 
 def test_a_service_that_cannot_start_says_why(tmp_path):
@@ -237,6 +262,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path):
         service.wait_ready(DEADLINE_S)
 
 
+@pytest.mark.alone
 def test_starting_returns_at_once():
     before = time.monotonic()
     with ps.LocalService(workers=2) as service:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
-import urllib.request
 
 import penstock as ps
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import ListWorkers, Workers
+from tests.security.web import get
 
 DEADLINE_S = 60.0
 
@@ -23,11 +22,13 @@ def test_a_job_that_is_read_shows_in_the_metrics_and_in_the_list_of_workers(tmp_
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    processes = ServiceProcesses(ServiceOptions(workers=1, credentials=Credentials.new_token(), http_port=port))
+    token = tmp_path / "token"
+    options = ServiceOptions(workers=1, http_port=port, http_token_file=str(token))
+    processes = ServiceProcesses(options)
     try:
         processes.wait_ready(DEADLINE_S)
         file = tmp_path / "service.json"
-        ServiceFile(address=processes.address, credentials=processes.credentials.as_client()).write(file)
+        processes.service_file().write(file)
         with (
             ps.range(10**9)
             .map(slowly)
@@ -42,8 +43,7 @@ def test_a_job_that_is_read_shows_in_the_metrics_and_in_the_list_of_workers(tmp_
             )
             text, rate = "", 0.0
             for _ in loader:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
-                    text = answer.read().decode()
+                text = get(port, "/metrics", token=token.read_text().strip())[1]
                 listed = processes.control().ask(ListWorkers(), timeout_s=DEADLINE_S, what="workers")
                 assert isinstance(listed, Workers)
                 rate = listed.workers[0].rounds_per_s

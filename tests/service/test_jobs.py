@@ -66,6 +66,7 @@ def test_all_consumers_get_the_same_number_of_steps(
     assert len(set(given.tolist())) == len(given)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["anew", "rejoin"])
 def test_a_reader_whose_place_is_taken_is_told_at_once_by_whom(one_worker: ps.LocalService, how: str) -> None:
     slow = ps.range(100_000).map(slowly).batch(4)

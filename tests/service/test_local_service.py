@@ -77,8 +77,7 @@ def test_a_service_lives_as_long_as_the_loaders_that_read_it() -> None:
         assert sorted(loader) == list(range(10))
 
 
-def test_an_address_without_a_service_is_said_before_the_missing_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+def test_an_address_without_a_service_is_said_before_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_KEYS", raising=False)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -86,5 +85,5 @@ def test_an_address_without_a_service_is_said_before_the_missing_token(monkeypat
         with pytest.raises(InvalidArgumentError, match=f"no service runs at {address}.*penstock serve"):
             ps.range(4).distribute(address)
         nobody.listen()
-        with pytest.raises(InvalidArgumentError, match=r"PENSTOCK_TOKEN"):
+        with pytest.raises(InvalidArgumentError, match=r"PENSTOCK_KEYS"):
             ps.range(4).distribute(address)

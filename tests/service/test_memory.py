@@ -62,6 +62,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.alone
 def test_batches_read_as_fast_as_they_come_take_little_memory(three_workers: ps.LocalService) -> None:
     most = 0
     with ps.range(500 * 16_384).batch(16_384).distribute(three_workers) as loader:

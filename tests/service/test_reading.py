@@ -17,9 +17,10 @@ import pytest
 
 import penstock as ps
 from penstock.testing.conformance import compare_all
+from penstock.wire.service_keys import ServiceKeys
 from tests.waiting import wait_until
 
-from .checks import Background, assert_exactly_once
+from .checks import DEADLINE_S, Background, assert_exactly_once
 
 Pair = namedtuple("Pair", "left right")
 
@@ -139,11 +140,15 @@ def free_port() -> int:
 
 
 def test_a_client_waits_for_its_dispatcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_TOKEN", "f" * 64)
+    keys = ServiceKeys.new()
+    keys.write(tmp_path / "server.json")
+    keys.trainer.write(tmp_path / "trainer.json")
+    monkeypatch.setenv("PENSTOCK_KEYS", str(tmp_path / "trainer.json"))
     port = free_port()
     loader = ps.range(10).distribute(f"tcp://127.0.0.1:{port}", limits=ps.Limits(timeout_s=60))
     reading = Background(lambda: list(loader))
     command = [sys.executable, "-m", "penstock", "serve", "--workers", "1", "--port", str(port)]
+    command += ["--keys", str(tmp_path / "server.json")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             assert reading.result(60) == list(range(10))
@@ -153,8 +158,9 @@ def test_a_client_waits_for_its_dispatcher(tmp_path: Path, monkeypatch: pytest.M
             server.wait(20)
 
 
-def test_timeout_names_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_TOKEN", "f" * 64)
+def test_timeout_names_what_was_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ServiceKeys.new().trainer.write(tmp_path / "trainer.json")
+    monkeypatch.setenv("PENSTOCK_KEYS", str(tmp_path / "trainer.json"))
     address = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(ps.PenstockError, match=address):
         list(ps.range(10).distribute(address, limits=ps.Limits(timeout_s=0.5)))
@@ -224,6 +230,7 @@ def test_reading_goes_on_beside_a_stuck_worker(tmp_path: Path) -> None:
         return i
 
     with ps.LocalService(workers=3, threads=1) as service:
+        service.wait_ready(DEADLINE_S)
         # Every element is a split of its own, so that the stuck worker holds as little as possible.
         dataset = ps.from_generator(lambda split: iter([split]), splits=list(range(60))).map(sticky, threads=1)
         with dataset.distribute(service, limits=ps.Limits(timeout_s=8)) as loader:

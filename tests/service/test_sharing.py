@@ -424,7 +424,7 @@ def test_the_service_says_how_trainers_fare(one_worker: ps.LocalService) -> None
         first(iterator, 100)
     for loader in loaders:
         loader.statistics()
-    with ControlClient(one_worker.address, one_worker.credentials.as_client(), name="test") as control:
+    with ControlClient(one_worker.address, one_worker.credentials, name="test") as control:
 
         def line() -> JobLine | None:
             answer = control.ask(ListJobs(), timeout_s=10, what="jobs")

@@ -14,9 +14,12 @@ import penstock as ps
 
 from .checks import Background
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 WINDOW_BYTES = 48 * MIB  # forty batches' worth: each trainer reads twice as many
 READERS, TRAINERS_EACH, STEPS = 8, 8, 80
+READ_WITHIN_S = 240.0  # some ten on a machine that is not busy
 
 READER = """
     import sys, time
@@ -91,7 +94,7 @@ def test_64_trainers_are_served_within_the_windows_budget_and_a_fifth(tmp_path: 
             runner = next(iter(service.worker_pids().values()))
             memory = Memory(runner)
             reading = [start(service, [f"t{p}.{n}" for n in range(TRAINERS_EACH)], STEPS) for p in range(READERS)]
-            assert [each.result(90) for each in reading] == [f"{STEPS}\n"] * READERS
+            assert [each.result(READ_WITHIN_S) for each in reading] == [f"{STEPS}\n"] * READERS
             memory.stop()
             assert next(iter(service.worker_pids().values())) == runner
         finally:

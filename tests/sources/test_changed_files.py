@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import os
@@ -24,7 +25,8 @@ from penstock.sources.tfrecord import TFRecordWriter
 
 ROWS = 40_000
 LINE = 23
-CSV_ROWS = 2_500_000  # the reader is some 16 MB ahead of what was asked for
+CSV_LINE = 100
+CSV_ROWS = 350_000  # the reader is some 16 MB ahead of what was asked for
 COLUMN_ROWS = 1_000_000  # and so many that a reader on its own thread is not through when the file changes
 
 
@@ -41,8 +43,13 @@ def json_lines(path: Path) -> None:
     path.write_bytes(b"".join(b'{"number": %06d}\n' % (100_000 + i) for i in range(ROWS)))
 
 
+@functools.cache
+def csv_of(rows: int) -> bytes:
+    return b"a,b\n" + b"".join(b"%06d,%0*d\n" % (i, CSV_LINE - 8, i) for i in range(rows))
+
+
 def csv(path: Path) -> None:
-    path.write_bytes(b"a,b\n" + b"".join(b"%06d,%06d\n" % (i, i) for i in range(CSV_ROWS)))
+    path.write_bytes(csv_of(CSV_ROWS))
 
 
 def tfrecord(path: Path) -> None:
@@ -91,7 +98,7 @@ SKIPPING = [name for name in READERS if name != "x.npy"]
 def cut_at_a_record(path: Path, fraction: float) -> None:
     """Shorten a file to a place where a reader that trusts the end of a file sees nothing wrong."""
     size = path.stat().st_size
-    unit = {"x.txt": LINE, "x.jsonl": 19, "x.csv": 14, "x.tfrecord": 32, "x.tar": 1536}.get(path.name, 1)
+    unit = {"x.txt": LINE, "x.jsonl": 19, "x.csv": CSV_LINE, "x.tfrecord": 32, "x.tar": 1536}.get(path.name, 1)
     header = 4 if path.name == "x.csv" else 0
     os.truncate(path, header + int((size - header) * fraction) // unit * unit)
 
@@ -224,6 +231,7 @@ def test_a_remote_file_that_changed_is_an_error(
 ) -> None:
     # Of a larger Parquet file whose footer is known, only the columns are read: what follows them may change.
     monkeypatch.setattr(f"{__name__}.COLUMN_ROWS", 40_000)
+    monkeypatch.setattr(f"{__name__}.CSV_ROWS", 40_000)  # it changes before anything of it is read
     write, read = READERS[name]
     write(tmp_path / name)
     content = (tmp_path / name).read_bytes()

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.wire.credentials import Credentials
 
 
 @pytest.fixture
@@ -46,8 +47,10 @@ def test_a_loader_knows_it_too_unless_batches_are_cut_elsewhere(tables: str) -> 
 
 
 @pytest.fixture(autouse=True)
-def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_TOKEN", "of no service")
+def key(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("key") / "of no service.json"
+    Credentials.new(server="0" * 40).write(path)
+    monkeypatch.setenv("PENSTOCK_KEYS", str(path))
 
 
 def test_the_length_of_a_saved_dataset_is_that_of_its_manifest(tmp_path: Path) -> None:

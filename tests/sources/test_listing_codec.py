@@ -95,6 +95,7 @@ def test_what_is_not_a_listing_is_refused(data):
         decode_listings(data)
 
 
+@pytest.mark.alone
 def test_a_million_files_take_seconds():
     files = [FileInfo(f"/data/train/class{i // 1000:04d}/{i:08d}.jpg", i, "", f"{i:08d}.jpg") for i in range(1_000_000)]
     node = node_of(ps.read_files("/unused"))

@@ -270,6 +270,21 @@ def test_ranks_too_far_apart_are_refused() -> None:
     resume(*ranks(progress(replace(far, trail_lost=False)), progress(position(0, 9), done=((0, 3),))))
 
 
+@pytest.mark.parametrize("round_, ended", [(1, False), (0, True)])
+def test_a_stream_from_before_its_end_is_refused_where_what_it_left_over_was_read(round_: int, ended: bool) -> None:
+    """Which splits came after is in no state: they would be granted in another order, and leave something else over."""
+    left = Leftover(0, cut(named=(5,)), GRANTED)
+    tail = Position(2, round_, Cut(), ended=ended, feed=FeedSpec(kind="tail", leftovers=(left,)))
+    other = progress(position(1, 9, ended=True), tail, step=10)
+    with pytest.raises(StateMismatchError, match=r"before stream 0 had ended.*load the states that were"):
+        resume(*ranks(progress(position(0, 4), step=4), other, uneven="allow"))
+    resume(*ranks(progress(position(0, 9, ended=True, leftover=True)), other, uneven="allow"))
+    idle = progress(position(1, 9, ended=True), replace(tail, round=0, ended=False), step=9)
+    resume(*ranks(progress(position(0, 4), step=4), idle, uneven="allow"))
+    dealt = replace(tail, feed=FeedSpec(kind="tail", leftovers=(Leftover(0, cut(), DEALT),)))
+    resume(*ranks(progress(position(0, 4), step=4), progress(dealt, step=10), uneven="allow"))
+
+
 def test_with_uneven_allow_the_highest_position_counts_and_all_that_is_done() -> None:
     trailed = position(0, 9, trail=(Stride(0, 0, 2),), trail_lost=True)
     states = ranks(

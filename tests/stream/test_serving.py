@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
-from penstock.stream.instructions import End, Fail, Given, Send, StartRun, StopRun, Terms, Wanted
+from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Terms, Wanted
 from penstock.stream.serving import (
     GATHER_IN_STEP_S,
     GATHER_S,
@@ -18,9 +18,10 @@ from penstock.stream.serving import (
     UNBOUNDED,
     Dealt,
 )
+from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import OpenStream, StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut, FeedSpec, Named
-from tests.stream.records import GRANTED, cut_at, delivery, done, opens
+from tests.stream.records import FAILURE, GRANTED, cut_at, delivery, done, failed, opens
 
 
 def dealt(consumers: int = 1, **more: Any) -> Dealt:
@@ -450,17 +451,18 @@ def test_an_ended_run_goes_with_its_last_reader() -> None:
 
 def test_a_failure_is_told_to_all_at_the_round_each_waits_for() -> None:
     served = running(0, 2)
-    served.failed(7)
+    served.failed(7, FAILURE)
     assert served.instructions() == []
-    served.failed(1)
-    assert served.instructions() == [Fail(b"a", 1, 1, 0), Fail(b"b", 2, 1, 2)]
+    served.failed(1, FAILURE)
+    told = [Send(b"a", failed(0, opening=1)), Send(b"b", failed(2, opening=2))]
+    assert served.instructions() == told
     assert not served.running
 
 
 def test_after_a_failure_a_reader_that_opens_again_makes_a_run_start() -> None:
     served = running(0)
     give(served, 2)
-    served.failed(1)
+    served.failed(1, FAILURE)
     served.instructions()
     assert starts(open_by(served, "a", opens(2, opening=2))) == [(2, 2)]
 
@@ -551,9 +553,11 @@ def test_consumers_that_changed_weights_differently_are_told() -> None:
     open_by(served, "a", opens(0, mixes=(ONE, TWO)))
     other = (4, (5.0, 1.0))
     (told,) = open_by(served, "b", opens(2, consumer=1, opening=6, mixes=(ONE, other)))
-    assert (told.peer, told.opening, told.binding, told.seq) == (b"b", 6, 1, 2)
-    assert isinstance(told.error, InvalidArgumentError)
-    assert "to [5.0, 1.0] at round 4 of a stream here, to [1.0, 3.0] at round 4 elsewhere" in str(told.error)
+    message = told.message
+    assert (told.peer, message.opening, message.binding, message.seq) == (b"b", 6, 1, 2)
+    error = rebuild_failure(message.failure)
+    assert isinstance(error, InvalidArgumentError)
+    assert "to [5.0, 1.0] at round 4 of a stream here, to [1.0, 3.0] at round 4 elsewhere" in str(error)
     assert len(served.readers) == 1
 
 

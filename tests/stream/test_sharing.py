@@ -9,12 +9,12 @@ import pytest
 from penstock.core.ids import AttemptId, StreamId
 from penstock.stream.instructions import FRAME_BYTES, End, Send, StartRun, StopRun
 from penstock.stream.serving import PROBE_S
-from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared, SharingTerms
+from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared
 from penstock.stream.teams import GATHER_RANKS_S, RankReader
 from penstock.stream.window import Entry
 from penstock.wire.frames import StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut
-from tests.stream.records import cut_at, delivery, opens
+from tests.stream.records import FAILURE, cut_at, delivery, opens
 
 ROUND_BYTES = 100
 SHARE = FRAMES_A_WINDOW * ROUND_BYTES
@@ -29,9 +29,9 @@ class Stream:
     """
 
     def __init__(self, *, waits: bool = False, trainers: int = 0, consumers: int = 1) -> None:
-        terms = SharingTerms(waits=waits, trainers=trainers, timeout_s=TIMEOUT_S)
-        sharing = delivery(sharing="wait" if waits else "skip", consumers=consumers)
-        self.served = Shared(StreamId("a.0"), sharing, terms, now=0.0)
+        kind = "wait" if waits else "skip"
+        sharing = delivery(sharing=kind, trainers=trainers or None, trainer_timeout_s=TIMEOUT_S, consumers=consumers)
+        self.served = Shared(StreamId("a.0"), sharing, now=0.0)
         self.starts: list[int] = []
         self.ended: dict[str, StreamEnded] = {}
         self.refused: list[str] = []
@@ -333,7 +333,7 @@ def test_a_failed_run_goes_on_where_it_failed() -> None:
     stream = Stream()
     stream.open("a")
     stream.reads("a", 2)
-    stream.served.failed(1)
+    stream.served.failed(1, FAILURE)
     stream.served.instructions()
     stream.open("a", 2)
     assert stream.starts == [0, 2] and stream.reads("a", 1) == [2]

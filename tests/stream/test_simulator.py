@@ -9,14 +9,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from penstock.control import permissions
 from penstock.core.ids import RunnerId
 from penstock.stream.consuming import Consumer
 from penstock.stream.serving import ServedReader
 from penstock.testing.simulator.__main__ import main
-from penstock.testing.simulator.checks import check, deterministic_histories
 from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, TakenRequests
 from penstock.testing.simulator.engine import PASS, Shape
-from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace
+from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace, check, deterministic_histories
 from penstock.testing.simulator.schedule import (
     FaultKind,
     Schedule,
@@ -31,6 +31,7 @@ from penstock.testing.simulator.world import Failed, Mail
 from penstock.wire.frames import OpenStream
 from penstock.wire.messages import StartRunner
 from penstock.wire.modes import ShareKind, Uneven
+from penstock.wire.positions import PositionSigner
 from penstock.worker.feeds import Settled, StreamLedger
 
 SCHEDULES = 250
@@ -90,6 +91,11 @@ def torn(hear: Any) -> Any:
     return heard
 
 
+def anybody(state: Any, principal: Any, request: Any) -> bool:
+    """Whoever has the role has the right."""
+    return True
+
+
 BUGS: dict[str, tuple[type, str, Any]] = {
     "no sync": (Disk, "sync", not_synced),
     "said before it is committed": (FakeDispatcher, "_write", said_at_once),
@@ -97,6 +103,8 @@ BUGS: dict[str, tuple[type, str, Any]] = {
     "incremental credits": (ServedReader, "hear", summed_credits(ServedReader.hear)),
     "unnamed boundary": (StreamLedger, "settle", without_boundary(StreamLedger.settle)),
     "torn trainer": (FakeSharedStream, "hear", torn(FakeSharedStream.hear)),
+    "everybody may ask everything": (permissions.Condition, "holds", property(lambda condition: anybody)),
+    "positions are believed": (PositionSigner, "verifies", lambda signer, position, proof: True),
 }
 
 
@@ -190,6 +198,7 @@ def test_what_is_to_happen_in_schedules_happens() -> None:
     assert sum(len(read.before) > 0 for read in reads) >= 5, "few trainers went on as another number of ranks"
     assert sum(read.joined_late for read in reads) >= 3
     assert sum(len(history) for read in reads for history in read.histories) > 1500
+    assert sum(run.hostile.asked for run in runs if run.hostile is not None) > 500
 
 
 def undisturbed(**shape: Any) -> Schedule:

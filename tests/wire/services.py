@@ -8,10 +8,13 @@ from collections.abc import Callable
 import zmq
 
 from penstock.core.errors import ProtocolError
+from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
 from penstock.wire.messages import Answer, Ask, Push
+from penstock.wire.pieces import RequestAssembler
 from penstock.wire.sockets import Guard, bind_router
+from tests.keys import SERVER, knows
 
 WAIT_S = 30.0
 
@@ -26,10 +29,11 @@ class Answerer:
         self.protocol_errors: list[str] = []
         self.peers: list[bytes] = []
         self._answer, self._position = answer, position
+        self._assembler = RequestAssembler()
         self._context = zmq.Context()
-        self.guard = Guard(self._context, credentials)
+        self.guard = Guard(self._context, knows(credentials))
         self.guard.start()
-        self._socket, self.address = bind_router(self._context, credentials, "127.0.0.1", port=port, data=False)
+        self._socket, self.address = bind_router(self._context, Listening(port=port), "answerer", SERVER, data=False)
         self.port = int(self.address.rpartition(":")[2])
         self._stopping = threading.Event()
         self._pushes: list[Push] = []
@@ -47,7 +51,10 @@ class Answerer:
                 continue
             peer, *frames = self._socket.recv_multipart()
             try:
-                ask = decode_ask(frames[0])
+                whole = self._assembler.add(peer, frames[0], principal=peer, now=0.0)
+                if whole is None:
+                    continue
+                ask = decode_ask(whole)
             except ProtocolError as error:
                 self.protocol_errors.append(str(error))
                 continue

@@ -16,21 +16,21 @@ from penstock.core.errors import (
     RefusedError,
 )
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import encode_tell
 from penstock.wire.messages import Answer, Ask, Done, Jobs, ListJobs, Refused, StopRunner, TryAgain
+from tests.keys import new_key
 from tests.waiting import wait_until
 from tests.wire.services import Answerer
 
-TOKEN = Credentials.new_token()
+KEY = new_key()
 
 
 def client_of(server: Answerer, **given: object) -> ControlClient:
-    return ControlClient(server.address, TOKEN, name="test", **given)  # type: ignore[arg-type]
+    return ControlClient(server.address, KEY, name="test", **given)  # type: ignore[arg-type]
 
 
 def test_an_answer_comes_back_with_the_journals_position() -> None:
-    with Answerer(TOKEN, lambda ask: Jobs(jobs=())) as server, client_of(server) as client:
+    with Answerer(KEY, lambda ask: Jobs(jobs=())) as server, client_of(server) as client:
         assert client.ask(ListJobs(), timeout_s=30, what="the jobs") == Jobs(jobs=())
         assert client.seen == 7
         client.ask(ListJobs(), timeout_s=30, what="the jobs")
@@ -38,7 +38,7 @@ def test_an_answer_comes_back_with_the_journals_position() -> None:
 
 
 def test_many_threads_ask_at_once_and_each_gets_its_own_answer() -> None:
-    with Answerer(TOKEN, lambda ask: Jobs(jobs=())) as server, client_of(server) as client:
+    with Answerer(KEY, lambda ask: Jobs(jobs=())) as server, client_of(server) as client:
         done: list[Answer] = []
 
         def ask() -> None:
@@ -59,27 +59,27 @@ def test_a_request_without_an_answer_is_sent_again() -> None:
         seen.append(ask.number)
         return Done() if seen.count(ask.number) > 1 else None
 
-    with Answerer(TOKEN, answer) as server, client_of(server) as client:
+    with Answerer(KEY, answer) as server, client_of(server) as client:
         assert client.ask(ListJobs(), timeout_s=30, what="the jobs") == Done()
 
 
 def test_a_request_asked_before_the_dispatcher_is_there_is_answered_once_it_is() -> None:
-    with Answerer(TOKEN, lambda ask: Done()) as server:
+    with Answerer(KEY, lambda ask: Done()) as server:
         port = server.port
     got: list[Answer] = []
-    with ControlClient(f"tcp://127.0.0.1:{port}", TOKEN, name="early") as client:
+    with ControlClient(f"tcp://127.0.0.1:{port}", KEY, name="early") as client:
         client.post(ListJobs(), got.append)
-        with Answerer(TOKEN, lambda ask: Done(), port=port):
+        with Answerer(KEY, lambda ask: Done(), port=port):
             wait_until(lambda: got == [Done()], "the answer")
 
 
 def test_a_dispatcher_that_comes_back_is_asked_again_and_the_caller_is_told() -> None:
     back = threading.Event()
-    with Answerer(TOKEN, lambda ask: Done()) as server:
+    with Answerer(KEY, lambda ask: Done()) as server:
         client = client_of(server, on_reconnect=back.set)
         client.ask(ListJobs(), timeout_s=30, what="the jobs")
         port = server.port
-    with client, Answerer(TOKEN, lambda ask: Done(), port=port):
+    with client, Answerer(KEY, lambda ask: Done(), port=port):
         client.ask(ListJobs(), timeout_s=30, what="the jobs")
         assert back.wait(30)
 
@@ -87,7 +87,7 @@ def test_a_dispatcher_that_comes_back_is_asked_again_and_the_caller_is_told() ->
 def test_a_dispatcher_that_takes_us_for_somebody_else_is_dialled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.wire.control.REDIAL_S", 0.3)
     back = threading.Event()
-    server = Answerer(TOKEN, lambda ask: Done() if len(set(server.peers)) > 1 else None)
+    server = Answerer(KEY, lambda ask: Done() if len(set(server.peers)) > 1 else None)
     with server, client_of(server, on_reconnect=back.set) as client:
         assert client.ask(ListJobs(), timeout_s=60, what="the jobs") == Done()
         assert back.is_set()
@@ -95,17 +95,17 @@ def test_a_dispatcher_that_takes_us_for_somebody_else_is_dialled_anew(monkeypatc
 
 def test_the_error_at_the_deadline_names_the_address_and_what_was_asked() -> None:
     with (
-        ControlClient("tcp://127.0.0.1:1", TOKEN, name="lonely") as client,
+        ControlClient("tcp://127.0.0.1:1", KEY, name="lonely") as client,
         pytest.raises(DispatcherUnavailableError, match=r"tcp://127\.0\.0\.1:1 to list jobs within 0\.2 s \(not conn"),
     ):
         client.ask(ListJobs(), timeout_s=0.2, what="list jobs")
 
 
-def test_a_wrong_token_is_an_error_at_once_and_is_counted() -> None:
-    with Answerer(TOKEN, lambda ask: Done()) as server:
-        with ControlClient(server.address, Credentials.new_token(), name="wrong") as client:
+def test_a_key_that_is_not_known_is_an_error_at_once_and_is_counted() -> None:
+    with Answerer(KEY, lambda ask: Done()) as server:
+        with ControlClient(server.address, new_key(), name="wrong") as client:
             started = time.monotonic()
-            with pytest.raises(AuthenticationError, match="service's own file"):
+            with pytest.raises(AuthenticationError, match="key that the service knows"):
                 client.ask(ListJobs(), timeout_s=60, what="the jobs")
             assert time.monotonic() - started < 20
             with pytest.raises(AuthenticationError):
@@ -116,29 +116,21 @@ def test_a_wrong_token_is_an_error_at_once_and_is_counted() -> None:
         assert not server.protocol_errors
 
 
-@pytest.mark.parametrize("wrong", ["client", "server"])
-def test_wrong_keys_are_an_error_at_once(wrong: str) -> None:
-    keys, other = Credentials.new_keys(), Credentials.new_keys()
-    names = ("client_public", "client_secret") if wrong == "client" else ("server_public",)
-    mixed = Credentials(
-        **{
-            name: getattr(other if name in names else keys, name)
-            for name in ("kind", "server_public", "client_public", "client_secret")
-        }
-    )
+def test_a_server_that_is_another_is_an_error_at_once() -> None:
+    keys, mixed = KEY, KEY.toward(KEY.public)
     with Answerer(keys, lambda ask: Done()) as server:
         with (
             ControlClient(server.address, mixed, name="wrong") as client,
             pytest.raises(AuthenticationError),
         ):
             client.ask(ListJobs(), timeout_s=60, what="the jobs")
-        with ControlClient(server.address, keys.as_client(), name="right") as client:
+        with ControlClient(server.address, keys, name="right") as client:
             assert client.ask(ListJobs(), timeout_s=30, what="the jobs") == Done()
 
 
 def test_a_refusal_is_raised_as_the_error_it_names() -> None:
     answers: list[Answer] = [Refused(reason="no such thing", kind="invalid_pipeline"), Refused(reason="just no")]
-    with Answerer(TOKEN, lambda ask: answers[ask.number - 1]) as server, client_of(server) as client:
+    with Answerer(KEY, lambda ask: answers[ask.number - 1]) as server, client_of(server) as client:
         with pytest.raises(InvalidPipelineError, match="no such thing"):
             client.ask(ListJobs(), timeout_s=30, what="the jobs")
         with pytest.raises(RefusedError, match="just no"):
@@ -152,7 +144,7 @@ def test_try_again_is_tried_again_and_its_reason_is_in_the_error() -> None:
         count[0] += 1
         return TryAgain(reason="the disk is full") if count[0] < 3 else Done()
 
-    with Answerer(TOKEN, answer) as server, client_of(server) as client:
+    with Answerer(KEY, answer) as server, client_of(server) as client:
         assert client.ask(ListJobs(), timeout_s=30, what="the jobs") == Done()
         count[0] = -1000
         with pytest.raises(DispatcherUnavailableError, match="disk is full"):
@@ -166,7 +158,7 @@ def test_pushes_reach_the_callback_and_a_failing_callback_does_no_harm() -> None
         got.append(body)
         raise RuntimeError("a bug in the callback")
 
-    with Answerer(TOKEN, lambda ask: Done()) as server, client_of(server, on_push=on_push) as client:
+    with Answerer(KEY, lambda ask: Done()) as server, client_of(server, on_push=on_push) as client:
         client.ask(ListJobs(), timeout_s=30, what="the jobs")
         server.push(StopRunner(runner="r1", reason="done"))  # type: ignore[arg-type]
         wait_until(lambda: bool(got), "the push")
@@ -179,9 +171,9 @@ def test_messages_of_another_protocol_are_dropped_and_others_are_served() -> Non
 
     from penstock.wire.sockets import dial
 
-    with Answerer(TOKEN, lambda ask: Done()) as server:
+    with Answerer(KEY, lambda ask: Done()) as server:
         context = zmq.Context()
-        socket = dial(context, TOKEN, server.address, data=False)
+        socket = dial(context, KEY, server.address, data=False)
         assert socket.poll(30_000, zmq.POLLOUT)
         for frame in (msgspec.msgpack.encode([99, 1, 0, {"type": "list_jobs"}]), b"\xc1garbage", b"", b"\x94\x02"):
             socket.send(frame)
@@ -195,12 +187,12 @@ def test_messages_of_another_protocol_are_dropped_and_others_are_served() -> Non
 
 
 def test_closing_with_the_dispatcher_gone_or_silent_takes_no_longer_than_its_deadline() -> None:
-    client = ControlClient("tcp://127.0.0.1:1", TOKEN, name="lonely")
+    client = ControlClient("tcp://127.0.0.1:1", KEY, name="lonely")
     client.post(ListJobs())
     started = time.monotonic()
     client.close()
     client.close()
-    with Answerer(TOKEN, lambda ask: None) as server:
+    with Answerer(KEY, lambda ask: None) as server:
         client = client_of(server)
         client.post(ListJobs())
         wait_until(lambda: bool(server.asked), "the post")
@@ -211,7 +203,7 @@ def test_closing_with_the_dispatcher_gone_or_silent_takes_no_longer_than_its_dea
 
 
 def test_somebody_who_waits_is_told_when_the_client_is_closed() -> None:
-    with Answerer(TOKEN, lambda ask: None) as server:
+    with Answerer(KEY, lambda ask: None) as server:
         client = client_of(server)
         errors: list[BaseException] = []
 
@@ -230,7 +222,7 @@ def test_somebody_who_waits_is_told_when_the_client_is_closed() -> None:
 
 
 def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on() -> None:
-    with Answerer(TOKEN, lambda ask: Done()) as server, client_of(server) as client:
+    with Answerer(KEY, lambda ask: Done()) as server, client_of(server) as client:
         client.ask(ListJobs(), timeout_s=30, what="the jobs")
         child = os.fork()
         if child == 0:
@@ -246,7 +238,7 @@ def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on() -> None:
 
 def test_no_descriptor_is_left_behind() -> None:
     def once() -> None:
-        with Answerer(TOKEN, lambda ask: Done()) as server, client_of(server) as client:
+        with Answerer(KEY, lambda ask: Done()) as server, client_of(server) as client:
             client.ask(ListJobs(), timeout_s=30, what="the jobs")
 
     once()
@@ -259,6 +251,6 @@ def test_no_descriptor_is_left_behind() -> None:
 def test_a_process_with_an_open_client_exits() -> None:
     code = (
         "from penstock.wire.control import ControlClient; from penstock.wire.credentials import Credentials\n"
-        "client = ControlClient('tcp://127.0.0.1:1', Credentials.new_token(), name='left open')\n"
+        "client = ControlClient('tcp://127.0.0.1:1', Credentials.new(server='0' * 40), name='left open')\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -239,3 +239,25 @@ def test_headers_of_older_caches_are_still_read() -> None:
     old = msgspec.msgpack.encode([4, [["a", "<i4"], ["b", "<f4", [2]]], [1]])
     got = unflatten(old, [bytes(12)])
     assert got.dtype == np.dtype([("a", "<i4"), ("b", "<f4", (2,))])
+
+
+def test_columns_are_put_where_memory_is_given_for_them() -> None:
+    taken: list[np.ndarray[Any, Any]] = []
+
+    def allocate(shape: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
+        taken.append(np.full(shape, 7, dtype))
+        return taken[-1]
+
+    elements = [{"x": np.full(2_000, i, np.float64), "y": np.full(2, i)} for i in range(8)]
+    layout, buffers = encode_run(elements, allocate)
+    assert [array.nbytes for array in taken] == [8 * 16_000], "what is small stands in the layout"
+    assert np.shares_memory(np.frombuffer(buffers[0], np.uint8), taken[0].view(np.uint8))
+    assert_same(decode_run(layout, buffers), elements)
+    assert encode_run(elements, lambda shape, dtype: None)[0] == layout, "where there is no memory it takes its own"
+
+
+def test_what_lay_in_the_given_memory_is_not_sent_as_padding() -> None:
+    padded = np.dtype([("a", "u1"), ("b", "f8")], align=True)
+    elements = [np.zeros(4_000, padded) for _ in range(3)]
+    _, buffers = encode_run(elements, lambda shape, dtype: np.full(shape, 255, np.uint8).view(dtype))
+    assert not any(bytes(buffers[0]))

@@ -70,6 +70,15 @@ def test_an_array_made_in_the_arena_is_not_copied(arena: Arena, reader: SlabRead
     assert got[0, 0] == 77 and got.shape == (64, 8192)
 
 
+def test_a_run_encoded_into_the_arena_is_not_copied_again(arena: Arena) -> None:
+    rows = [np.full(10_000, i, np.float64) for i in range(4)]
+    _, buffers = encode_run(rows, arena.array)
+    free_bytes = arena.free_bytes
+    places = arena.place(buffers)
+    assert places is not None and arena.free_bytes == free_bytes
+    assert arena.views(places)[0].tobytes() == np.concatenate(rows).tobytes()
+
+
 def test_what_is_sent_twice_is_copied_so_that_readers_do_not_share_it(arena: Arena) -> None:
     rows = arena.array((MB,), np.float32)
     assert rows is not None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import zmq
 from tests.job_specs import job_spec
+from tests.keys import SERVER, knows, new_key
 
 from penstock.api.dataset import Dataset
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
@@ -23,7 +24,8 @@ from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.distributable import for_workers
 from penstock.sources.listing_codec import encode_listings, split_counts
 from penstock.sources.registry import open_source
-from penstock.wire.addresses import RunnerAddress, host_id
+from penstock.wire.addresses import Listening, RunnerAddress, host_id
+from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.blobs import blob_hash
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_ask, encode_tell
@@ -69,9 +71,9 @@ class Dispatcher:
         self.lists: dict[tuple[str, int, int], list[int]] = {}
         self.next: dict[tuple[int, int], int] = {}
         self._context: zmq.Context[Any] = zmq.Context()
-        self._guard = Guard(self._context, credentials)
+        self._guard = Guard(self._context, knows(credentials))
         self._guard.start()
-        self._socket, self.address = bind_router(self._context, credentials, "127.0.0.1", data=False)
+        self._socket, self.address = bind_router(self._context, Listening(), "dispatcher", SERVER, data=False)
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -95,6 +97,8 @@ class Dispatcher:
             return BlobPiece(size=len(blob), piece=blob[body.offset : body.offset + 5000])
         if isinstance(body, GrantSplits):
             return Refused(reason=self.refuse) if self.refuse else self._grant(body)
+        if isinstance(body, WhoReads):
+            return KnownReader(principal="trainer/test")
         return Refused(reason=f"not asked for in tests: {body}")
 
     def _grant(self, body: GrantSplits) -> Granted:
@@ -139,7 +143,7 @@ class Reader:
     ) -> None:
         """`process`: another's name, for tests of what happens when it ends."""
         self._context: zmq.Context[Any] = zmq.Context()
-        self._dial = partial(dial, self._context, credentials, address.tcp, data=True)
+        self._dial = partial(dial, self._context, credentials.toward(address.key), address.socket, data=True)
         self._socket = self._dial()
         self._assembly = Assembly()
         self.slabs = SlabReader.connect(address.slab) if slab else None
@@ -284,7 +288,7 @@ def ordinals(named: tuple[Named, ...]) -> set[tuple[int, int, int]]:
 
 class Harness:
     def __init__(self) -> None:
-        self.credentials = Credentials.new_token()
+        self.credentials = new_key("runner", RUNNER)
         self.dispatcher = Dispatcher(self.credentials)
         self.runners: list[JobRunner] = []
         self.readers: list[Reader] = []

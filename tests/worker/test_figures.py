@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.processes.supervised_runners import SupervisedRunner
-from penstock.wire.figures import RunnerFigures, StageFigures
-from penstock.worker.figures import LINE_BYTES, Counts, Figures, lines_of
+from penstock.wire.figures import LINE_BYTES, RunnerFigures, StageFigures, lines_of
+from penstock.worker.figures import Counts, Figures
 
 
 class FakeStream:

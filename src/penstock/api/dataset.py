@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
-    from penstock.client.limits import Limits
-    from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
+    from penstock.client.options import Limits
+    from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 
 class Dataset(Operators):
@@ -60,6 +60,7 @@ class Dataset(Operators):
         placement: Placement | None = None,
         transport: Transport = "auto",
         limits: Limits | None = None,
+        access: Access | None = None,
     ) -> Loader:
         """Read this dataset through a service, and return the loader to iterate over.
 
@@ -74,6 +75,7 @@ class Dataset(Operators):
         - `feed`: this process's own sampler (of indices, or lists of them; or a function of the epoch that returns
           one) says what is read, in its order; or a `ps.Feed`.
         - `placement`, `transport` and `limits`: which workers serve it, how bytes travel, how long and how much.
+        - `access`: who else may read the job, and whose job this process may join.
         """
         # Imported here: a loader is a dataset, and most datasets never leave the process.
         from penstock.client.options import check_options
@@ -89,9 +91,10 @@ class Dataset(Operators):
             placement=placement,
             transport=transport,
             limits=limits,
+            access=access,
         )
         if options.feed is not None:
-            from penstock.client.fed import check_fed
+            from penstock.client.feeds import check_fed
 
             check_fed(self._node)
         nursery = None

@@ -16,7 +16,7 @@ from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
 from penstock.processes.nursery_start import StartedNursery
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
+from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
 
 Destination: TypeAlias = int | str | os.PathLike[str] | LocalService | None
 
@@ -85,6 +85,6 @@ def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
 
 
 def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
-    processes = ServiceProcesses(ServiceOptions(workers=workers, credentials=Credentials.new_token()), nursery)
-    service = ServiceFile(address=processes.address, credentials=processes.credentials.as_client())
+    processes = ServiceProcesses(ServiceOptions(workers=workers), nursery)
+    service = processes.service_file().for_role("trainer")
     return _over(dataset, options, lambda: service, processes.close, lambda: workers)

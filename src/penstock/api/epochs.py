@@ -22,11 +22,11 @@ from penstock.api.states import (
     parts_in,
     with_parts,
 )
+from penstock.api.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning
-from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.graph.node import Node

@@ -26,8 +26,8 @@ from penstock.api.epochs import (
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
+from penstock.api.statistics import LoaderStatistics
 from penstock.client.options import JobOptions
-from penstock.client.statistics import LoaderStatistics
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, StateMismatchError

@@ -10,11 +10,19 @@ from typing import Any
 
 from penstock.api.epochs import Epoch, FromService, Loaded, save, walk_through
 from penstock.api.iteration import given_seed
-from penstock.api.states import PipelineSignature, SavedState, merged, parts_in, signature_of, with_parts
+from penstock.api.states import (
+    PipelineSignature,
+    SavedState,
+    merged,
+    parts_in,
+    places_of,
+    signature_of,
+    with_all_parts,
+)
+from penstock.api.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.client.options import JobOptions
 from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
-from penstock.client.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.graph.node import Node
@@ -102,11 +110,15 @@ class Piped:
     def place_of(self, saved: Sequence[SavedState], changed: bool) -> PipedPlace:
         if any(one.attempts is None and not parts_in(one.place) for one in saved):
             raise StateMismatchError("the state was saved by a loader without operators after distribute()")
-        places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
-        operators = copy.deepcopy(merged(places) if len(places) > 1 else places[0])
-        options = self.options
-        own = [one for one in saved if one.consumers == options.ranks.count and one.consumer in (None, options.rank)]
-        return PipedPlace(operators, (own[0].attempts or []) if own else [])
+        places, ranks, rank = places_of(saved), self.options.ranks.count, self.options.rank
+        own = [n for n, one in enumerate(saved) if one.consumers == ranks and one.consumer in (None, rank)]
+        if len(places) == 1:
+            operators = places[0]
+        elif own:
+            operators = with_all_parts(places[own[0]], places)
+        else:
+            operators = merged(places)
+        return PipedPlace(copy.deepcopy(operators), (saved[own[0]].attempts or []) if own else [])
 
 
 class _PipedEpoch:

@@ -21,9 +21,8 @@ from penstock.api.services import LocalService
 from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.feeds import NamedSplits
-from penstock.client.limits import Limits
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.options import JobOptions, check_options
+from penstock.client.options import JobOptions, Limits, check_options
 from penstock.client.submit import Prepared, prepare, submission
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ProtocolError, choice
 from penstock.core.ids import BlobHash
@@ -39,6 +38,7 @@ from penstock.wire.blobs import blob_hash, fetch_blob, put_blob_pieces
 from penstock.wire.credentials import ServiceFile, find_service
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import Done, GetPipeline, NotYet, PutPipeline, Spec
+from penstock.wire.modes import Access
 
 AnyService: TypeAlias = str | os.PathLike[str] | LocalService
 """An address, a service file, or a service of this process's own."""
@@ -53,8 +53,11 @@ def register(
     id: str,
     sharding: Literal["dynamic", "off"] = "dynamic",
     timeout_s: float | None = None,
+    access: Access | None = None,
 ) -> None:
     """Put a pipeline into a service, to be read by `read_registered(service, id)` without its code.
+
+    It is yours, as your key says: others read it if `access` shares it with them and they trust you.
 
     The same pipeline may be registered again; another one under the same id is refused. Its files are listed now, and
     that list is what readers get. With `sharding="off"` it may have operators that count, and each worker runs all.
@@ -64,7 +67,7 @@ def register(
         raise choice("sharding", sharding, REGISTERED_SHARDINGS)
     if isinstance(dataset, Loader):
         raise InvalidPipelineError("this is a loader already: register the dataset it was made from")
-    options = check_options(sharding=sharding, limits=Limits(timeout_s=timeout_s))
+    options = check_options(sharding=sharding, limits=Limits(timeout_s=timeout_s), access=access)
     made = submission(prepare(dataset._plan, options), options, seed=dataset._plan.seed, workers=lambda: 1)
     patience = Patience(timeout_s, f"registering pipeline {id!r}")
     link = _connect(service, patience)
@@ -92,7 +95,7 @@ def read_registered(service: AnyService, id: str, **options: Any) -> Loader:
     patience = Patience(checked.limits.timeout_s, f"pipeline {id!r}")
     link = _connect(service, patience)
     try:
-        answer = link.ask(GetPipeline(id=id), patience, "the registered pipeline")
+        answer = link.ask(GetPipeline(id=id, trust=checked.access.trust), patience, "the registered pipeline")
         if not isinstance(answer, Spec):
             raise InvalidArgumentError(
                 f"no pipeline {id!r} is registered at {link.address}; register it with register(service, dataset, id=)"
@@ -208,7 +211,7 @@ def _check_id(id: object) -> None:
 
 def _finder(service: AnyService) -> Callable[[], ServiceFile]:
     if isinstance(service, LocalService):
-        own = ServiceFile(address=service.address, credentials=service.credentials.as_client())
+        own = service._for_clients()
         return lambda: own
     if not isinstance(service, (str, os.PathLike)):
         raise InvalidArgumentError(f"service={service!r} must be an address, a service file or a LocalService")

@@ -25,7 +25,7 @@ from penstock.api.dataset import Dataset
 from penstock.api.distribute import Destination
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
-from penstock.client.limits import Limits
+from penstock.client.options import Limits
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import DataError, InvalidArgumentError, InvalidPipelineError, SaveMismatchError

@@ -47,7 +47,6 @@ class LocalService:
             ServiceOptions(
                 workers=workers,
                 inline=inline,
-                credentials=Credentials.new_token(),
                 journal=_folder(journal),
                 threads=threads,
                 memory_bytes=memory_bytes,
@@ -60,20 +59,20 @@ class LocalService:
 
     @property
     def address(self) -> str:
-        """Where its dispatcher listens, `tcp://host:port`."""
+        """Where its dispatcher listens: a socket of this user's on this host (`ipc://...`)."""
         return self._processes.address
 
     @property
     def credentials(self) -> Credentials:
-        """What its own processes prove themselves with; `service_file` has what clients need."""
-        return self._processes.credentials
+        """The key that trainers show it; `service_file` has it, too."""
+        return self._processes.keys.trainer
 
     @property
     def service_file(self) -> Path:
         """A file that names this service to other processes of this user: `distribute(to=...)`, $PENSTOCK_SERVICE."""
         path = self._processes.scratch / "service.json"
         if not path.exists() and not self._processes.closed:
-            self._for_clients().write(path)
+            self._processes.service_file().write(path)
         return path
 
     @property
@@ -127,7 +126,7 @@ class LocalService:
         """Return what a client needs to reach it."""
         if self._closed:
             raise ServiceClosedError
-        return ServiceFile(address=self.address, credentials=self.credentials.as_client())
+        return self._processes.service_file().for_role("trainer")
 
     def _tell_when_closed(self, reader: ServiceBackend) -> None:
         """Have a loader's reading end with `ServiceClosedError` when this is closed: it would wait for ever."""

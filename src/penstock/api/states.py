@@ -87,6 +87,51 @@ def merged(places: Sequence[Any]) -> Any:
     )
 
 
+def with_all_parts(own: Any, places: Sequence[Any]) -> Any:
+    """Return one rank's own place, of which each service part is the list of all ranks' parts.
+
+    >>> with_all_parts([3, {SERVICE: "a", "consumer": 1}], [[2, {SERVICE: "a"}], [3, {SERVICE: "a", "consumer": 1}]])
+    [3, [{'attempt': 'a'}, {'attempt': 'a', 'consumer': 1}]]
+    """
+    parts = [parts_in(place) for place in places]
+    if len({len(found) for found in parts}) > 1:
+        raise StateMismatchError(
+            "a rank had received nothing of the epoch when its state was saved, and operators after distribute() held "
+            "elements on another; load states that were saved a little later"
+        )
+    together = iter([list(each) for each in zip(*parts)])
+
+    def replaced(place: Any) -> Any:
+        if isinstance(place, dict) and SERVICE in place:
+            return next(together)
+        return [replaced(part) for part in place] if isinstance(place, list) else place
+
+    return replaced(own)
+
+
+def places_of(saved: Sequence[SavedState]) -> list[Any]:
+    """Return the place of each rank; one that had received nothing stands where the service began.
+
+    (As far as operators after `distribute` hold nothing: else what they begin with is not known.)
+    """
+    places = [with_parts(one.place, {"consumer": one.consumer}) for one in saved]
+    part = next((place for place in places if isinstance(place, dict) and SERVICE in place), None)
+    if part is None:
+        return places
+    fixed = {name: value for name, value in part.items() if name not in ("progress", "sampler")}
+    return [
+        place
+        if place is not None or one.phase != "reading"
+        else {**fixed, "consumer": one.consumer, **_attempt_of(one)}
+        for one, place in zip(saved, places)
+    ]
+
+
+def _attempt_of(saved: SavedState) -> dict[str, str]:
+    opened = saved.attempts[0] if saved.attempts else None
+    return {} if opened is None else {SERVICE: opened[1]}
+
+
 HARMLESS = frozenset(
     {"Map", "Batch", "PaddedBatch", "RaggedBatch", "Select", "Drop", "Rename", "Prefetch", "WithLength"}
 )

@@ -11,10 +11,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from penstock.cli.main import UsageError
-from penstock.cli.service_arguments import own_token
+from penstock.cli.service_arguments import chosen_port
 from penstock.core.errors import PenstockError
-from penstock.wire.addresses import is_loopback
-from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.addresses import Listening
+from penstock.wire.credentials import ServiceFile
+from penstock.wire.service_keys import REGISTRY, ServiceKeys
 
 
 class StopSignals:
@@ -58,13 +59,23 @@ class StopSignals:
         self.count += 1
 
 
-def refuse_open_bind(bind: str, *, keys: object) -> None:
-    """Nobody listens to the network without keys."""
-    if not keys and not is_loopback(bind):
+def listening_of(options: argparse.Namespace) -> Listening | None:
+    """Return the TCP port that is asked for; None: Unix sockets, which is all that one host needs."""
+    asked = (options.bind, options.advertise, options.port, options.port_range)
+    if all(each is None for each in asked):
+        return None
+    if not options.keys:
         raise UsageError(
-            f"will not listen at {bind!r} without keys: others on the network could read everything. Make keys with "
-            "`penstock keys DIR`, give --keys DIR/server.json to the dispatcher and the workers, or bind to 127.0.0.1"
+            "will not listen at a port without keys: whoever reaches it could read everything. Make keys with "
+            "`penstock keys make DIR` and give --keys DIR/server.json; or leave out --bind, --advertise and --port: on "
+            "this host the service file is enough"
         )
+    return Listening(
+        bind=options.bind or "127.0.0.1",
+        advertise=options.advertise,
+        port=chosen_port(options),
+        port_range=options.port_range,
+    )
 
 
 def say(text: str) -> None:
@@ -72,18 +83,24 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def service_credentials(options: argparse.Namespace) -> Credentials:
-    """Return what a service lets others in with: its keys, the token the user chose, or one made for it.
+def registry_of(options: argparse.Namespace) -> str | None:
+    """Return where `penstock keys` says who is let in; None: nobody but those whom the service made keys for."""
+    return str(Path(options.keys).with_name(REGISTRY)) if options.keys else None
 
-    A service file left by a dispatcher that was killed holds the token its workers and trainers know: it is kept.
+
+def service_keys(options: argparse.Namespace) -> ServiceKeys:
+    """Return the keys that a service begins with: those it was given, or some made for it.
+
+    A service file left by a dispatcher that was killed holds those its workers and trainers know: they are kept.
     """
     if options.keys:
-        return Credentials.read(options.keys)
-    if token := own_token():
-        return Credentials(token=token)
+        return ServiceKeys.read(options.keys)
     if options.service_file and Path(options.service_file).exists():
         try:
-            return ServiceFile.read(options.service_file).credentials
+            kept = ServiceKeys.of_file(ServiceFile.read(options.service_file))
         except PenstockError:
             say(f"{options.service_file} is not a service file; it is written anew")
-    return Credentials.new_token()
+        else:
+            if kept is not None:
+                return kept
+    return ServiceKeys.new()

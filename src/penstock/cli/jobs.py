@@ -37,8 +37,8 @@ def run_drain(service: str | None, worker: str) -> int:
 
 
 def connect(service: str | None) -> ControlClient:
-    found = find_service(service)
-    return ControlClient(found.address, found.credentials.as_client(), name="cli")
+    found = find_service(service, "operator")
+    return ControlClient(found.address, found.credentials, name="cli")
 
 
 def _list(control: ControlClient) -> int:

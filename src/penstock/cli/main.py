@@ -162,9 +162,9 @@ def _drain(options: argparse.Namespace) -> int:
 
 
 def _keys(options: argparse.Namespace) -> int:
-    from penstock.cli.keys import write_keys
+    from penstock.cli.keys import run_keys
 
-    return write_keys(options.folder)
+    return run_keys(options)
 
 
 _COMMANDS = {

@@ -7,32 +7,31 @@ import shlex
 import time
 from pathlib import Path
 
-from penstock.cli.foreground import StopSignals, refuse_open_bind, say, service_credentials
-from penstock.cli.service_arguments import chosen_port
+from penstock.cli.foreground import StopSignals, listening_of, registry_of, say, service_keys
 from penstock.processes.nursery_messages import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.runtime.budget import available_cores
-from penstock.wire.credentials import ServiceFile
 
 LOOK_AGAIN_S = 1.0
 PAUSE_S = 0.05
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    refuse_open_bind(options.bind, keys=options.keys)
-    credentials = service_credentials(options)
+    listening, keys = listening_of(options), service_keys(options)
     workers = available_cores() if options.workers == "auto" else options.workers
     with StopSignals() as signals:
         processes = ServiceProcesses(
             ServiceOptions(
                 workers=workers,
-                credentials=credentials,
-                bind=options.bind,
-                advertise=options.advertise,
-                port=chosen_port(options),
-                port_range=options.port_range,
+                keys=keys,
+                listening=listening,
+                named_after=options.service_file or options.journal,
                 journal=Path(options.journal) if options.journal else None,
                 http_port=options.http_port,
+                http_bind=options.http_bind,
+                http_token_file=options.http_token,
+                registry=registry_of(options),
+                audit_log=options.audit_log,
                 threads=options.threads,
                 memory_bytes=options.memory_bytes,
                 tags=options.tags,
@@ -42,7 +41,7 @@ def run_serve(options: argparse.Namespace) -> int:
         try:
             _wait_ready(processes, signals)
             if not signals.count:
-                ServiceFile(address=processes.address, credentials=credentials.as_client()).write(file)
+                processes.service_file().write(file)
                 _introduce(processes.address, workers, file)
             while not signals.count:
                 signals.wait(processes.fileno(), LOOK_AGAIN_S)

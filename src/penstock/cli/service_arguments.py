@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 DEFAULT_PORT = 5050
 
 SERVICE_HELP = "the service: tcp://host:port or a service file (default: $PENSTOCK_SERVICE)"
-KEYS_HELP = "a file made by `penstock keys`; needed to listen anywhere but on this host"
+ROLES_OF_KEYS = ("trainer", "agent", "operator", "provisioner")
+KEYS_HELP = "the service's own keys, made by `penstock keys`; needed to listen by TCP"
 
 
 def add_service_commands(commands: Any) -> None:
@@ -50,7 +50,7 @@ def add_service_commands(commands: Any) -> None:
     )
     worker.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
     worker.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
-    worker.add_argument("--keys", metavar="FILE", help=KEYS_HELP)
+    worker.add_argument("--keys", metavar="FILE", help="the key of an agent, made by `penstock keys`")
     worker.add_argument(
         "--drain-seconds", type=_positive, default=30.0, metavar="S", help="how long leaving may take (default: 30)"
     )
@@ -76,11 +76,23 @@ def add_service_commands(commands: Any) -> None:
 
     keys = commands.add_parser(
         "keys",
-        help="make the keys of a service that listens beyond this host",
-        description="Write server.json, for the dispatcher and the workers, and client.json, for trainers. Both are "
-        "secret, and readable by you only.",
+        help="make, list, rotate and revoke the keys of a service that listens by TCP",
+        description="make DIR: write server.json, for the dispatcher, and a key for each role: agent.json for workers, "
+        "trainer.json, operator.json. make DIR NAME: one more. All are secret, and readable by you only. A dispatcher "
+        "that was started with --keys DIR/server.json sees each change within a second.",
     )
-    keys.add_argument("folder", metavar="OUT_DIR")
+    keys.add_argument("action", choices=["make", "list", "rotate", "revoke"], metavar="make|list|rotate|revoke")
+    keys.add_argument("folder", metavar="DIR")
+    keys.add_argument("name", nargs="?", metavar="NAME")
+    keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
+    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--keep-old-seconds",
+        type=_positive,
+        default=3600.0,
+        metavar="S",
+        help="how long a rotated key's predecessor stays valid (default: 3600)",
+    )
 
 
 def chosen_port(options: argparse.Namespace) -> int:
@@ -89,15 +101,10 @@ def chosen_port(options: argparse.Namespace) -> int:
     return 0 if options.port_range else DEFAULT_PORT
 
 
-def own_token() -> str:
-    """Return the token the user has chosen; empty: one is to be made."""
-    return os.environ.get("PENSTOCK_TOKEN", "")
-
-
 def _add_listening(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bind", metavar="HOST", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--bind", metavar="HOST", help="listen by TCP here (default: at Unix sockets of this user's)")
     parser.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
-    parser.add_argument("--port", type=_port, metavar="N", help=f"0: any free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--port", type=_port, metavar="N", help=f"by TCP; 0: any free one (default: {DEFAULT_PORT})")
     parser.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
     parser.add_argument("--keys", metavar="FILE", help=KEYS_HELP)
 
@@ -106,7 +113,18 @@ def _add_dispatching(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--journal", metavar="DIR", help="keep jobs here, so that they outlive the dispatcher (default: they do not)"
     )
+    parser.add_argument(
+        "--audit-log", metavar="FILE", help="write here who opened, joined, steered and drained, and who was refused"
+    )
     parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
+    parser.add_argument(
+        "--http-bind", metavar="HOST", default="127.0.0.1", help="where that port listens (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--http-token",
+        metavar="FILE",
+        help="the token /metrics asks for; made if it is not there (default: no metrics)",
+    )
     parser.add_argument(
         "--service-file", metavar="PATH", help="write address and credentials here, for workers and trainers"
     )

@@ -10,7 +10,7 @@ import subprocess
 
 import msgspec
 
-from penstock.cli.foreground import StopSignals, refuse_open_bind, say
+from penstock.cli.foreground import StopSignals, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
 from penstock.processes.agent_messages import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
@@ -19,7 +19,7 @@ from penstock.processes.nursery_messages import Died, EndNursery, Ready, Spawn, 
 from penstock.processes.nursery_start import start_nursery
 from penstock.processes.service_processes import share_of_budget
 from penstock.runtime.budget import available_cores
-from penstock.wire.addresses import is_loopback, split_tcp
+from penstock.wire.addresses import Listening, is_loopback, is_unix, split_tcp, unix_path
 from penstock.wire.credentials import KEYS_VARIABLE, SERVICE_VARIABLE, Credentials, ServiceFile, find_service
 
 AGENT = "agent"
@@ -71,19 +71,17 @@ def _find(named: str, keys: Credentials | None) -> ServiceFile:
         split_tcp(named)
         service = ServiceFile(address=named, credentials=keys)
     else:
-        service = find_service(named)
-        if service.credentials.kind == "curve" and keys is not None:
+        service = find_service(named, "agent")
+        if keys is not None:
             service = ServiceFile(address=service.address, credentials=keys)
-    if service.credentials.kind == "curve" and not service.credentials.server_secret:
-        raise UsageError("workers listen, so they need the service's own keys: give --keys server.json")
+    if service.credentials.role != "agent":
+        raise UsageError("workers need the key of an agent: give --keys agent.json, as `penstock keys` writes it")
     return service
 
 
 def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentConfig:
     count = available_cores() if options.processes == "auto" else options.processes
     budget = share_of_budget(count, options.threads, options.memory_bytes)
-    bind = options.bind or ("127.0.0.1" if is_loopback(split_tcp(service.address)[0]) else "0.0.0.0")
-    refuse_open_bind(bind, keys=service.credentials.kind == "curve")
     return AgentConfig(
         dispatcher=service.address,
         credentials=service.credentials,
@@ -91,10 +89,20 @@ def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentCon
         workers=new_places(count, options.tags),
         memory_bytes=budget.memory_bytes,
         threads=budget.threads,
-        bind=bind,
+        listening=_listening(options, service.address),
+        drain_s=options.drain_seconds,
+    )
+
+
+def _listening(options: argparse.Namespace, dispatcher: str) -> Listening:
+    """Return where runners listen: beside a dispatcher that is reached by a socket of this host, or by TCP as it is."""
+    if is_unix(dispatcher):
+        return Listening(folder=os.path.dirname(unix_path(dispatcher)))
+    here = is_loopback(split_tcp(dispatcher)[0])
+    return Listening(
+        bind=options.bind or ("127.0.0.1" if here else "0.0.0.0"),
         advertise=options.advertise,
         port_range=options.port_range,
-        drain_s=options.drain_seconds,
     )
 
 

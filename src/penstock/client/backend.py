@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.client.fed import Feeder, grouping_of
+from penstock.client.feeds import grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions, job_name
 from penstock.client.reader import EpochReader
-from penstock.client.sampling import Drawing, Feed, SamplerPlace
+from penstock.client.sampling import Drawing, Feed, Feeder, SamplerPlace
 from penstock.client.session import Beginning, EpochSession
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from penstock.client.link import ServiceLink
 from penstock.core.element import Element
-from penstock.core.errors import CodecError, PenstockError
+from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import RunnerId, StreamId
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.consuming import TellRunner
@@ -29,6 +29,7 @@ from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
+from penstock.wire.decoding import decode_message
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -42,6 +43,7 @@ from penstock.wire.frames import (
 )
 from penstock.wire.modes import Transport
 from penstock.wire.parcels import Assembly
+from penstock.wire.pieces import cut_request
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Watch, dial
@@ -57,7 +59,7 @@ MAX_RECEIVED = 64  # messages of one runner in a row, so that the others get the
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
-Access: TypeAlias = Literal["own", "copied", "read-only"]
+MemoryAccess: TypeAlias = Literal["own", "copied", "read-only"]
 """What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
 
 
@@ -97,7 +99,7 @@ class FramePayload:
 
     __slots__ = ("_access", "_elements", "_lease", "_parts")
 
-    def __init__(self, lease: SlabLease | None, parts: list[Any], access: Access) -> None:
+    def __init__(self, lease: SlabLease | None, parts: list[Any], access: MemoryAccess) -> None:
         """The buffers lie in shared memory, or came with the message."""
         self._lease, self._access = lease, access
         self._parts: list[Any] | None = parts
@@ -130,7 +132,7 @@ def _own(buffer: Any) -> Any:
 
 class RunnerConnection:
     def __init__(
-        self, link: ServiceLink, runner: RunnerId, address: str, *, access: Access, transport: Transport
+        self, link: ServiceLink, runner: RunnerId, address: str, *, access: MemoryAccess, transport: Transport
     ) -> None:
         self.runner = runner
         self._access = access
@@ -143,7 +145,7 @@ class RunnerConnection:
         may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
         if self.slabs is None and may_share and parsed.slab and parsed.host == host_id():
             self.slabs = SlabReader.connect(parsed.slab, writable=access == "own")
-        self.socket = dial(link.context, link.credentials, parsed.tcp, data=True)
+        self.socket = dial(link.context, link.reading_key.toward(parsed.key), parsed.socket, data=True)
         self.watch = Watch(self.socket)
         self._number = 0
         """Of this connection among those that share the memory."""
@@ -160,7 +162,7 @@ class RunnerConnection:
         return bool(self._outbox)
 
     def send(self, message: ToRunner) -> None:
-        self._outbox.append(_encoder.encode(message))
+        self._outbox.extend(cut_request(_encoder.encode(message)))
         self.flush()
 
     def flush(self) -> None:
@@ -182,9 +184,9 @@ class RunnerConnection:
                 whole = self._assembly.add(frame)
                 if whole is None:
                     continue
-                message = _decoder.decode(whole[0])
+                message = decode_message(_decoder, whole[0])
                 payload = self._payload(message, whole[1]) if isinstance(message, Rounds) else None
-            except (msgspec.DecodeError, CodecError) as error:
+            except (ProtocolError, CodecError) as error:
                 raise PenstockError(f"runner {self.runner} sent what is no message ({error})") from None
             yield message, payload
 
@@ -230,7 +232,9 @@ class RunnerConnection:
 class Connections:
     """One connection a runner."""
 
-    def __init__(self, link: ServiceLink, storage: SourceStorageOptions, access: Access, transport: Transport) -> None:
+    def __init__(
+        self, link: ServiceLink, storage: SourceStorageOptions, access: MemoryAccess, transport: Transport
+    ) -> None:
         """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays."""
         self._link, self._storage, self._access, self._transport = link, storage, access, transport
         self._connections: dict[RunnerId, RunnerConnection] = {}

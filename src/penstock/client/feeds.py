@@ -1,24 +1,38 @@
-"""Splits assigned up front: one feed a worker.
+"""What streams read, where that is said up front: splits, one feed a worker; or units that the reader's sampler gives.
 
 `file`: worker w of W reads files w, w + W, ... of every source. `data`: everybody reads all splits and keeps elements
 w, w + W, ...; `hint` does so at the marker the user put. `file_or_data` takes files where there are enough. A function
-of the user's gets the splits and the number of workers and returns, for each, the numbers of its splits.
+of the user's gets the splits and the number of workers and returns, for each, the numbers of its splits. A pipeline
+that a sampler feeds (`client.sampling`) gives one output a unit, or is refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
 from penstock.client.options import ShardingFunction
-from penstock.core.errors import InvalidArgumentError
+from penstock.client.sampling import Grouping
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
+from penstock.graph import ops
 from penstock.graph.node import Node
+from penstock.graph.parameters import short_label
+from penstock.graph.readers import SourceNode
+from penstock.graph.traits import OnWorkers
+from penstock.graph.traverse import rewrite, walk
+from penstock.passes import canonicalize
 from penstock.runtime.stream_limits import stream_limit
 from penstock.sources.base import Split
 from penstock.wire.jobs import FeedSpec
 from penstock.wire.modes import Policy
+
+FEWEST_STREAMS = 2
+STREAMS_A_WORKER = 2  # so that some can move to workers that join
+NOMINAL_BATCH = 256  # rows; of the operator put where each list is a batch: how long lists are is not known beforehand
+INDEXABLE = "range, from_items, from_torch, from_huggingface, read_images, read_files or read_numpy"
 
 
 class NamedSplits(NamedTuple):
@@ -146,3 +160,76 @@ def _deal_as_told(shard: ShardingFunction, source: NamedSplits, workers: int) ->
         if times > 1:
             raise InvalidArgumentError(f"the sharding function gave split {number} of {source.name} twice")
     return dealt
+
+
+# Fed by the reader's own sampler
+
+
+def check_fed(root: Node) -> SourceNode:
+    """Return the one source of a pipeline that gives one output a unit; refuse every other pipeline."""
+    node = canonicalize(root)
+    batch: Node | None = None
+    while not isinstance(node, SourceNode):
+        if isinstance(node, ops.Batches):
+            if batch is not None:
+                raise InvalidPipelineError(
+                    f"{short_label(node)} and {short_label(batch)} with feed=: a unit of the sampler becomes one "
+                    "batch, once; leave one of them out, or put the second one after distribute()"
+                )
+            batch = node
+        elif isinstance(node, ops.Shuffle):
+            raise InvalidPipelineError(f"{short_label(node)} with feed=: the sampler says the order; leave it out")
+        elif not _gives_one_output(node):
+            raise InvalidPipelineError(
+                f"{short_label(node)} with feed=: every unit of the sampler must give one output, so that outputs come "
+                "in the sampler's order; put it after distribute(), or leave feed= out"
+            )
+        _check_errors(node)
+        (node,) = node.inputs
+    _check_errors(node)
+    return node
+
+
+def _gives_one_output(node: Node) -> bool:
+    """Return whether each element gives one output, unless `on_error` leaves it out; or workers do not run it."""
+    if node.traits.on_workers in (OnWorkers.LEFT_TO_READER, OnWorkers.LEFT_OUT):
+        return True
+    return ops.passes_states(node) and (node.policy is not None or not node.traits.may_skip)
+
+
+def _check_errors(node: Node) -> None:
+    if isinstance(node, (ops.Unary, SourceNode)) and node.policy is not None:
+        raise InvalidPipelineError(
+            f"{short_label(node)} with feed= and on_error='skip': every unit of the sampler must give its output "
+            "whole; leave on_error out, and bad elements out of the sampler"
+        )
+
+
+def not_indexable(source: SourceNode) -> InvalidPipelineError:
+    return InvalidPipelineError(
+        f"feed= reads elements by their index, and those of {short_label(source)} can only be read in order: use "
+        f"{INDEXABLE}, or leave feed= out and shuffle() the dataset"
+    )
+
+
+def grouping_of(root: Node) -> Grouping | None:
+    """Return what the batch operator says, if there is one."""
+    for node in walk(root):
+        if isinstance(node, ops.Batches):
+            return Grouping(size=node.size, drop_last=node.drop_last)
+    return None
+
+
+def with_batches(root: Node) -> Node:
+    """Return the graph in which a list becomes one batch, however short; at the end, unless it says where."""
+    if grouping_of(root) is None:
+        return ops.Batch(upstream=root, size=NOMINAL_BATCH)
+    return rewrite(root, lambda node: replace(node, drop_last=False) if isinstance(node, ops.Batches) else node)
+
+
+def fed_streams(count: int) -> tuple[FeedSpec, ...]:
+    return tuple(FeedSpec(kind="fed", number=number, of=count) for number in range(count))
+
+
+def how_many_streams(asked: int, workers: int, ahead: int) -> int:
+    return min(asked or max(FEWEST_STREAMS, STREAMS_A_WORKER * workers), ahead)

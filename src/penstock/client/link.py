@@ -32,7 +32,7 @@ from penstock.wire.blobs import fetch_blob, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.guard import Context
-from penstock.wire.jobs import JobView, StreamView, ViewChange
+from penstock.wire.jobs import JobSpec, JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
     EpochOpened,
@@ -184,7 +184,8 @@ class ServiceLink:
 
     def __init__(self, service: ServiceFile, *, name: str) -> None:
         self.address = service.address
-        self.credentials: Credentials = service.credentials
+        self.reading_key = Credentials.new(service.credentials.role, service.credentials.name)
+        """What is shown to runners, where job code could take it: it opens nothing but what is read there."""
         self.pid = os.getpid()
         self.context: Context = zmq.Context()
         self.boards: dict[ClientId, Board] = {}
@@ -242,6 +243,8 @@ class ServiceLink:
                 answer = self.ask(request, patience, f"opening epoch {request.epoch} of job {request.job!r}")
             except JobMismatchError as refused:
                 raise JobMismatchError(f"{refused}{self._difference(request, blobs)}") from None
+            if isinstance(answer, EpochOpened):
+                self._check_code(request, answer.spec, blobs)
             if isinstance(answer, (EpochOpened, NotKnown)):
                 return answer
             if not isinstance(answer, NotYet):
@@ -253,6 +256,21 @@ class ServiceLink:
             if not ours:
                 patience.wait(pause_s, answer.waiting_for or "the dispatcher says: not yet")
                 pause_s = min(longest_s, pause_s * 2)
+
+    def _check_code(self, request: OpenEpoch, joined: JobSpec, blobs: Mapping[BlobHash, bytes]) -> None:
+        """Refuse a job of somebody else's whose pipeline is not what its fingerprint says.
+
+        A fingerprint is its maker's claim. The dispatcher has seen that a blob is what its name says; where the names
+        differ, operators and the digests of their functions are compared here, without loading any of it.
+        """
+        if joined.owner not in request.trust or joined.graph == request.spec.graph:
+            return
+        different = self._difference(request, blobs)
+        if different:
+            raise JobMismatchError(
+                f"job {request.job!r} claims the fingerprint of this pipeline and has another one.{different} Give "
+                "another job= name, and tell its owner"
+            )
 
     def _difference(self, request: OpenEpoch, blobs: Mapping[BlobHash, bytes]) -> str:
         """Return in words how the pipeline differs from the job's, as far as that can be had."""

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 from msgspec.structs import replace
 
-from penstock.client.limits import Limits
 from penstock.client.sampling import Feed
-from penstock.core.checks import check_choice, check_whole
+from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.core.ids import JobName
-from penstock.wire.modes import Order, Placement, Policy, Ranks, Sharding, Share, Transport
+from penstock.runtime.budget import check_memory
+from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
 """`f(splits, workers)`: for each worker the numbers of the splits it reads."""
@@ -38,6 +38,30 @@ _default_names: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Times and sizes that a loader keeps to.
+
+    >>> Limits(timeout_s=60).collect_after_s
+    600.0
+    """
+
+    timeout_s: float | None = None
+    """Waiting longer than this for a batch is an error; None: it waits."""
+    memory_bytes: int | None = None
+    """What may be received ahead; None: a tenth of the memory this process may use."""
+    collect_after_s: float = 600.0
+    """A job that no process has held for so long is forgotten."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            check_positive("timeout_s", self.timeout_s)
+        if self.memory_bytes is not None:
+            check_whole("memory_bytes", self.memory_bytes, 1)
+            check_memory(self.memory_bytes)
+        check_positive("collect_after_s", self.collect_after_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """Checked arguments of `distribute`: what the whole job agrees on, and what is this process's own."""
 
@@ -51,6 +75,7 @@ class JobOptions:
     placement: Placement
     transport: Transport
     limits: Limits
+    access: Access
     rank: int
     """Which of the ranks this process is."""
     replica: int
@@ -61,7 +86,7 @@ class JobOptions:
     shard: ShardingFunction | None
     """The user's own sharding."""
     feed: Feed | None
-    """The process's own sampler says what is read: see `client.fed`."""
+    """The process's own sampler says what is read: see `client.sampling`."""
 
     @property
     def dealt_streams(self) -> int:
@@ -81,6 +106,7 @@ def check_options(
     placement: Placement | None = None,
     transport: Transport = "auto",
     limits: Limits | None = None,
+    access: Access | None = None,
 ) -> JobOptions:
     """Return the options, with what follows from several of them: the order, and how many streams there are."""
     if job is not None and (not isinstance(job, str) or not job.strip()):
@@ -93,6 +119,7 @@ def check_options(
     sharing = _record("sharing", sharing, Share, "Share('wait', trainer='lr-0.01')")
     placement = _record("placement", placement, Placement, "Placement(max_workers=4)") or Placement()
     limits = _record("limits", limits, Limits, "Limits(timeout_s=60)") or Limits()
+    access = _record("access", access, Access, "Access(share_with='bob')") or Access()
     sharding = _sharding(sharding)
     fed = feed if feed is None or isinstance(feed, Feed) else Feed(feed)
     if fed is not None or sharding.streams == 1:
@@ -108,6 +135,7 @@ def check_options(
         placement=placement,
         transport=transport,
         limits=limits,
+        access=access,
         rank=ranks.rank or 0,
         replica=ranks.replica,
         trainer=None if sharing is None else sharing.trainer,
@@ -213,7 +241,7 @@ def _check_shared(sharing: Share, ranks: Ranks, *, in_order: bool) -> None:
 def _with_streams(sharding: Sharding, order: Order, ranks: Ranks, feed: Feed | None) -> Sharding:
     """Return the sharding with the number of streams of a deterministic order, where none was given.
 
-    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `client.fed`.
+    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `client.feeds`.
     """
     if sharding.streams or order != "deterministic" or feed is not None or sharding.policy != "dynamic":
         return sharding

@@ -20,9 +20,9 @@ from typing import Self
 from penstock.client.connection import Connections, FramePayload, RunnerConnection
 from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
-from penstock.client.sharing import SkipWarning
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError
+from penstock.core.plain_text import plain_text
 from penstock.stream.checkpoint import ConsumerState, Weights
 from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
@@ -34,6 +34,8 @@ from penstock.wire.jobs import JobView
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this
 POLL_S = 0.5
 SHOWN_PARTS = 12  # of what is waited for
+SKIPPED_SHARE = 0.01
+FEW_ELEMENTS = 1_000  # before so many, a share says little
 
 _log = logging.getLogger("penstock")
 
@@ -58,7 +60,7 @@ class EpochReader:
         """What is being served; the first `_at` of them were given to the trainer."""
         self._at = self._size = 0
         self._pumped_at = 0.0
-        self._skips = None if not session.delivery.shared else SkipWarning(session.seat.job, session.seat.trainer)
+        self._said_skips = False
         self.consumer = session.consumer(memory_bytes, now=monotonic())
         self._connections = session.connections()
         self._finalizer = weakref.finalize(self, _let_go, session, self.consumer, self._connections)
@@ -223,9 +225,23 @@ class EpochReader:
         self._end(settled=True)
 
     def _check_skipped(self, *, ended: bool = False) -> None:
-        if self._skips is not None and (skipped := self.consumer.skipped):
-            self._metrics.missed(skipped)
-            self._skips.check(self.consumer.step, skipped, ended=ended)
+        """Count what this trainer skipped, and say it once where that is more than a hundredth of its epoch."""
+        if not self.session.delivery.shared or not (skipped := self.consumer.skipped):
+            return
+        self._metrics.missed(skipped)
+        seen = self.consumer.step + skipped
+        if self._said_skips or skipped <= SKIPPED_SHARE * (seen if ended else max(seen, FEW_ELEMENTS)):
+            return
+        self._said_skips = True
+        _log.warning(
+            "trainer %r skipped %d of %d elements of job %r (%.1f %%): others read faster than it, and the window has "
+            "moved on. A larger window_bytes= skips less, and ps.Share('wait') nothing",
+            self.session.seat.trainer,
+            skipped,
+            seen,
+            self.session.seat.job,
+            100 * skipped / seen,
+        )
 
     def _check_job(self) -> None:
         failure = self.consumer.failure
@@ -274,8 +290,8 @@ class EpochReader:
     def _receive(self, connection: RunnerConnection, now: float) -> None:
         for message, payload in connection.receive():
             if isinstance(message, Output):
-                for line in message.text.splitlines():
-                    print(f"[worker {message.worker}] {line}", file=sys.stderr)
+                for line in plain_text(message.text).splitlines():
+                    print(f"[worker {plain_text(message.worker)}] {line}", file=sys.stderr)
             elif not isinstance(message, StreamLeft):
                 self.consumer.receive(message, payload, connection.runner, now)
 

@@ -19,12 +19,10 @@ from weakref import WeakMethod
 
 from msgspec.structs import replace
 
-from penstock.client.connection import Access, Connections, Metrics
-from penstock.client.fed import Feeder
+from penstock.client.connection import Connections, MemoryAccess, Metrics
 from penstock.client.link import Board, Patience, ServiceLink
 from penstock.client.options import JobOptions
-from penstock.client.sampling import SamplerPlace
-from penstock.client.sharing import USUAL_WINDOW_BYTES
+from penstock.client.sampling import Feeder, SamplerPlace
 from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
@@ -48,6 +46,7 @@ from penstock.wire.messages import (
     View,
 )
 
+USUAL_WINDOW_BYTES = 256 << 20  # of a shared job, where nobody says: what a worker gives it is not known here
 BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
 
 
@@ -113,7 +112,7 @@ class EpochSession:
     def connections(self) -> Connections:
         """Return the ways to runners, none of them gone yet."""
         options = self._options
-        access: Access = "own" if options.sharing is None else "copied" if options.writable else "read-only"
+        access: MemoryAccess = "own" if options.sharing is None else "copied" if options.writable else "read-only"
         return Connections(self.link, self._submission.storage, access, options.transport)
 
     def consumer(self, memory_bytes: int, *, now: float) -> Consumer:
@@ -194,6 +193,8 @@ class EpochSession:
             after=self.link.finished.get(seat.job),
             reader=f"process {self.link.pid} on {socket.gethostname()}",
             began_ns=self._began_ns,
+            trust=self._options.access.trust,
+            reading=self.link.reading_key.public,
         )
 
     def _feeds(self, state: ConsumerState) -> Mapping[int, FeedSpec]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,13 +17,17 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.client.fed import check_fed, fed_streams, how_many_streams, not_indexable, with_batches
 from penstock.client.feeds import (
     NamedSplits,
+    check_fed,
     check_needs,
     dealt_feeds,
+    fed_streams,
     feeds_for,
+    how_many_streams,
+    not_indexable,
     one_file_a_split,
+    with_batches,
 )
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError
@@ -222,7 +225,7 @@ def submission(
         transport=options.transport,
         feeds=feeds,
         host=host_id(),
-        owner=os.environ.get("USER", ""),
+        share_with=options.access.share_with,
         collect_after_s=options.limits.collect_after_s,
         versions=prepared.versions,
     )

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 
 from penstock.control import events as e
 from penstock.control.blaming import blame
-from penstock.control.draft import Decision, Draft
+from penstock.control.draft import Asker, Decision, Draft
 from penstock.control.fitting import runners_of
 from penstock.control.placing import release_streams
 from penstock.control.records import Agent, Runner
 from penstock.control.runners import remove_runner, runner_died, settle_all, settle_arrived, start_of, stop_runner
 from penstock.control.state import ClusterState
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
+from penstock.wire.admissions import ExpectRunner
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -32,11 +33,16 @@ from penstock.wire.messages import (
 REPEAT_START_S = 1.0  # a beat's time: what was asked for longer ago is named in the agent's next one, unless lost
 
 
-def register_agent(draft: Draft, request: RegisterAgent, peer: str) -> Answer:
+def register_agent(draft: Draft, request: RegisterAgent, asker: Asker) -> Answer:
     """Take an agent's word for what it has: processes it does not name are gone, others go on."""
     workers = [place.worker for place in request.workers]
     dropped = [worker for worker in draft.state.workers_of(request.agent) if worker not in workers]
-    draft.emit(e.AgentRegistered(request.agent, peer, request.host, request.workers, request.versions, draft.now))
+    peer = asker.peer
+    draft.emit(
+        e.AgentRegistered(
+            request.agent, peer, request.host, request.workers, request.versions, draft.now, asker.principal
+        )
+    )
     serving = {place.runner for place in request.runners}
     # Of one that takes over another agent's worker, or no longer has what it had, others may be affected too.
     others_affected = bool(dropped) or any(_is_anothers(draft, worker, request.agent) for worker in workers)
@@ -80,7 +86,7 @@ def _serve(draft: Draft, place: RunnerPlace, peer: str) -> bool:
     for rival in rivals:
         stop_runner(draft, rival, "stopped: an older process serves in its place")
     if not any(r.runner == place.runner and r.ready and r.address == place.address for r in present):
-        draft.emit(e.RunnerServes(place.job, place.worker, place.runner, place.address, draft.now))
+        draft.emit(e.RunnerServes(place.job, place.worker, place.runner, place.address, draft.now, place.verifier))
     return bool(rivals)
 
 
@@ -146,6 +152,19 @@ def _hear(draft: Draft, agent: AgentId) -> None:
     found = draft.state.agents.get(agent)
     if found is not None and found.doubted:
         draft.emit(e.AgentSeen(agent, found.peer, draft.now))
+
+
+def expect_runner(draft: Draft, request: ExpectRunner, peer: str) -> Answer:
+    """Note by which key a process that starts will be known."""
+    found = runners_of(draft.state, request.job).get(request.runner)
+    worker = None if found is None else draft.state.workers.get(found.worker)
+    if found is None or worker is None or worker.agent != request.agent:
+        draft.pushes.append(
+            (peer, StopRunner(runner=request.runner, reason="stopped: another process was asked for since"))
+        )
+    elif found.verifier != request.verifier:
+        draft.emit(e.RunnerExpected(request.job, request.runner, request.verifier))
+    return Done()
 
 
 def runner_ready(draft: Draft, request: RunnerReady, peer: str) -> Answer:

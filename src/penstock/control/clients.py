@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.control import events as e
-from penstock.control.draft import Decision, Draft
+from penstock.control.draft import Asker, Decision, Draft
 from penstock.control.opening import drop_left_behind, superseded
 from penstock.control.placing import take_away
 from penstock.control.records import Iteration, Stream
@@ -18,7 +18,7 @@ from penstock.wire.jobs import Slot
 from penstock.wire.messages import Answer, Beat, Changes, CloseClient, Done, NotKnown, Rebind, Refused, View
 
 
-def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Callable[[], str]) -> Decision:
+def beat(state: ClusterState, request: Beat, asker: Asker, *, now: float, draw: Callable[[], str]) -> Decision:
     """Keep a lease. A client the journal knows gets one again after a restart, as if nothing had happened."""
     iteration = state.iteration(request.job, request.attempt)
     if iteration is None:
@@ -34,7 +34,7 @@ def beat(state: ClusterState, request: Beat, *, now: float, peer: str, draw: Cal
         return Decision((), Refused(reason=reason, kind="superseded"))
     if held.closed:
         return Decision((), Done())
-    seen = e.ClientSeen(request.job, request.attempt, slot, request.client, peer, now, request)
+    seen = e.ClientSeen(request.job, request.attempt, slot, request.client, asker.peer, now, request, asker.key)
     if state.reads(request.job, request.client):
         answer: Answer = Done()
         if request.version != state.view_version(request.attempt):

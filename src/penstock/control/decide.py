@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from penstock.control import events as e
 from penstock.control.agents import (
     agent_beat,
     agent_leaving,
     drain_worker,
+    expect_runner,
     lose_silent_runners,
     register_agent,
     remove_agent,
@@ -23,18 +26,20 @@ from penstock.control.agents import (
     runner_ready,
 )
 from penstock.control.clients import beat, close_client, rebind_stream
-from penstock.control.draft import Decision, Draft
+from penstock.control.draft import Asker, Decision, Draft
 from penstock.control.ending import end_stream
 from penstock.control.figures import job_figures
 from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
+from penstock.control.permissions import distrust, readable_jobs, refusal
 from penstock.control.placing import has_waited_for_shares, rebind
 from penstock.control.records import Job
 from penstock.control.runners import LINGER_S, RESTART_GRACE_S, START_TIMEOUT_S, settle, settle_all
 from penstock.control.state import ClusterState
 from penstock.control.views import job_lines, worker_lines
 from penstock.core.ids import BlobHash, JobName
+from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -67,6 +72,7 @@ from penstock.wire.messages import (
     SteerJob,
     Workers,
 )
+from penstock.wire.principals import Principal
 
 __all__ = ["Decision", "decide", "tick"]
 
@@ -80,22 +86,44 @@ def decide(
     state: ClusterState,
     request: Request,
     *,
+    principal: Principal,
+    key: str = "",
     now: float,
     peer: str,
     draw: Callable[[], str],
     blobs: Container[BlobHash] = frozenset(),
 ) -> Decision:
-    """Return what a request leads to."""
+    """Return what a request leads to.
+
+    `principal` asks, having shown the key of the verifier `key`; answers and pushes go to `peer`. `blobs` are those
+    that are there and that the principal may refer to.
+    """
+    refused = refusal(state, principal, request)
+    if refused is not None:
+        return Decision((), refused)
+    asker = Asker(principal, key, peer)
     if state.began_at is None:
-        return _begin(state, now, lambda begun: decide(begun, request, now=now, peer=peer, draw=draw, blobs=blobs))
+        return _begin(state, now, lambda begun: _decide(begun, request, asker, now=now, draw=draw, blobs=blobs))
+    return _decide(state, request, asker, now=now, draw=draw, blobs=blobs)
+
+
+def _decide(
+    state: ClusterState,
+    request: Request,
+    asker: Asker,
+    *,
+    now: float,
+    draw: Callable[[], str],
+    blobs: Container[BlobHash],
+) -> Decision:
     if isinstance(request, GrantSplits):
         return grant_splits(state, request)
     if isinstance(request, Beat):
-        return beat(state, request, now=now, peer=peer, draw=draw)
+        return beat(state, request, asker, now=now, draw=draw)
     if isinstance(request, AgentBeat):
-        return agent_beat(state, request, now=now, peer=peer, draw=draw)
+        return agent_beat(state, request, now=now, peer=asker.peer, draw=draw)
     draft = Draft(state, now=now, draw=draw)
-    answer = _answer(draft, request, peer, blobs)
+    answer = _answer(draft, request, asker, blobs)
     return draft.decision(answer)
 
 
@@ -109,10 +137,10 @@ def _begin(state: ClusterState, now: float, then: Callable[[ClusterState], Decis
     return Decision(first + rest.events, rest.answer, rest.pushes)
 
 
-def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash]) -> Answer:
+def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobHash]) -> Answer:
     match request:
         case OpenEpoch():
-            return open_epoch(draft, request, peer, blobs)
+            return open_epoch(draft, request, asker, blobs)
         case EndStream():
             return end_stream(draft, request)
         case Rebind():
@@ -120,9 +148,13 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
         case CloseClient():
             return close_client(draft, request)
         case RegisterAgent():
-            return register_agent(draft, request, peer)
+            return register_agent(draft, request, asker)
         case RunnerReady():
-            return runner_ready(draft, request, peer)
+            return runner_ready(draft, request, asker.peer)
+        case ExpectRunner():
+            return expect_runner(draft, request, asker.peer)
+        case WhoReads():
+            return _who_reads(draft.state, request)
         case RunnerGone():
             return runner_gone(draft, request)
         case AgentLeaving():
@@ -132,18 +164,21 @@ def _answer(draft: Draft, request: Request, peer: str, blobs: Container[BlobHash
         case SteerJob():
             return _steer(draft, request)
         case ListJobs():
-            return Jobs(jobs=job_lines(draft.state, draft.now))
+            return Jobs(jobs=job_lines(draft.state, draft.now, readable_jobs(draft.state, asker.principal)))
         case GetFigures():
             if request.job not in draft.state.jobs:
                 return NotKnown(what=f"job {request.job!r}")
             return FiguresAnswer(figures=job_figures(draft.state, request.job))
         case ListWorkers():
-            return Workers(workers=worker_lines(draft.state))
+            return Workers(workers=worker_lines(draft.state, readable_jobs(draft.state, asker.principal)))
         case PutPipeline():
-            return _put_pipeline(draft, request, blobs)
+            return _put_pipeline(draft, request, asker.principal, blobs)
         case GetPipeline():
             found = draft.state.pipelines.get(request.id)
-            return NotKnown(what=f"pipeline {request.id!r}") if found is None else Spec(spec=found)
+            if found is None:
+                return NotKnown(what=f"pipeline {request.id!r}")
+            what = f"pipeline {request.id!r} was registered"
+            return distrust(what, found.owner, asker.principal, request.trust) or Spec(spec=found)
         case GetSpec():
             job = draft.state.jobs.get(request.job)
             if job is None:
@@ -180,7 +215,16 @@ def _steer(draft: Draft, request: SteerJob) -> Answer:
     return Done()
 
 
-def _put_pipeline(draft: Draft, request: PutPipeline, blobs: Container[BlobHash]) -> Answer:
+def _who_reads(state: ClusterState, request: WhoReads) -> Answer:
+    job = state.jobs.get(request.job)
+    for iteration in () if job is None or not request.verifier else job.iterations.values():
+        for held in iteration.opened.values():
+            if held.reading == request.verifier and not held.closed:
+                return KnownReader(principal=str(Principal("trainer", held.by)))
+    return NotKnown(what=f"the reader of job {request.job!r} that shows this key")
+
+
+def _put_pipeline(draft: Draft, request: PutPipeline, principal: Principal, blobs: Container[BlobHash]) -> Answer:
     held = draft.state.pipelines.get(request.id)
     if held is not None and held.fingerprint != request.spec.fingerprint:
         return Refused(
@@ -194,7 +238,7 @@ def _put_pipeline(draft: Draft, request: PutPipeline, blobs: Container[BlobHash]
         waiting = missing_blobs(request.spec, blobs)
         if waiting is not None:
             return waiting
-        draft.emit(e.PipelineRegistered(request.id, request.spec))
+        draft.emit(e.PipelineRegistered(request.id, replace(request.spec, owner=principal.name)))
     return Done()
 
 

@@ -9,6 +9,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +19,16 @@ from penstock.control.state import ClusterState
 from penstock.control.views import about_epoch, change_since, shown_differently
 from penstock.core.ids import AgentId, AttemptId, JobName, WorkerId
 from penstock.wire.messages import Answer, Push, ViewMoved
+from penstock.wire.principals import Principal
+
+
+class Asker(NamedTuple):
+    """Who asks, with which key, and where the answer goes."""
+
+    principal: Principal
+    key: str
+    """The verifier of the key that was shown."""
+    peer: str
 
 
 class Decision(msgspec.Struct, frozen=True):

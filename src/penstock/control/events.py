@@ -15,6 +15,7 @@ import msgspec
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Resume, Slot
 from penstock.wire.messages import Beat, WorkerPlace
+from penstock.wire.principals import Principal
 
 ElementKey: TypeAlias = tuple[int, int, int]
 """(source, split, index)"""
@@ -102,6 +103,10 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
     host: str = ""
     began_ns: int = 0
     """When the reader began to ask, by the clock of `host`."""
+    by: str = ""
+    """The name of the principal that reads."""
+    reading: str = ""
+    """The verifier of the key that it shows to runners."""
 
 
 class ConsumerClosed(Journaled, frozen=True, tag="closed"):
@@ -135,6 +140,8 @@ class NewBinding(msgspec.Struct, frozen=True, array_like=True):
     runner: RunnerId | None = None
     worker: WorkerId | None = None
     address: str = ""
+    verifier: str = ""
+    """Of the key that the runner shows: a dispatcher that starts anew lets in whom streams are bound to."""
 
 
 class StreamsBound(Journaled, frozen=True, tag="bound"):
@@ -210,6 +217,7 @@ class AgentRegistered(Soft, frozen=True, tag="agent"):
     workers: tuple[WorkerPlace, ...]
     versions: tuple[tuple[str, str], ...]
     now: float
+    principal: Principal
 
 
 class AgentSeen(Soft, frozen=True, tag="agent_seen"):
@@ -252,6 +260,15 @@ class RunnerServes(Soft, frozen=True, tag="runner_serves"):
     runner: RunnerId
     address: str
     now: float
+    verifier: str = ""
+
+
+class RunnerExpected(Soft, frozen=True, tag="runner_expected"):
+    """A process that starts will show the key of this verifier."""
+
+    job: JobName
+    runner: RunnerId
+    verifier: str
 
 
 class RunnerRemoved(Soft, frozen=True, tag="runner_removed"):
@@ -277,6 +294,8 @@ class ClientSeen(Soft, frozen=True, tag="client_seen"):
     peer: str
     now: float
     beat: Beat | None = None
+    key: str = ""
+    """The verifier of the key that the client showed last."""
 
 
 class ClientGone(Soft, frozen=True, tag="client_gone"):
@@ -335,6 +354,7 @@ AnyEvent: TypeAlias = (
     | WorkersLeft
     | RunnerAsked
     | RunnerServes
+    | RunnerExpected
     | RunnerRemoved
     | StartFailed
     | ClientSeen

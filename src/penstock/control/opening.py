@@ -3,7 +3,7 @@
 - A slot (`wire.jobs.Slot`) has one reader; the newest wins, and the older one is told so at once. On one host the
   newest is who began last, not whose message arrives last: a dead reader's may still be on its way.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
-  closed it or opened a newer one.
+  opened a newer one: until then who has left it may come back to it with a state.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
   read twice, or not at all. If all who had opened the epoch come back so, it starts over. A checkpoint that is loaded a
   second time is the same case.
@@ -17,10 +17,13 @@ import msgspec
 
 from penstock.control import events as e
 from penstock.control.completing import complete
-from penstock.control.draft import Draft
+from penstock.control.draft import Asker, Draft
 from penstock.control.fitting import misfit, spec_of
+from penstock.control.permissions import KIND as NOT_PERMITTED
+from penstock.control.permissions import distrust
 from penstock.control.placing import create_fixed_streams
-from penstock.control.records import Iteration, Job
+from penstock.control.records import Iteration, Job, Opened
+from penstock.control.resuming import resume_misfit
 from penstock.control.runners import settle
 from penstock.control.sharing import (
     epoch_to_join,
@@ -35,21 +38,22 @@ from penstock.core.ids import AttemptId, BlobHash, JobName
 from penstock.wire.jobs import JobSpec, Slot
 from penstock.wire.messages import Answer, EpochOpened, NotKnown, NotYet, OpenEpoch, Refused, Superseded
 from penstock.wire.modes import Mode
+from penstock.wire.principals import Principal
 
 WISH_LASTS_S = 5.0  # clients that are told "not yet" ask again well within it
 FEWEST_IN_TURN = 4  # streams of coordinated reads: each has its own windows to fill, so not more than are of use
 IN_TURN_A_WORKER = 2  # one is read while the other gets ready, and some can move to workers that join
 # The job's creator decides, others take what it has. The fingerprint stands for graph and splits: pickled functions may
 # differ in their bytes and not in what they do. Feeds follow from how many workers there were when the job was made.
-CREATORS = frozenset({"seed", "host", "owner", "versions", "graph", "splits", "feeds"})
+CREATORS = frozenset({"seed", "host", "owner", "share_with", "versions", "graph", "splits", "feeds"})
 
 
-def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[BlobHash]) -> Answer:
+def open_epoch(draft: Draft, request: OpenEpoch, asker: Asker, blobs: Container[BlobHash]) -> Answer:
     """Return the answer, having put what it takes into the draft."""
     refused = _refusal(draft, request)
     if refused is not None:
         return refused
-    answer = _open_job(draft, request, blobs)
+    answer = _open_job(draft, request, asker.principal, blobs)
     if answer is not None:
         return answer
     _close_finished(draft, request)
@@ -57,7 +61,7 @@ def open_epoch(draft: Draft, request: OpenEpoch, peer: str, blobs: Container[Blo
     if not isinstance(chosen, str):
         return chosen
     life = life_of(draft.job(request.job), chosen, request)
-    _take_slot(draft, request, chosen, life, peer)
+    _take_slot(draft, request, chosen, life, asker)
     drop_left_behind(draft, request.job)
     settle(draft, request.job)
     draft.publish()
@@ -81,6 +85,8 @@ def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
         )
     if request.replica < 0:
         return Refused(reason=f"replica={request.replica} is negative", kind="invalid_argument")
+    if request.resume is not None and (why := resume_misfit(request.spec, request.resume)):
+        return Refused(reason=f"job {request.job!r}: {why}; load a state of this job", kind="state_mismatch")
     job = draft.state.jobs.get(request.job)
     left_behind = job is not None and bool(job.spec.sharing) and request.rejoin not in (None, *job.iterations)
     past = job is not None and request.client in job.past_clients and not left_behind
@@ -100,7 +106,7 @@ def _is_late(job: Job, request: OpenEpoch) -> bool:
 # The job
 
 
-def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> Answer | None:
+def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Container[BlobHash]) -> Answer | None:
     """Make sure that the job exists and is the one asked for; else return the answer."""
     name = request.job
     job = draft.state.jobs.get(name)
@@ -113,7 +119,7 @@ def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> A
         else:
             differing = differing_fields(job.spec, request.spec, seed_too=request.resume is not None)
             if not differing:
-                return None
+                return distrust(f"job {name!r} was made", job.spec.owner, principal, request.trust)
             if request.rejoin is not None:
                 return NotKnown(what=f"attempt {request.rejoin!r} of the job as it is described now")
             if request.resume is None and (held or not _given_up(job)):
@@ -124,10 +130,18 @@ def _open_job(draft: Draft, request: OpenEpoch, blobs: Container[BlobHash]) -> A
             _collect(draft, name, f"{how} with another spec")
     if request.rejoin is not None:
         return NotKnown(what=f"job {name!r}")
+    if job is not None and principal.name != job.spec.owner:
+        return Refused(
+            reason=(
+                f"job {name!r} is over, and only {job.spec.owner!r}, whose it was, makes it anew under that name; give "
+                "another job= name"
+            ),
+            kind=NOT_PERMITTED,
+        )
     waiting = missing_blobs(request.spec, blobs)
     if waiting is not None:
         return waiting
-    draft.emit(e.JobCreated(name, _with_streams(draft, request.spec)))
+    draft.emit(e.JobCreated(name, _with_streams(draft, msgspec.structs.replace(request.spec, owner=principal.name))))
     return None
 
 
@@ -346,13 +360,22 @@ def superseded(consumer: int, reader: str) -> str:
 # The slot
 
 
-def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, peer: str) -> None:
+def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, asker: Asker) -> None:
     slot = request.slot
     opened = draft.job(request.job).iterations[attempt].opened.get(slot)
-    if opened is None or opened.client != request.client or opened.closed:
+    if opened is None or (opened.client, opened.reading, opened.closed) != (request.client, request.reading, False):
         draft.emit(
             e.ConsumerOpened(
-                request.job, attempt, slot, request.client, request.reader, life, request.host, request.began_ns
+                request.job,
+                attempt,
+                slot,
+                request.client,
+                request.reader,
+                life,
+                request.host,
+                request.began_ns,
+                asker.principal.name,
+                request.reading,
             )
         )
         leases = draft.state.clients.get(request.job)
@@ -361,7 +384,7 @@ def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, 
             draft.emit(e.ClientGone(request.job, older.client, draft.now))
             reason = superseded(request.consumer, request.reader)
             draft.pushes.append((older.peer, Superseded(client=older.client, reason=reason)))
-    draft.emit(e.ClientSeen(request.job, attempt, request.slot, request.client, peer, draft.now))
+    draft.emit(e.ClientSeen(request.job, attempt, request.slot, request.client, asker.peer, draft.now, key=asker.key))
 
 
 def drop_left_behind(draft: Draft, name: JobName) -> None:
@@ -375,11 +398,23 @@ def drop_left_behind(draft: Draft, name: JobName) -> None:
 
 
 def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
-    """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one."""
-    newer = {slot for other in job.iterations.values() if other is not iteration for slot in other.opened}
-    reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
+    """Return who is yet to read in an iteration: those in it, and those who opened neither it nor a newer one.
+
+    Also who has left it, finished or not, may come back to it with a state, until it has opened a newer one. (Trainers
+    that share find what the others read then.)
+    """
+    newer = {s: held for other in job.iterations.values() if other is not iteration for s, held in other.opened.items()}
+    if job.spec.sharing:
+        reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
+    else:
+        reading = [slot for slot, held in iteration.opened.items() if not _has_moved_on(held, newer.get(slot))]
     known = {slot.consumer for slot in (*iteration.opened, *newer)}
     return reading + [Slot(c) for c in range(job.spec.ranks.count) if c not in known]
+
+
+def _has_moved_on(held: Opened, newer: Opened | None) -> bool:
+    """Say whether a reader reads, or has read last, what it opened in a newer iteration: it may have gone back."""
+    return newer is not None and (held.closed or not newer.closed)
 
 
 def _held_back_by(draft: Draft, job: Job, oldest: Iteration) -> list[Slot]:

@@ -147,7 +147,8 @@ def _is_doubted(draft: Draft, runner: Runner) -> bool:
 
 
 def _bind_to(stream: Stream, runner: Runner) -> e.NewBinding:
-    return e.NewBinding(stream.stream, stream.binding + 1, runner.runner, runner.worker, runner.address)
+    binding = stream.binding + 1
+    return e.NewBinding(stream.stream, binding, runner.runner, runner.worker, runner.address, runner.verifier)
 
 
 def _waiting(draft: Draft, job: Job, iteration: Iteration) -> list[e.NewBinding]:
@@ -197,7 +198,12 @@ def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runne
                 break
             stream = next(stream for stream in reversed(streams.on(busiest)) if stream.wanted)
             moves[stream.stream] = _bind_to(stream, newcomer)
-            bound = Bound(runner=newcomer.runner, worker=newcomer.worker, address=newcomer.address)
+            bound = Bound(
+                runner=newcomer.runner,
+                worker=newcomer.worker,
+                address=newcomer.address,
+                verifier=newcomer.verifier,
+            )
             streams = streams.put({stream.stream: msgspec.structs.replace(stream, bound=bound)})
     return list(moves.values())
 

@@ -20,6 +20,7 @@ from penstock.control.tables import ABSENT, Rows, Table
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Ranges, Slot
 from penstock.wire.messages import Beat
+from penstock.wire.principals import Principal
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,6 +31,8 @@ class Bound(Record, frozen=True):
     runner: RunnerId
     worker: WorkerId
     address: str
+    verifier: str = ""
+    """Of the key that the runner shows to the dispatcher."""
 
 
 class Stream(Record, frozen=True):
@@ -216,6 +219,10 @@ class Opened(Record, frozen=True):
     host: str = ""
     began_ns: int = 0
     """When the reader began to ask, by the clock of `host`."""
+    by: str = ""
+    """The name of the principal that reads."""
+    reading: str = ""
+    """The verifier of the key that it shows to runners."""
 
     def is_later_than(self, client: ClientId, host: str, began_ns: int) -> bool:
         """Whether another reader is known to have begun before this one: on one host clocks can be compared."""
@@ -282,6 +289,7 @@ class Agent(Record, frozen=True):
     versions: dict[str, str]
     """The versions of Python and of everything that is installed on the agent's host."""
     seen: float
+    principal: Principal
     workers: tuple[WorkerId, ...] = ()
     """The agent's workers, as it registered them."""
     told: tuple[dict[str, Any], ...] = ()
@@ -305,6 +313,8 @@ class Runner(Record, frozen=True):
     address: str = ""
     ready: bool = False
     since: float = 0.0
+    verifier: str = ""
+    """Of the key that it shows to the dispatcher; empty: its agent has not said."""
 
 
 class _RunnerRows(Rows[RunnerId, Runner]):
@@ -359,6 +369,8 @@ class Lease(Record, frozen=True):
     seen: float
     beats: tuple[Beat, ...] = ()
     """The last ones, oldest first."""
+    key: str = ""
+    """The verifier of the key that the client showed last."""
 
 
 class FailedStart(Record, frozen=True):

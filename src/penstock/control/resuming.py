@@ -45,6 +45,17 @@ def new_iteration(spec: JobSpec, attempt: AttemptId, epoch: int, resume: Resume 
     )
 
 
+def resume_misfit(spec: JobSpec, resume: Resume) -> str:
+    """Return why a job cannot go on from a checkpoint, in words; empty: it can."""
+    sources = {done.source for done in resume.done}
+    sources |= {named.source for held in resume.streams for cut in _cuts(held) for named in cut.named}
+    if not sources <= set(range(len(spec.split_counts))):
+        return f"the checkpoint speaks of source {max(sources)}, and the job has {len(spec.split_counts)}"
+    if any(held.number < 0 or held.round < 0 for held in resume.streams):
+        return "the checkpoint has streams or rounds below 0"
+    return ""
+
+
 def _without_idle_tails(streams: tuple[Position, ...]) -> tuple[Position, ...]:
     """Leave out a tail of which nothing was given.
 

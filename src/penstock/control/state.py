@@ -240,10 +240,13 @@ class ClusterState:
                     address=event.address,
                     ready=True,
                     since=event.now,
+                    verifier=event.verifier,
                 )
                 self._put_runner(runner)
                 self.heard = self.heard.put({event.runner: event.now})
                 self.failed_starts = self.failed_starts.drop((event.worker, event.job))
+            case e.RunnerExpected():
+                self._put_runner(replace(self.runners[event.job][event.runner], verifier=event.verifier))
             case e.RunnerRemoved():
                 self._count_runner(self.runners[event.job][event.runner])
                 rest = self.runners.pop(event.job).drop(event.runner)
@@ -304,7 +307,13 @@ class ClusterState:
         slot = event.slot
         before = iteration.opened.get(slot)
         held = Opened(
-            client=event.client, reader=event.reader, life=event.life, host=event.host, began_ns=event.began_ns
+            client=event.client,
+            reader=event.reader,
+            life=event.life,
+            host=event.host,
+            began_ns=event.began_ns,
+            by=event.by,
+            reading=event.reading,
         )
         opened = {**iteration.opened, slot: held}
         self._put(event.job, replace(iteration, opened=opened))
@@ -351,6 +360,7 @@ class ClusterState:
             peer=event.peer,
             seen=event.now,
             beats=(*before, event.beat)[-KEPT_BEATS:] if event.beat is not None else before,
+            key=event.key,
         )
         self.clients[event.job] = leases.put({event.client: lease})
         self.idle_since.pop(event.job, None)
@@ -383,6 +393,7 @@ class ClusterState:
                     host=event.host,
                     versions=dict(event.versions),
                     seen=event.now,
+                    principal=event.principal,
                     workers=tuple(place.worker for place in event.workers),
                     told=() if known is None else known.told,
                 )

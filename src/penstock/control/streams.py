@@ -61,7 +61,7 @@ def _bound(stream: Stream, new: e.NewBinding) -> Stream:
         raise ValueError(f"binding {new.binding} of stream {new.stream!r} after {stream.binding}")
     if new.runner is None or new.worker is None:
         return replace(stream, binding=new.binding, bound=None)
-    bound = Bound(runner=new.runner, worker=new.worker, address=new.address)
+    bound = Bound(runner=new.runner, worker=new.worker, address=new.address, verifier=new.verifier)
     return replace(stream, binding=new.binding, bound=bound, last_worker=new.worker)
 
 

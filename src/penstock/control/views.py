@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from penstock.control.events import ElementKey
@@ -135,8 +136,8 @@ def element_name(element: ElementKey) -> str:
     return f"element {index} of split {split} of source {source}"
 
 
-def job_lines(state: ClusterState, now: float) -> tuple[JobLine, ...]:
-    return tuple(_job_line(state, job, now) for job in state.jobs.values())
+def job_lines(state: ClusterState, now: float, readable: Container[JobName]) -> tuple[JobLine, ...]:
+    return tuple(_job_line(state, job, now) for job in state.jobs.values() if job.name in readable)
 
 
 def _job_line(state: ClusterState, job: Job, now: float) -> JobLine:
@@ -212,11 +213,12 @@ def _job_status(state: ClusterState, job: Job, iteration: Iteration | None, now:
     return since if len(silent) == len(state.leases(job.name)) else f"{status}; {since}"
 
 
-def worker_lines(state: ClusterState) -> tuple[WorkerLine, ...]:
+def worker_lines(state: ClusterState, readable: Container[JobName]) -> tuple[WorkerLine, ...]:
+    """Return all workers, each with those of its jobs that are readable."""
     jobs: dict[WorkerId, list[JobName]] = {}
     streams: dict[WorkerId, set[StreamId]] = {}
     for job, runners in state.runners.items():
-        for runner in runners.values():
+        for runner in runners.values() if job in readable else ():
             jobs.setdefault(runner.worker, []).append(job)
     for record in state.jobs.values():
         for iteration in record.iterations.values():

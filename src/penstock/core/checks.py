@@ -14,6 +14,23 @@ def check_choice(argument: str, value: object, allowed: Sequence[object]) -> Non
         raise choice(argument, value, allowed)
 
 
+MOST_COUNTED = 65_536
+"""Of what a service makes a record each: ranks, streams, trainers, workers."""
+
+
+def check_count(argument: str, value: object) -> None:
+    """Refuse what is no number of things of which each costs something.
+
+    >>> check_count("streams", 1 << 40)
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: streams=1099511627776 must be at most 65536
+    """
+    check_whole(argument, value, 1)
+    if isinstance(value, int) and value > MOST_COUNTED:
+        raise InvalidArgumentError(f"{argument}={value} must be at most {MOST_COUNTED}")
+
+
 def check_whole(argument: str, value: object, least: int) -> None:
     """Refuse what is not a whole number of at least `least`.
 

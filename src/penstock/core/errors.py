@@ -193,15 +193,23 @@ class DispatcherUnavailableError(PenstockError, TimeoutError):
 
 
 class AuthenticationError(PenstockError, PermissionError):
-    """The other side refused our token or keys, or speaks with another kind of them."""
+    """The other side refused our key, or is not who our key is for."""
 
     def __init__(self, address: str, reason: str) -> None:
         self.address, self.reason = address, reason
-        super().__init__(f"{address} refused us: {reason}; use the token or keys of the service's own file")
+        super().__init__(f"{address} refused us: {reason}; use a key that the service knows: its service file has one")
 
 
 class RefusedError(PenstockError):
     """The dispatcher says no, and asking again will not help."""
+
+
+class NotPermittedError(RefusedError, PermissionError):
+    """The service knows who asks, and that principal may not ask this: it says who may."""
+
+
+class LimitReachedError(RefusedError):
+    """A principal has as much of the service as it may have."""
 
 
 class ProtocolError(PenstockError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.errors import ProtocolError
+from penstock.wire.decoding import UNDECODABLE
 from penstock.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Answer, Ask, Push, Refused, Tell
 
 HIGHEST_POSITION = 1 << 60  # SQLite's integers end at 2^63; no journal gets here
@@ -40,7 +41,7 @@ class Refusable(ProtocolError):
 def decode_ask(frame: bytes) -> Ask:
     try:
         head = _heads.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Unanswerable(f"these bytes are not a request: {error}; dropped") from error
     if not (0 < head.number < HIGHEST_POSITION and 0 <= head.seen < HIGHEST_POSITION):
         raise Unanswerable("numbers out of range; dropped")
@@ -52,10 +53,10 @@ def decode_ask(frame: bytes) -> Ask:
         raise Refusable(PROTOCOL, head.number, Refused(reason=reason, kind="ProtocolError"))
     try:
         return _asks.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         reason = f"this request cannot be read: {error}; upgrade the older side"
         raise Refusable(head.protocol, head.number, Refused(reason=reason, kind="ProtocolError")) from error
 
 
-def encode_tell(protocol: int, number: int, position: int, body: Answer | Push) -> bytes:
-    return _encoder.encode(Tell(protocol, number, position, body))
+def encode_tell(protocol: int, number: int, position: int, body: Answer | Push, proof: bytes = b"") -> bytes:
+    return _encoder.encode(Tell(protocol, number, position, body, proof))

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.core.errors import JournalWriteError
 from penstock.core.ids import BlobHash
 from penstock.dispatcher.database import Connect, Database, checksum, connect
 from penstock.wire.blobs import HASH_CHARACTERS, MAX_BLOB_BYTES, PIECE_BYTES, expected_piece_bytes
@@ -35,6 +34,11 @@ class _Blob:
     """The offsets of the pieces that have not come yet."""
     whole: bool
     used_at: float
+    shown: dict[str, set[int]] = field(default_factory=dict)
+    """Which pieces each principal has sent, as long as not all: who sent all of them has the blob."""
+    owners: set[str] = field(default_factory=set)
+    by: str = ""
+    """Whose allowance it counts against: the first that sent a piece of it."""
 
 
 class BlobStore:
@@ -55,16 +59,25 @@ class BlobStore:
 
     def _load(self) -> None:
         self._blobs, self.whole, self._begun = {}, set(), False
-        for name, size, whole in self._database.read("SELECT hash, size, whole FROM blobs"):
-            missing = set() if whole else set(range(0, max(size, 1), PIECE_BYTES))
+        kept = self._database.read("SELECT hash, size, whole FROM blobs", types=(str, int, int))
+        for name, size, whole in kept:
+            if len(name) != HASH_CHARACTERS or not 0 <= size <= MAX_BLOB_BYTES or whole not in (0, 1):
+                raise self._database.corrupt(None, f"no blob has the name {name!r} and {size} bytes")
+            missing = set(range(0, max(size, 1), PIECE_BYTES))
             self._blobs[name] = _Blob(size=size, missing=missing, whole=bool(whole), used_at=float("-inf"))
             if whole:
                 self.whole.add(name)
-        for name, start in self._database.read("SELECT hash, start FROM pieces"):
-            if name in self._blobs:
-                self._blobs[name].missing.discard(start)
+        for name, start in self._database.read("SELECT hash, start FROM pieces", types=(str, int)):
+            blob = self._blobs.get(name)
+            if blob is None or start not in blob.missing:
+                raise self._database.corrupt(None, f"a piece at {start} belongs to no blob")
+            blob.missing.discard(start)
+        for name in self.whole:
+            if self._blobs[name].missing:
+                raise self._database.corrupt(None, f"pieces of blob {name} are missing")
 
-    def put(self, request: PutBlob, *, now: float) -> Answer:
+    def put(self, request: PutBlob, *, by: str, now: float) -> Answer:
+        """Take a piece. Who sends a piece that is there already shows that it has it, too."""
         name, start, size, piece = request.hash, request.offset, request.size, request.piece
         if size > MAX_BLOB_BYTES:
             return _invalid(f"a blob of {size:,} bytes is above the limit of {MAX_BLOB_BYTES:,}")
@@ -79,6 +92,7 @@ class BlobStore:
         if blob is None:
             self._write("INSERT INTO blobs VALUES (?, ?, 0)", name, size)
             blob = _Blob(size=size, missing=set(range(0, max(size, 1), PIECE_BYTES)), whole=False, used_at=now)
+            blob.by = by
             self._blobs[name] = blob
         blob.used_at = now
         if blob.size != size:
@@ -86,6 +100,14 @@ class BlobStore:
         if start in blob.missing:
             self._write("INSERT INTO pieces VALUES (?, ?, ?, ?)", name, start, piece, checksum(piece, name, start))
             blob.missing.discard(start)
+        elif by not in blob.owners and not self._is_piece(name, start, piece):
+            return _invalid(f"this is not the piece of blob {name} at {start}")
+        if by not in blob.owners:
+            shown = blob.shown.setdefault(by, set())
+            shown.add(start)
+            if len(shown) == len(range(0, max(size, 1), PIECE_BYTES)):
+                blob.owners.add(by)
+                del blob.shown[by]
         if not blob.missing and not blob.whole:
             if self._hash(name) != name:
                 self._drop(name)
@@ -99,6 +121,8 @@ class BlobStore:
         blob = self._blobs.get(request.hash)
         if blob is None or not blob.whole:
             return _invalid(f"there is no blob {request.hash} here")
+        if expected_piece_bytes(request.offset, blob.size) is None:
+            return _invalid(f"no piece of blob {request.hash} starts at {request.offset}")
         blob.used_at = now
         sql = "SELECT piece, checksum FROM pieces WHERE hash = ? AND start = ?"
         for piece, stored in self._database.read(sql, (request.hash, request.offset)):
@@ -110,6 +134,18 @@ class BlobStore:
                 f"blob {request.hash} was damaged on the dispatcher's disk; its client has to send it again"
             )
         return _invalid(f"no piece of blob {request.hash} starts at {request.offset}")
+
+    def has(self, name: BlobHash, owner: str) -> bool:
+        """Whether somebody has sent all of a blob since we started: it does not only know its name."""
+        return name in self.whole and owner in self._blobs[name].owners
+
+    def bytes_of(self, owner: str) -> int:
+        """Return the size of all blobs that somebody was the first to send since we started."""
+        return sum(blob.size for blob in self._blobs.values() if blob.by == owner)
+
+    def _is_piece(self, name: BlobHash, start: int, piece: bytes) -> bool:
+        sql = "SELECT piece FROM pieces WHERE hash = ? AND start = ?"
+        return any(stored == piece for (stored,) in self._database.read(sql, (name, start)))
 
     def drop_unused(self, in_use: Set[BlobHash], *, now: float) -> int:
         """Drop what nothing refers to and nobody has touched for a while. The clock of untouched ones starts here."""
@@ -138,7 +174,8 @@ class BlobStore:
     def _hash(self, name: BlobHash) -> str:
         digest = hashlib.blake2b(digest_size=20)
         for start in range(0, max(self._blobs[name].size, 1), PIECE_BYTES):
-            for (piece,) in self._database.read("SELECT piece FROM pieces WHERE hash = ? AND start = ?", (name, start)):
+            sql = "SELECT piece FROM pieces WHERE hash = ? AND start = ?"
+            for (piece,) in self._database.read(sql, (name, start), types=(bytes,)):
                 digest.update(piece)
         return digest.hexdigest()
 
@@ -158,7 +195,7 @@ class BlobStore:
         try:
             self._database.connection.execute(sql, parameters)
         except sqlite3.Error as error:
-            raise JournalWriteError(self._database.name, str(error)) from error
+            raise self._database.write_failed(error) from error
 
 
 def _invalid(reason: str) -> Refused:

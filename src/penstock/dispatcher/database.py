@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.core.errors import JournalCorruptError, JournalError, JournalLockedError
+from penstock.core.errors import JournalCorruptError, JournalError, JournalLockedError, JournalWriteError
+from penstock.core.private_files import create_private, make_private, open_private
 from penstock.dispatcher.wal import check_log
 
 # File systems on which other hosts may write behind our back, or whose shared memory and locks are not the kernel's.
@@ -30,6 +31,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
     )
 )
 CACHE_KB = 256  # what was written is read at a restart only; SQLite's own 2 MB fill up with it epoch by epoch
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
+"""What reading a damaged file may raise: text that is none and sizes beyond all measure come from Python itself."""
 _CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
 
 
@@ -84,6 +87,8 @@ class Database:
             self._create(self.path)
         elif self.path.stat().st_size == 0:
             raise self.corrupt(None, "the file is empty")
+        for suffix in ("", "-wal", "-journal"):  # those that SQLite makes have the mode of the file itself
+            make_private(f"{self.path}{suffix}")
         if self._check:
             self.torn = check_log(Path(f"{self.path}-wal"))
         connection: Connection | None = None
@@ -96,19 +101,17 @@ class Database:
             ):
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
-            if tuple(sql for (sql,) in found) != self._tables:
+            if [tuple(row) for row in found] != [(table,) for table in self._tables]:
                 raise self.corrupt(None, "its tables are not those of a journal of this version")
             if self._check:
-                ((verdict,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
-                if verdict != "ok":
-                    raise self.corrupt(None, " ".join(verdict.split()))
-        except sqlite3.Error as error:
+                verdict = connection.execute("PRAGMA quick_check(1)").fetchall()
+                if verdict != [("ok",)]:
+                    raise self.corrupt(None, " ".join(str(line) for row in verdict for line in row))
+        except BaseException as error:
             if connection is not None:
                 connection.close()
-            raise self.read_failed(error) from error
-        except JournalError:
-            if connection is not None:
-                connection.close()
+            if isinstance(error, UNREADABLE):
+                raise self.read_failed(error) from error
             raise
         return connection
 
@@ -118,6 +121,7 @@ class Database:
                 raise self.corrupt(None, f"the file is missing, but its log {path.name}{suffix} is there")
         draft = path.with_name(f"{path.name}.new")
         draft.unlink(missing_ok=True)
+        create_private(draft)
         connection = self._connect(str(draft))
         try:
             for sql in ("PRAGMA synchronous=FULL", "BEGIN", *self._tables, "COMMIT"):
@@ -140,11 +144,16 @@ class Database:
         self.close()
         self.connection = self._open()
 
-    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    def read(self, sql: str, parameters: Sequence[Any] = (), *, types: tuple[type, ...] = ()) -> list[Any]:
+        """Return all rows. With `types`, a value of another type is damage: SQLite stores any in any column."""
         try:
-            return self.connection.execute(sql, parameters).fetchall()
-        except sqlite3.Error as error:
+            rows = self.connection.execute(sql, parameters).fetchall()
+        except UNREADABLE as error:
             raise self.read_failed(error) from error
+        for row in rows:
+            if types and tuple(map(type, row)) != types:
+                raise self.corrupt(None, "a value is not of the type that was written")
+        return rows
 
     def close(self) -> None:
         try:
@@ -155,7 +164,13 @@ class Database:
     def corrupt(self, position: int | None, what: str) -> JournalCorruptError:
         return JournalCorruptError(self.name, position, what, self._remedy)
 
-    def read_failed(self, error: sqlite3.Error) -> JournalError:
+    def write_failed(self, error: Exception) -> JournalError:
+        """Return what a failed write says: that there is no room, say, or that the file is damaged."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return self.corrupt(None, str(error))
+        return JournalWriteError(self.name, str(error))
+
+    def read_failed(self, error: Exception) -> JournalError:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _CORRUPT_CODES:
             return self.corrupt(None, str(error))
@@ -207,7 +222,7 @@ class DirectoryLock:
     """Keeps a second dispatcher from the same directory. The kernel lets go of it when the process ends."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = (directory / "lock").open("a+")
+        self._file = open_private(directory / "lock", "a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -15,7 +15,6 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.errors import JournalWriteError
 from penstock.dispatcher.database import Connect, Database, DirectoryLock, checksum, connect
 
 SNAPSHOT_EVENTS = 50_000
@@ -89,7 +88,8 @@ class Journal:
         payloads: list[bytes] = []
         torn = self._database.torn
         for number, (at, previous, events, stored) in enumerate(rows):
-            if not isinstance(events, bytes) or checksum(events, "row", previous, at) != stored:
+            whole = isinstance(events, bytes) and isinstance(previous, int)
+            if not whole or checksum(events, "row", previous, at) != stored:
                 if number < len(rows) - 1:
                     raise self._database.corrupt(at, "a row is not what was written, and rows follow it")
                 self._write("DELETE FROM rows WHERE position = ?", at)
@@ -152,4 +152,4 @@ class Journal:
         try:
             self._database.connection.execute(sql, parameters)
         except sqlite3.Error as error:
-            raise JournalWriteError(self._database.name, str(error)) from error
+            raise self._database.write_failed(error) from error

@@ -30,14 +30,18 @@ from penstock.control.events import (
     decode,
     encode,
 )
+from penstock.control.permissions import may_use_blob, refusal
 from penstock.control.records import Job
+from penstock.control.revoking import revoke
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
 from penstock.core.errors import JournalCorruptError, JournalError, JournalWriteError, PenstockError
 from penstock.core.ids import BlobHash, RunnerId
 from penstock.dispatcher.blobs import BlobStore
 from penstock.dispatcher.journal import Journal
+from penstock.dispatcher.key_registry import KeyChanges
 from penstock.wire.messages import Answer, GetBlob, PutBlob, Refused, Request, TryAgain
+from penstock.wire.principals import Principal
 
 # Others have seen a little more or less of the lost end than the first who shows up: one step takes us past them all.
 POSITION_LEAP = 1_000_000
@@ -105,12 +109,21 @@ class JournaledState:
             if event.JOURNALED:
                 self._pending.append(event)
 
-    def answer(self, request: Request, *, peer: str, now: float) -> Decision:
+    def answer(self, request: Request, *, principal: Principal, key: str = "", peer: str, now: float) -> Decision:
         """Decide and apply. What is returned may be sent after `commit()`."""
         if isinstance(request, PutBlob | GetBlob):
-            return _only(self._blob(request, now))
+            return _only(self._blob(request, principal, now))
         try:
-            decision = decide(self.state, request, now=now, peer=peer, draw=self._draw, blobs=self._blobs.whole)
+            decision = decide(
+                self.state,
+                request,
+                principal=principal,
+                key=key,
+                now=now,
+                peer=peer,
+                draw=self._draw,
+                blobs=UsableBlobs(self._blobs, self.state, principal),
+            )
         except Exception as error:
             self.failures += 1
             kind = type(request).__name__
@@ -145,18 +158,34 @@ class JournaledState:
             raise StateBrokenError(f"{type(error).__name__}: {error}; see the dispatcher's log") from error
         return decision
 
-    def _blob(self, request: PutBlob | GetBlob, now: float) -> Answer:
+    def revoke(self, changes: KeyChanges, now: float) -> Decision:
+        """Have keys that were taken back open nothing any more."""
+        keys = frozenset(key.verifier for key in changes.revoked)
+        return self._take(revoke(self.state, keys=keys, gone=changes.gone, now=now, draw=self._draw), now)
+
+    def blob_bytes(self, owner: str) -> int:
+        return self._blobs.bytes_of(owner)
+
+    def _blob(self, request: PutBlob | GetBlob, principal: Principal, now: float) -> Answer:
+        refused = refusal(self.state, principal, request)
+        if refused is not None and not self._sent_it(request, principal):
+            return refused
         if isinstance(request, PutBlob) and self.broken:
             return TryAgain(reason=self.broken)
         try:
             if isinstance(request, PutBlob):
-                return self._blobs.put(request, now=now)
+                return self._blobs.put(request, by=principal.name, now=now)
             return self._blobs.get(request, now=now)
         except JournalWriteError as error:
             self.recover(error, now)
             raise
         except JournalError as error:
+            if isinstance(request, PutBlob):
+                self._blobs.reopen()  # what was written of it is undone; a file that cannot be read at all ends us
             return refusal_of(error)
+
+    def _sent_it(self, request: PutBlob | GetBlob, principal: Principal) -> bool:
+        return principal.role in ("operator", "trainer") and self._blobs.has(request.hash, principal.name)
 
     def commit(self, now: float) -> None:
         """Return once everything decided so far is on disk."""
@@ -235,6 +264,22 @@ class JournaledState:
             self.recover(error, now)
             return 0
         return dropped
+
+
+class UsableBlobs:
+    """The blobs that are there and that a principal may refer to: those it sent, and those of what it may read.
+
+    Else who knows a blob's name could make a job of it, and be sent its content.
+    """
+
+    def __init__(self, blobs: BlobStore, state: ClusterState, principal: Principal) -> None:
+        self._blobs, self._state, self._principal = blobs, state, principal
+
+    def __contains__(self, blob: object) -> bool:
+        if blob not in self._blobs.whole:
+            return False
+        name = BlobHash(str(blob))
+        return self._blobs.has(name, self._principal.name) or may_use_blob(self._state, self._principal, name)
 
 
 def _without_attempts(job: Job) -> list[AnyEvent]:

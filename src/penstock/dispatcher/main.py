@@ -17,13 +17,23 @@ import msgspec
 import zmq
 
 from penstock.core.errors import CannotListenError, JournalWriteError
+from penstock.core.private_memory import keep_memory_private
+from penstock.dispatcher.allowances import Allowance, Meter
+from penstock.dispatcher.audit import AuditLog
 from penstock.dispatcher.blobs import BlobStore
+from penstock.dispatcher.doors import Doors
 from penstock.dispatcher.journal import Journal
 from penstock.dispatcher.journaled_state import JournaledState
+from penstock.dispatcher.key_registry import KeyRegistry
 from penstock.dispatcher.service import Service
-from penstock.wire.credentials import Credentials, ServiceFile
+from penstock.wire.addresses import Listening
+from penstock.wire.credentials import Credentials
+from penstock.wire.descriptor_limit import raise_descriptor_limit
+from penstock.wire.positions import PositionSigner
+from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import Guard, bind_router
 
+SOCKET = "dispatcher"  # its name in the service's folder
 REBIND_DEADLINE_S = 2.0  # a predecessor that was killed may hold the port for a moment longer
 
 _log = logging.getLogger(__name__)
@@ -32,14 +42,21 @@ _log = logging.getLogger(__name__)
 class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to run a dispatcher. `journal` None: in memory, nothing survives the process."""
 
-    credentials: Credentials
+    server: Credentials
+    """What it proves itself with over TCP."""
+    known: tuple[KnownKey, ...]
+    """Who is let in, beside those in the registry."""
+    registry: str | None = None
+    """The file that `penstock keys` changes; None: there are no other keys."""
+    audit_log: str | None = None
+    """The file to which is written who changed what and who was refused; None: nobody wants to know."""
+    allowance: Allowance = Allowance()
     journal: str | None = None
-    bind: str = "127.0.0.1"
-    port: int = 0
-    port_range: tuple[int, int] | None = None
-    advertise: str | None = None
+    listening: Listening = Listening()
     http_port: int | None = None
-    service_file: str | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
+    """What to show for `/metrics`; None: nobody is shown them."""
 
 
 class Dispatcher:
@@ -62,23 +79,37 @@ class Dispatcher:
         journaled = JournaledState(journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._closers.append(lambda: context.destroy(linger=0))
-        guard = Guard(context, config.credentials)
+        registry = KeyRegistry(None if config.registry is None else Path(config.registry), config.known)
+        audit = AuditLog(None if config.audit_log is None else Path(config.audit_log))
+        self._closers.append(audit.close)
+        guard = Guard(context, registry.principal_of)
         guard.start()
         self._closers.append(guard.close)
         socket, self.address = _bind(context, config, journal)
         self._closers.append(lambda: socket.close(linger=0))
-        self.service = Service(socket, journaled)
+        doors = Doors(registry, PositionSigner(config.server.secret), Meter(config.allowance), audit)
+        doors.begin(journaled.state)
+        self.service = Service(socket, journaled, doors)
         self.http_port: int | None = None
         if config.http_port is not None:
-            from penstock.dispatcher.http import HttpServer  # not everybody wants it, and its imports take their time
+            # Not everybody wants it, and its imports take their time.
+            from penstock.dispatcher.http import HttpOptions, HttpServer
+            from penstock.dispatcher.room import JournalRoom
 
             http = HttpServer(
-                self.service, config.bind, config.http_port, refused=lambda: guard.refused, clock=time.monotonic
+                HttpOptions(
+                    bind=config.http_bind,
+                    port=config.http_port,
+                    token_file=config.http_token_file,
+                    names=(config.listening.advertise,) if config.listening.advertise else (),
+                ),
+                self.service,
+                JournalRoom(directory, clock=time.monotonic),
+                refused=lambda: guard.refused,
+                clock=time.monotonic,
             )
             self._closers.append(http.close)
             self.http_port = http.port
-        if config.service_file is not None:
-            ServiceFile(address=self.address, credentials=config.credentials.as_client()).write(config.service_file)
         told = {"address": self.address, "journal": config.journal, "position": journaled.position}
         _log.info("the dispatcher serves", extra=told)
 
@@ -95,6 +126,8 @@ def run(config: DispatcherConfig, ready: Callable[[str], None] | None = None) ->
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithValues("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    raise_descriptor_limit()
+    keep_memory_private()
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: ended.append(got))
@@ -110,27 +143,21 @@ def run(config: DispatcherConfig, ready: Callable[[str], None] | None = None) ->
 def _bind(
     context: zmq.Context[zmq.Socket[bytes]], config: DispatcherConfig, journal: Journal
 ) -> tuple[zmq.Socket[bytes], str]:
+    listening = config.listening
+    if listening.unix:
+        return bind_router(context, listening, SOCKET, config.server, data=False)
     had = journal.recall("port")
     deadline = time.monotonic() + REBIND_DEADLINE_S
-    while config.port == 0 and had is not None and _allowed(int(had), config.port_range):
+    while listening.port == 0 and had is not None and _allowed(int(had), listening.port_range):
         try:
-            return bind_router(
-                context, config.credentials, config.bind, port=int(had), advertise=config.advertise, data=False
-            )
+            same = msgspec.structs.replace(listening, port=int(had))
+            return bind_router(context, same, SOCKET, config.server, data=False)
         except CannotListenError as error:
             if time.monotonic() > deadline:
                 _log.warning("the port we had is taken; clients have to be told of a new one", extra={"why": error})
                 break
             time.sleep(0.05)
-    socket, address = bind_router(
-        context,
-        config.credentials,
-        config.bind,
-        port=config.port,
-        port_range=config.port_range,
-        advertise=config.advertise,
-        data=False,
-    )
+    socket, address = bind_router(context, listening, SOCKET, config.server, data=False)
     # Not from the address: what is advertised may be a forwarded port.
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)

@@ -12,17 +12,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import zmq
 
+from penstock.control.draft import Decision
 from penstock.control.events import ClientSeen
 from penstock.control.figures import ReadingClient, ServingRunner, reading_clients, serving_runners
-from penstock.core.errors import JournalWriteError
+from penstock.core.errors import JournalWriteError, ProtocolError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
+from penstock.dispatcher.doors import Doors
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
 from penstock.wire.guard import Socket
-from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, TryAgain
+from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, Request, TryAgain
+from penstock.wire.pieces import RequestAssembler
+from penstock.wire.principals import Principal, key_of, sender_of
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest
@@ -63,16 +68,25 @@ class DispatcherStatistics(msgspec.Struct, frozen=True, kw_only=True):
     clients_said: tuple[ReadingClient, ...] = ()
 
 
+class ReceivedAsk(NamedTuple):
+    principal: Principal
+    key: str
+    """The verifier of the key that was shown."""
+    peer: bytes
+    ask: Ask
+
+
 class Service:
     """Serves one socket until told to stop. All of it runs in the thread that calls `serve`."""
 
     def __init__(
-        self, socket: Socket, journaled: JournaledState, *, clock: Callable[[], float] = time.monotonic
+        self, socket: Socket, journaled: JournaledState, doors: Doors, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._socket, self._journaled, self._clock = socket, journaled, clock
+        self._socket, self._journaled, self._doors, self._clock = socket, journaled, doors, clock
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._outbox: list[tuple[bytes, int, int, Answer | Push]] = []
+        self._assembler = RequestAssembler()
         now = clock()
         self.turned_at = now
         """When the loop last came around: a loop that hangs is not alive."""
@@ -91,6 +105,7 @@ class Service:
 
     def turn(self, wait_s: float) -> None:
         """Serve what there is, or comes within `wait_s`."""
+        self._look_at_keys()
         if self._poller.poll(max(0, int(wait_s * 1000 + 0.999))):
             self._serve(self._receive())
         now = self.turned_at = self._clock()
@@ -111,70 +126,113 @@ class Service:
     def _next_tick_s(self) -> float:
         return max(0.0, self._tick_due_at() - self._clock())
 
-    def _receive(self) -> list[list[bytes]]:
-        received: list[list[bytes]] = []
+    def _look_at_keys(self) -> None:
+        now = self._clock()
+        changes = self._doors.look(now)
+        if not changes.revoked:
+            return
+        try:
+            self._follow(self._journaled.revoke(changes, now))
+            self._commit()
+        except (JournalWriteError, StateBrokenError):
+            self._outbox.clear()  # what they held is dropped with memory, and they are let in nowhere
+        self._flush()
+
+    def _receive(self) -> list[tuple[Principal, str, list[bytes]]]:
+        received: list[tuple[Principal, str, list[bytes]]] = []
         size = 0
         while len(received) < TURN_REQUESTS and size < TURN_BYTES:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            received.append(frames)
+            last = frames[-1]
+            received.append((sender_of(last), key_of(last), [frame.bytes for frame in frames]))
             size += len(frames[-1])
         return received
 
-    def _serve(self, received: Iterable[list[bytes]]) -> None:
-        asks: list[tuple[bytes, Ask]] = []
-        for frames in received:
+    def _serve(self, received: Iterable[tuple[Principal, str, list[bytes]]]) -> None:
+        asks: list[ReceivedAsk] = []
+        now = self._clock()
+        for principal, key, frames in received:
             try:
                 if len(frames) != 2:
                     raise Unanswerable(f"a message of {len(frames)} frames; dropped")
-                asks.append((frames[0], decode_ask(frames[1])))
-            except Unanswerable:
-                self._garbage += 1
+                request = self._assembler.add(frames[0], frames[1], principal=principal, now=now)
+                if request is None:
+                    continue
+                ask = decode_ask(request)
+                turned_away = self._doors.turned_away(principal, key, ask.body, now)
+                if turned_away is not None:
+                    self._outbox.append((frames[0], ask.protocol, ask.number, turned_away))
+                else:
+                    asks.append(ReceivedAsk(principal, key, frames[0], ask))
             except Refusable as error:
                 self._garbage += 1
                 self._outbox.append((frames[0], error.protocol, error.number, error.refusal))
+            except ProtocolError:
+                self._garbage += 1
         refused: dict[int, Refused] = {}
         answered = len(self._outbox)
         try:
             while not self._answer_all(asks, refused):
                 del self._outbox[answered:]
+                self._doors.audit.drop()
             self._commit()
         except JournalWriteError as error:
             del self._outbox[answered:]
             again = TryAgain(reason=str(error))
-            self._outbox += [(peer, ask.protocol, ask.number, again) for peer, ask in asks]
+            self._outbox += [(peer, ask.protocol, ask.number, again) for _, _, peer, ask in asks]
+            self._doors.audit.drop()
         self._turns += 1
         self._flush()
 
-    def _answer_all(self, asks: list[tuple[bytes, Ask]], refused: dict[int, Refused]) -> bool:
+    def _answer_all(self, asks: list[ReceivedAsk], refused: dict[int, Refused]) -> bool:
         """Decide every request; return False if one broke the state: then it is in `refused`, and all begins anew."""
         now = self._clock()
-        highest = max((ask.seen for _, ask in asks), default=0)
-        if highest > self._journaled.position:
+        # Nobody but this service has signed a position: what is only claimed is not looked at.
+        position, verifies = self._journaled.position, self._doors.signer.verifies
+        highest = max(
+            (each.seen for *_, each in asks if each.seen > position and verifies(each.seen, each.proof)), default=0
+        )
+        if highest > position:
             self._journaled.reconcile(highest, now)
-        for number, (peer, ask) in enumerate(asks):
+        for number, (principal, key, peer, ask) in enumerate(asks):
             answer: Answer | None = refused.get(number)
             if answer is None:
                 self._requests[type(ask.body).__name__] += 1
                 try:
-                    decision = self._journaled.answer(ask.body, peer=peer.decode("latin-1"), now=now)
+                    decision = self._decide(principal, key, peer, ask.body, now)
                 except StateBrokenError as error:
                     refused[number] = refusal_of(error)
                     return False
                 answer = decision.answer
-                self._push(decision.pushes)
+                self._follow(decision)
+                self._doors.audit.decided(principal, ask.body, decision, now)
                 # A beat that changed nothing is nothing to act on, and most of what a quiet service hears.
                 self._tick_wanted |= any(not isinstance(event, ClientSeen) for event in decision.events)
             if answer is not None:
                 self._outbox.append((peer, ask.protocol, ask.number, answer))
         return True
 
+    def _decide(self, principal: Principal, key: str, peer: bytes, request: Request, now: float) -> Decision:
+        refused = self._doors.meter.refusal(
+            principal, request, self._journaled.state, lambda: self._journaled.blob_bytes(principal.name)
+        )
+        if refused is not None:
+            return Decision((), refused)
+        return self._journaled.answer(request, principal=principal, key=key, peer=peer.decode("latin-1"), now=now)
+
+    def _follow(self, decision: Decision) -> None:
+        """Send what a decision pushes, and know the runners that it expects."""
+        self._push(decision.pushes)
+        self._doors.follow(decision.events)
+
     def _tick(self, now: float) -> None:
         self._ticked_at, self._tick_wanted = now, False
+        self._assembler.drop_idle(now)
         try:
-            self._push(self._journaled.tick(now).pushes)
+            self._follow(self._journaled.tick(now))
             self._commit()
         except (JournalWriteError, StateBrokenError):
             self._outbox.clear()  # memory has been read again: what the tick found is found by a later one
@@ -194,10 +252,12 @@ class Service:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
         position = self._journaled.position
+        proof = self._doors.signer.proof(position)
+        self._doors.audit.write()
         last: tuple[int, int, Answer | Push] | None = None
         for peer, protocol, number, body in outbox:
             if last is None or number or (protocol, 0) != last[:2] or body is not last[2]:
-                frame = encode_tell(protocol, number, position, body)
+                frame = encode_tell(protocol, number, position, body, proof)
                 last = (protocol, number, body)  # a change of a view is pushed to many in a row
             try:
                 self._socket.send_multipart((peer, frame), zmq.NOBLOCK, copy=len(frame) < 65536)

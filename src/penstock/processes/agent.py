@@ -43,7 +43,9 @@ from penstock.processes.nursery_messages import (
 from penstock.processes.runner_config import RUNNER_ENTRY, RunnerConfig
 from penstock.processes.supervised_runners import SupervisedRunner, SupervisedWorker
 from penstock.wire.addresses import host_id
+from penstock.wire.admissions import ExpectRunner
 from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import refusal
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.messages import (
@@ -63,7 +65,7 @@ from penstock.wire.messages import (
 )
 
 BEAT_S = 1.0
-STOP_GRACE_S = 3.0
+STOP_GRACE_S = 1.0  # one whose reader was locked out may not go on serving him
 RUNNER_START_S = 120.0  # importing what user functions need may take long; a runner that never gets there is ended
 REGISTER_S = 10.0
 
@@ -108,7 +110,7 @@ class HostAgent:
         self._orders: msgspec.msgpack.Decoder[AgentOrder] = msgspec.msgpack.Decoder(AgentOrder)
         self._control = ControlClient(
             config.dispatcher,
-            config.credentials.as_client(),
+            config.credentials,
             name=config.agent,
             on_push=lambda push: self._put(lambda: self._obey(push)),
             on_reconnect=lambda: self._put(self._register),
@@ -203,6 +205,9 @@ class HostAgent:
             raise refusal(answer)
         if self._changed:
             self._register()
+        for runner in self._runners.values():
+            if not runner.serves and not runner.stop_reason:
+                self._expect(runner)  # those that serve are part of the registration
         leaving = tuple(key for key, worker in self._workers.items() if worker.leave_by_s is not None)
         if leaving:
             self._control.post(AgentLeaving(agent=self._config.agent, workers=leaving))
@@ -229,6 +234,7 @@ class HostAgent:
             started_s=time.monotonic(),
             threads=self._config.threads,
             memory_bytes=self._config.memory_bytes,
+            key=Credentials.new("runner", push.runner, server=self._config.credentials.server),
         )
         known = self._runners.get(runner.child)
         if known is not None:
@@ -244,17 +250,22 @@ class HostAgent:
             worker=push.worker,
             job=push.job,
             dispatcher=self._config.dispatcher,
-            credentials=self._config.credentials,
-            bind=self._config.bind,
-            advertise=self._config.advertise,
-            port_range=self._config.port_range,
+            credentials=runner.key,
+            listening=self._config.listening,
             memory_bytes=self._config.memory_bytes,
             threads=self._config.threads,
             host=host_id(),
         )
         self._runners[runner.child] = runner
+        self._expect(runner)
         self._nursery.send(
             Spawn(id=runner.child, entry=RUNNER_ENTRY, config=msgspec.msgpack.encode(config), record=True)
+        )
+
+    def _expect(self, runner: SupervisedRunner) -> None:
+        """Tell the dispatcher by which key it will know a runner that starts."""
+        self._control.post(
+            ExpectRunner(agent=self._config.agent, job=runner.job, runner=runner.runner, verifier=runner.key.public)
         )
 
     def _stop(self, runner: SupervisedRunner, reason: str) -> None:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, WorkerId
+from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 from penstock.wire.messages import WorkerPlace
 
@@ -20,16 +21,15 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     dispatcher: str
     credentials: Credentials
-    """The service's own credentials, which its runners need to listen."""
+    """The agent's own key. Runners get others, which the agent makes."""
     agent: AgentId
     workers: tuple[WorkerPlace, ...]
     memory_bytes: int
     """How much memory each runner may use."""
     threads: int
     """How many threads each runner may use."""
-    bind: str = "127.0.0.1"
-    advertise: str | None = None
-    port_range: tuple[int, int] | None = None
+    listening: Listening = Listening()
+    """Where its runners listen."""
     drain_s: float = DRAIN_S
 
 

@@ -33,6 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def be_child(
     spawn: Spawn,
+    config: int,
     nursery_pid: int,
     let_go: Callable[[], None],
     *,
@@ -40,14 +41,16 @@ def be_child(
     record: mmap.mmap | None,
     link: socket.socket | None,
 ) -> NoReturn:
-    """Be the child. `let_go` closes what belongs to the nursery; `pipe` is for the lines the nursery reads."""
+    """Be the child. `config` is read here alone. `let_go` closes what belongs to the nursery; `pipe` is for the lines
+    the nursery reads."""
     code = 1
     try:
         _die_with(nursery_pid)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        let_go()
+        content = os.pread(config, os.fstat(config).st_size, 0)
+        let_go()  # its own config, too
         gc.enable()  # the nursery may be importing, with collections off
         _libc.prctl(PR_SET_NAME, f"ps-{spawn.id}".encode()[:15], 0, 0, 0)  # what `top` shows
         os.environ.update(spawn.environment)
@@ -61,7 +64,7 @@ def be_child(
         }
         if link is not None:
             given["nursery"] = NurseryLink(link)
-        result = run_entry(spawn.entry, spawn.config, given)
+        result = run_entry(spawn.entry, content, given)
         code = result if isinstance(result, int) else 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1

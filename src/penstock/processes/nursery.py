@@ -21,6 +21,7 @@ import time
 
 import msgspec
 
+from penstock.core.private_memory import keep_memory_private
 from penstock.processes.forked_child import be_child
 from penstock.processes.nursery_children import (
     Child,
@@ -152,17 +153,17 @@ class Nursery:
     def _hear(self, starter: Starter) -> None:
         while starter.socket.fileno() >= 0:
             try:
-                packet = starter.socket.recv(MAX_PACKET_BYTES)
+                packet, configs, _, _ = socket.recv_fds(starter.socket, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
-                packet = b""
+                packet, configs = b"", []
             if not packet:
                 self._drop(starter)
                 return
-            self._obey(starter, self._decoder.decode(packet))
+            self._obey(starter, self._decoder.decode(packet), configs)
 
-    def _obey(self, starter: Starter, request: ToNursery) -> None:
+    def _obey(self, starter: Starter, request: ToNursery, configs: list[int]) -> None:
         match request:
             case Prepare():
                 self._path = request.path or self._path
@@ -172,9 +173,9 @@ class Nursery:
             case Spawn():
                 known = self._children.get(request.id)
                 if known is not None:
-                    known.start_next_as(request)
+                    known.start_next_as(request, configs[0])
                 else:
-                    self._children[request.id] = Child(request, starter, time.monotonic())
+                    self._children[request.id] = Child(request, configs[0], starter, time.monotonic())
                     self._act_on_time()
             case Stop():
                 if (stopped := self._children.get(request.id)) is not None:
@@ -252,7 +253,7 @@ class Nursery:
             os.close(read_end)
             if ours is not None:
                 ours.close()
-            be_child(spawn, self._pid, self._let_go, pipe=write_end, record=record, link=theirs)
+            be_child(spawn, child.config, self._pid, self._let_go, pipe=write_end, record=record, link=theirs)
         os.close(write_end)
         link = None
         if ours is not None and theirs is not None:
@@ -278,9 +279,13 @@ class Nursery:
         now_s = time.monotonic()
         child.stop(grace_s, now_s)
         if not child.pid:
-            del self._children[child.spawn.id]
+            self._forget(child)
             if not child.starts:  # it never ran, and its owner waits for its end
                 self._push(child.owner, child.end(-signal.SIGTERM, now_s))
+
+    def _forget(self, child: Child) -> None:
+        del self._children[child.spawn.id]
+        os.close(child.config)
 
     def _reap(self) -> None:
         while True:
@@ -302,7 +307,7 @@ class Nursery:
         link = child.link
         died = child.end(code, time.monotonic())
         if not died.again:
-            del self._children[child.spawn.id]
+            self._forget(child)
         self._push(child.owner, died)
         if link is not None:
             self._drop(link)
@@ -356,6 +361,7 @@ def main(arguments: list[str]) -> None:
     starter.set_inheritable(False)
     if os.getppid() != parent_pid:
         return
+    keep_memory_private()
     Nursery(starter, parent_pid).run()
 
 

@@ -54,8 +54,10 @@ class Starter:
 class Child:
     """A process the nursery forks, and forks again where its `spawn` says so. Its own methods alone change it."""
 
-    def __init__(self, spawn: Spawn, owner: Starter, now_s: float) -> None:
+    def __init__(self, spawn: Spawn, config: int, owner: Starter, now_s: float) -> None:
         self.spawn = spawn
+        self.config = config
+        """The descriptor that its config is read from, by the child alone: there may be a secret in it."""
         self.owner = owner
         self.pid = 0
         """The child's process; 0: it does not run, but waits to be started."""
@@ -76,9 +78,10 @@ class Child:
     def line(self) -> ChildLine:
         return ChildLine(id=self.spawn.id, entry=self.spawn.entry, pid=self.pid, ready=self._ready, starts=self.starts)
 
-    def start_next_as(self, spawn: Spawn) -> None:
+    def start_next_as(self, spawn: Spawn, config: int) -> None:
         """Take another config: it is for the next start."""
-        self.spawn = spawn
+        os.close(self.config)
+        self.spawn, self.config = spawn, config
 
     # Its life
 
@@ -164,6 +167,7 @@ class Child:
 
     def let_go(self) -> None:
         """Close the nursery's end of all they share, in a process forked later."""
+        os.close(self.config)
         if self.pipe >= 0:
             os.close(self.pipe)
         if self.link is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
 import time
@@ -15,6 +17,7 @@ from penstock.processes.nursery_messages import (
     Children,
     FromNursery,
     ListChildren,
+    Spawn,
     ToNursery,
 )
 
@@ -33,19 +36,27 @@ class NurseryLink:
         return self._socket.fileno()
 
     def send(self, request: ToNursery, *, timeout_s: float = 10.0) -> None:
-        packet = msgspec.msgpack.encode(request)
         deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._socket.send(packet)
-                return
-            except BlockingIOError:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError(f"the nursery took no request for {timeout_s:.0f} s; it is stopped") from None
-                select.select([], [self._socket], [], left_s)
-            except OSError:
-                raise NurseryGoneError from None
+        with contextlib.ExitStack() as undo:
+            config: list[int] = []
+            if isinstance(request, Spawn):
+                config.append(_descriptor_of(request.config))
+                undo.callback(os.close, config[0])
+                request = msgspec.structs.replace(request, config=b"")
+            packet = msgspec.msgpack.encode(request)
+            while True:
+                try:
+                    socket.send_fds(self._socket, [packet], config)
+                    return
+                except BlockingIOError:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        raise TimeoutError(
+                            f"the nursery took no request for {timeout_s:.0f} s; it is stopped"
+                        ) from None
+                    select.select([], [self._socket], [], left_s)
+                except OSError:
+                    raise NurseryGoneError from None
 
     def receive(self, timeout_s: float) -> FromNursery | None:
         """Return the next event, or None if there was none in time."""
@@ -86,3 +97,11 @@ class NurseryLink:
             if not packet:
                 raise NurseryGoneError
             return self._decoder.decode(packet)
+
+
+def _descriptor_of(content: bytes) -> int:
+    """Return a descriptor from which these bytes are read."""
+    descriptor = os.memfd_create("penstock-config", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return descriptor

@@ -37,6 +37,7 @@ class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag="spawn"):
     id: str
     entry: str
     config: bytes
+    """Comes and stays apart from the rest: a descriptor that the child alone reads. It may hold a secret."""
     restart: bool = False
     """Whether the nursery forks it again when it ends."""
     record: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
+from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
 
 RUNNER_ENTRY = "penstock.worker.runner:run"
@@ -16,9 +17,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     job: JobName
     dispatcher: str
     credentials: Credentials
+    """This runner's own key: it opens nothing but what its job needs."""
     memory_bytes: int
     threads: int
     host: str = ""
-    bind: str = "127.0.0.1"
-    advertise: str | None = None
-    port_range: tuple[int, int] | None = None
+    listening: Listening = Listening()

@@ -1,8 +1,8 @@
 """Services of this process's own: a dispatcher and workers as processes beside it.
 
-They are started before they are needed, and are not waited for here: a client waits for the dispatcher anyway. Its port
-is known beforehand, because this process holds it (bound, never listening) for as long as the service lives: no other
-process takes it between two lives of the dispatcher.
+They are started before they are needed, and are not waited for here: a client waits for the dispatcher anyway. Where it
+will be is known beforehand: a socket in the service's own folder, or a port, if it is to be reached by TCP. Somebody
+else at that port would be noticed, and gets no secret: he has not the service's key.
 
 What dies is started again: by the nursery, or, if that is what died, from here (`watched_nursery`). Nothing is left
 when the service is closed, collected, or when this process ends in whatever way.
@@ -13,14 +13,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,11 +53,13 @@ from penstock.processes.nursery_messages import (
     describe_exit,
 )
 from penstock.processes.nursery_start import StartedNursery, start_nursery
+from penstock.processes.service_folder import ServiceFolder
 from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
-from penstock.wire.addresses import ANY_HOSTS, advertised, is_loopback, join_tcp
+from penstock.wire.addresses import ANY_HOSTS, Listening, advertised, join_tcp
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import ServiceFile
+from penstock.wire.service_keys import REGISTRY, ServiceKeys
 
 if TYPE_CHECKING:  # a trainer need not have what looks after workers, unless some are its own threads
     from penstock.processes.inline_workers import MakeRunner
@@ -78,14 +78,20 @@ class ServiceOptions:
     """How a service on this host is set up."""
 
     workers: int
-    credentials: Credentials
-    bind: str = "127.0.0.1"
-    advertise: str | None = None
-    port: int = 0
-    port_range: tuple[int, int] | None = None
+    keys: ServiceKeys = field(default_factory=ServiceKeys.new)
+    listening: Listening | None = None
+    """None: at sockets in the service's folder."""
+    named_after: Path | None = None
+    """A path that only this service uses: started again, it listens at the same place."""
     journal: Path | None = None
     """The journal's folder; None: the service makes one, and removes it when it closes."""
     http_port: int | None = None
+    http_bind: str = "127.0.0.1"
+    http_token_file: str | None = None
+    registry: str | None = None
+    """The file that says who else is let in; None: one in the service's own folder, which is empty at first."""
+    audit_log: str | None = None
+    """Where to write who changed what and who was refused; None: nowhere."""
     threads: int | None = None
     memory_bytes: int | None = None
     tags: tuple[str, ...] = ()
@@ -105,45 +111,39 @@ class ServiceProcesses:
         """
         check_whole("workers", options.workers, 0)
         check_whole("inline", options.inline, 0)
-        if not is_loopback(options.bind) and options.credentials.kind != "curve":
-            raise InvalidArgumentError(
-                f"will not listen at {options.bind!r} without keys: others on the network could read everything. "
-                "Make keys with `penstock keys DIR` and give --keys DIR/server.json, or bind to 127.0.0.1"
-            )
         budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
-        self.credentials = options.credentials
+        self.keys = options.keys
         self._inline = options.inline
         self._lock = threading.Lock()
         self._ready: dict[str, str] = {}
         self._failure = ""
         self._control: ControlClient | None = None
-        with contextlib.ExitStack() as undo:
-            held = hold_port(options.bind, options.port, options.port_range)
-            undo.callback(held.close)
-            port = int(held.getsockname()[1])
-            self.address = advertised(options.bind, port, options.advertise)
-            self.scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
-            undo.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-            self._nursery = WatchedNursery(nursery or start_nursery(), held, self.scratch)
-            undo.pop_all()
+        folder = ServiceFolder(options.named_after)
+        self.scratch = folder.path
+        try:
+            listening = _settled(options.listening or folder.listening())
+            self.address, own = _addresses(listening)
+            self._nursery = WatchedNursery(nursery or start_nursery(), folder)
+        except BaseException:
+            folder.remove()
+            folder.close()
+            raise
         self._finalizer = weakref.finalize(self, self._nursery.end)
         self._dispatcher = Spawn(
             id=DISPATCHER,
             entry=DISPATCHER_ENTRY,
-            config=msgspec.msgpack.encode(_dispatcher_config(options, port, self.scratch)),
+            config=msgspec.msgpack.encode(_dispatcher_config(options, listening, self.scratch)),
             restart=True,
             grace_s=DISPATCHER_GRACE_S,
         )
         self._agent = AgentConfig(
-            dispatcher=join_tcp(_own_host(options.bind), port),
-            credentials=options.credentials,
+            dispatcher=own,
+            credentials=options.keys.agent,
             agent=new_agent_id(),
             workers=new_places(options.workers, options.tags),
             memory_bytes=budget.memory_bytes,
             threads=budget.threads,
-            bind=options.bind,
-            advertise=host_only(options.advertise),
-            port_range=options.port_range,
+            listening=_for_runners(listening),
         )
         try:
             self._furnish()
@@ -182,6 +182,10 @@ class ServiceProcesses:
             self._nursery.renew()
             self._furnish()
         _log.warning("the processes of the service at %s were lost (%s); they are started again", self.address, how)
+
+    def service_file(self) -> ServiceFile:
+        """Return what others need to reach it: those of this host's user everything, those elsewhere to read."""
+        return self.keys.file(self.address, all_roles=self._agent.listening.unix)
 
     @property
     def closed(self) -> bool:
@@ -260,7 +264,7 @@ class ServiceProcesses:
         with self._lock:
             self._check_open()
             if self._control is None:
-                self._control = ControlClient(self.address, self.credentials.as_client(), name="service")
+                self._control = ControlClient(self._agent.dispatcher, self.keys.operator, name="service")
                 self._nursery.close_first(self._control)
             return self._control
 
@@ -312,25 +316,46 @@ def share_of_budget(workers: int, threads: int | None, memory_bytes: int | None)
     )
 
 
-def hold_port(bind: str, port: int, port_range: tuple[int, int] | None) -> socket.socket:
-    """Bind a port without listening, so that only a listener of ours can have it."""
+def _settled(listening: Listening) -> Listening:
+    """Return where the dispatcher listens in all its lives: a port that is free now, where it may choose one."""
+    if listening.unix or listening.port:
+        return listening
+    with free_port(listening.bind, listening.port_range) as probe:
+        return msgspec.structs.replace(listening, port=int(probe.getsockname()[1]))
+
+
+def free_port(bind: str, port_range: tuple[int, int] | None = None) -> socket.socket:
+    """Return a socket that is bound to a free port, and does not listen."""
     family, host = (socket.AF_INET6, bind.strip("[]")) if ":" in bind else (socket.AF_INET, bind)
     if bind in ANY_HOSTS:
         family, host = socket.AF_INET, ""
-    candidates = [port] if port or port_range is None else list(range(port_range[0], port_range[1] + 1))
+    candidates = [0] if port_range is None else list(range(port_range[0], port_range[1] + 1))
     reason = "there is no port to choose"
     for candidate in candidates:
-        held = socket.socket(family, socket.SOCK_STREAM)
+        probe = socket.socket(family, socket.SOCK_STREAM)
         try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind((host, candidate))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what was served there a moment ago is over
+            probe.bind((host, candidate))
         except OSError as error:
-            held.close()
+            probe.close()
             reason = os.strerror(error.errno) if error.errno else str(error)
             continue
-        return held
-    where = join_tcp(bind.strip("[]"), port) if port or port_range is None else f"tcp://{bind} in ports {port_range}"
+        return probe
+    where = join_tcp(bind.strip("[]"), 0) if port_range is None else f"tcp://{bind} in ports {port_range}"
     raise CannotListenError(where, reason)
+
+
+def _addresses(listening: Listening) -> tuple[str, str]:
+    """Return how others reach the dispatcher, and how processes of this host do."""
+    if listening.unix:
+        own = f"ipc://{listening.folder}/{DISPATCHER}"
+        return own, own
+    host = "127.0.0.1" if listening.bind in ANY_HOSTS else listening.bind.strip("[]")
+    return advertised(listening.bind, listening.port, listening.advertise), join_tcp(host, listening.port)
+
+
+def _for_runners(listening: Listening) -> Listening:
+    return msgspec.structs.replace(listening, port=0, advertise=host_only(listening.advertise))
 
 
 def host_only(advertise: str | None) -> str | None:
@@ -346,18 +371,16 @@ def host_only(advertise: str | None) -> str | None:
     return host if colon and port.isdigit() and (":" not in host or host.startswith("[")) else text
 
 
-def _own_host(bind: str) -> str:
-    """Return how processes of this host reach a listener here."""
-    return "127.0.0.1" if bind in ANY_HOSTS else bind.strip("[]")
-
-
-def _dispatcher_config(options: ServiceOptions, port: int, scratch: Path) -> dict[str, object]:
+def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: Path) -> dict[str, object]:
     # As names and values: the dispatcher's modules are for its own process.
     return {
         "journal": str(options.journal if options.journal is not None else scratch / "journal"),
-        "bind": options.bind,
-        "port": port,
-        "advertise": options.advertise,
+        "listening": listening,
         "http_port": options.http_port,
-        "credentials": options.credentials,
+        "http_bind": options.http_bind,
+        "http_token_file": options.http_token_file,
+        "server": options.keys.server,
+        "known": options.keys.known,
+        "registry": options.registry or str(scratch / REGISTRY),
+        "audit_log": options.audit_log,
     }

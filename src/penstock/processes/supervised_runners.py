@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.processes.agent_messages import runner_child
+from penstock.wire.credentials import Credentials
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.messages import RunnerPlace, WorkerPlace
 
@@ -42,6 +43,8 @@ class SupervisedRunner:
     worker: WorkerId
     job: JobName
     started_s: float
+    key: Credentials
+    """What it proves itself with to the dispatcher."""
     threads: int = 0
     """That it may use."""
     memory_bytes: int = 0
@@ -62,7 +65,7 @@ class SupervisedRunner:
 
     @property
     def place(self) -> RunnerPlace:
-        return RunnerPlace(self.runner, self.worker, self.job, self.address)
+        return RunnerPlace(self.runner, self.worker, self.job, self.address, verifier=self.key.public)
 
     @property
     def serves(self) -> bool:

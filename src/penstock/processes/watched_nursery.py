@@ -1,4 +1,4 @@
-"""The processes of a service as their starter holds them: a nursery that is watched, a port, a folder.
+"""The processes of a service as their starter holds them: a nursery that is watched, and a folder.
 
 A nursery that is killed takes all processes of its service with it. What the dispatcher had said is in its journal, and
 what trainers have received they know themselves: so everything is started again, after a pause that grows if that does
@@ -15,14 +15,12 @@ import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 from weakref import WeakMethod
 
@@ -30,6 +28,7 @@ from penstock.core.errors import PenstockError
 from penstock.processes.nursery_link import NurseryLink
 from penstock.processes.nursery_messages import EndNursery, describe_exit
 from penstock.processes.nursery_start import StartedNursery, start_nursery
+from penstock.processes.service_folder import ServiceFolder
 
 END_S = 2.0
 FIRST_PAUSE_S = 0.05
@@ -47,11 +46,10 @@ class Closable(Protocol):
 class WatchedNursery:
     """See the module. `link` is the present nursery's; its user sees to it that only one thread uses it."""
 
-    def __init__(self, nursery: StartedNursery, held: socket.socket, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self, nursery: StartedNursery, folder: ServiceFolder) -> None:
+        self._folder = folder
         self._closables: list[Closable] = []
         self._process, self.link = nursery.process, NurseryLink(nursery.end)
-        self._held = held
         self._links = [self.link]
         self._owner_pid = os.getpid()
         self._bell, self._ringer = socket.socketpair()
@@ -104,10 +102,10 @@ class WatchedNursery:
             if self._process.poll() is None:
                 self._kill_group()
                 self._process.wait()
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._folder.remove()
         for link in self._links:
             link.close()
-        for end in (self._held, self._bell, self._ringer):
+        for end in (self._folder, self._bell, self._ringer):
             end.close()
 
     def _kill_group(self) -> None:

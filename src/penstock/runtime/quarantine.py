@@ -24,6 +24,7 @@ from penstock.core.errors import (
     FunctionShippingError,
     InvalidArgumentError,
 )
+from penstock.core.private_files import open_private
 from penstock.graph.ops import SkipErrors
 from penstock.runtime.contract import Marks, Origin, State
 from penstock.runtime.stats import StageMeter
@@ -122,7 +123,7 @@ class Quarantine:
             self._meter.skipped += 1
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("a") as file:
+                with open_private(self.path, "a") as file:
                     file.write("".join(json.dumps(line) + "\n" for line in lines))
             except OSError as error:
                 remedy = "make room there, or give SkipErrors(quarantine=...) another path"

@@ -254,6 +254,8 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
         if first.consumers != consumers and not owned:
             merged = _with_width(merged, first.consumers, consumers, coordinated=first.coordinated)
         streams.append(merged)
+    if owned:
+        _check_tails(streams)
     width = first.width if first.alike else 0
     resume = Resume(epoch=epoch, consumers=consumers, streams=tuple(streams), done=ranges_of(done), width=width)
     same: Any = resume
@@ -262,6 +264,23 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
         same = (epoch, consumers, first.progress.step, [(s.number, s.marks, s.ended) for s in streams])
     digest = hashlib.blake2b(msgspec.msgpack.encode((first.attempt, same)), digest_size=8).hexdigest()
     return replace(resume, digest=digest)
+
+
+def _check_tails(streams: Sequence[Position]) -> None:
+    """Refuse a stream from before its end where what it had left over then has been read.
+
+    What lay between was granted to it one split after another, and no state names that: it might be granted to others,
+    or in another order, and would leave something else over.
+    """
+    reading = {each.number for each in streams if not each.ended}
+    for tail in streams:
+        read = tail.round > 0 or tail.ended
+        for left in tail.feed.leftovers if tail.feed is not None and read else ():
+            if left.number in reading and left.feed.kind == "granted":
+                raise StateMismatchError(
+                    f"one of the states was saved before stream {left.number} had ended, and another when the epoch's "
+                    "last elements were read, after it had; load the states that were saved at the same step"
+                )
 
 
 def begin_at(checkpoint: Checkpoint, *, consumers: int, done: tuple[Ranges, ...]) -> Progress:

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.core.ids import AttemptId
 from penstock.stream.checkpoint import Mixes
-from penstock.wire.frames import StreamEnded, StreamRefused
+from penstock.wire.frames import StreamEnded, StreamFailed, StreamRefused
 from penstock.wire.jobs import Cut, FeedSpec, Named
 
 FRAME_BYTES = 1 << 20
@@ -39,17 +39,7 @@ class Send(NamedTuple):
     """A message to a reader."""
 
     peer: bytes
-    message: StreamRefused | StreamEnded
-
-
-class Fail(NamedTuple):
-    """A reader is told why the run failed, or, with `error`, why it is not let in."""
-
-    peer: bytes
-    opening: int
-    binding: int
-    seq: int
-    error: Exception | None = None
+    message: StreamRefused | StreamEnded | StreamFailed
 
 
 class StartRun(NamedTuple):
@@ -67,7 +57,7 @@ class StopRun(NamedTuple):
     number: int
 
 
-Instruction: TypeAlias = Send | Fail | StartRun | StopRun
+Instruction: TypeAlias = Send | StartRun | StopRun
 
 
 class Wanted(NamedTuple):

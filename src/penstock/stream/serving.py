@@ -33,9 +33,10 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Mixes
-from penstock.stream.instructions import End, Fail, Given, Instruction, Send, StartRun, StopRun, Terms, Wanted
+from penstock.stream.instructions import End, Given, Instruction, Send, StartRun, StopRun, Terms, Wanted
 from penstock.wire.delivery import Delivery
-from penstock.wire.frames import OpenStream, StreamEnded, StreamRefused
+from penstock.wire.failures import describe_failure
+from penstock.wire.frames import OpenStream, RemoteFailure, StreamEnded, StreamFailed, StreamRefused
 from penstock.wire.jobs import Cut, Named
 
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
@@ -190,9 +191,12 @@ class Served(ABC, Generic[ReaderKind]):
         """Let go of all readers, and of what is kept for them."""
         self._forget_readers(now)
 
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> None:
-        for _, reader in self._of(peer, opening):
+    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> list[ReaderKind]:
+        """A reader has credit for more; return it, if it is known."""
+        heard = [reader for _, reader in self._of(peer, opening)]
+        for reader in heard:
             reader.hear(credit, taken, now)
+        return heard
 
     def close_reader(
         self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1
@@ -261,11 +265,11 @@ class Served(ABC, Generic[ReaderKind]):
     @abstractmethod
     def _tell_ends(self, end: End, done: Iterable[Named]) -> None: ...
 
-    def failed(self, run: int) -> None:
+    def failed(self, run: int, failure: RemoteFailure) -> None:
         if (found := self.current(run)) is not None:
             self._run = found._replace(failed=True)
             for reader in self.readers.values():
-                self._instructions.append(Fail(reader.peer, reader.opening, self.binding, reader.due))
+                self._tell_failure(reader.peer, reader.opening, reader.due, failure)
 
     def stale(self, run: int, reason: str, now: float) -> None:
         """The dispatcher grants nothing to this binding any more."""
@@ -283,6 +287,10 @@ class Served(ABC, Generic[ReaderKind]):
     def _refuse_all(self, reason: str) -> None:
         for reader in self.readers.values():
             self._refuse(reader.peer, reader.opening, reason)
+
+    def _tell_failure(self, peer: bytes, opening: int, seq: int, failure: RemoteFailure) -> None:
+        failed = StreamFailed(stream=self.id, binding=self.binding, opening=opening, seq=seq, failure=failure)
+        self._instructions.append(Send(peer, failed))
 
     def _tell_end(self, reader: ServedReader, end: End, *, done: tuple[Named, ...] = (), skipped: int = 0) -> None:
         message = StreamEnded(
@@ -361,7 +369,7 @@ class Dealt(Served[DealtReader]):
             f"consumers changed weights differently: to {list(one[1])} at round {one[0]} of a stream here, to "
             f"{list(other[1])} at round {other[0]} elsewhere; call set_weights() with the same at the same step on all"
         )
-        self._instructions.append(Fail(peer, message.opening, message.binding, message.round, error))
+        self._tell_failure(peer, message.opening, message.round, describe_failure(error))
 
     def _knows_mixes(self, reader: DealtReader) -> bool:
         """Whether the reader's cut was made with all changes of weights before it: one may not have been told yet."""

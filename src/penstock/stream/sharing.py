@@ -24,7 +24,7 @@ is what the trainer itself said with its credit: everything from there on is kep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.core.ids import AttemptId, StreamId
@@ -41,19 +41,9 @@ GATHER_SHARED_S = 0.3  # after a loss: how long the first reader to return waits
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharingTerms:
-    """What a job says about its sharing. `trainers`: how many read every epoch from its beginning; 0: whoever comes."""
-
-    waits: bool
-    trainers: int
-    timeout_s: float
-
-
 class Absent(NamedTuple):
     """A rank that is expected: its connection was lost, or others of its trainer have begun."""
 
-    name: str
     taken: int
     since: float
 
@@ -73,17 +63,18 @@ class Offer(NamedTuple):
 
 
 class Shared(Served[RankReader]):
-    def __init__(self, stream: StreamId, delivery: Delivery, terms: SharingTerms, *, now: float) -> None:
+    def __init__(self, stream: StreamId, delivery: Delivery, *, now: float) -> None:
         super().__init__(stream, delivery, now=now)
-        self._sharing = terms
-        self._lowest_first = terms.waits or delivery.width > 1
-        """Whether a run starts at the oldest of the readers' cuts, and not at the newest."""
+        self._waits, self._lowest_first = not delivery.skips, not delivery.skips or delivery.width > 1
+        """Whether trainers are waited for; and a run starts at the oldest of the readers' cuts, not at the newest."""
+        self._trainers, self.timeout_s = 0, 0.0
+        """How many read every epoch from its beginning, 0: whoever comes; how long one may be silent."""
+        if delivery.sharing is not None:
+            self._trainers, self.timeout_s = delivery.sharing.trainers or 0, delivery.sharing.trainer_timeout_s
         self.window = Window(Cut(), 0)
         self._end: End | None = None
         self._evicted: list[Entry] = []
         self._absent: dict[Key, Absent] = {}
-        self._sent: dict[str, int] = {}
-        """By trainer: the first round that none of its ranks was sent, or that it has not taken, if it said so."""
         self._teams: dict[str, Team] = {}
         """The ranks of each trainer that ever came."""
         self._passed_over: set[Key] = set()
@@ -112,22 +103,39 @@ class Shared(Served[RankReader]):
         team.hear(seat, message)
         reader = self.readers[key] = RankReader(peer, message, key, now)
         self._first_at = now if self._first_at is None else self._first_at
-        for mate in self._mates(trainer):
-            mate.move_to(team.past_gaps(mate.next_round))
+        self._pass_gaps(trainer, team)
         team.await_ranks(now, complete=self._is_complete(trainer))
         self._admit(reader, now)
+        self._begin_teams()
+
+    def _begin_teams(self) -> None:
+        """Let trainers that hold nothing begin where the window does, once there is one and their ranks are there."""
+        if self._run is None and self._end is None:
+            return
+        for trainer, team in self._teams.items():
+            if not team.begun and (team.impatient or self._is_complete(trainer)):
+                team.begin_at(self.window.first)
+                self._pass_gaps(trainer, team)
+
+    def _pass_gaps(self, trainer: str, team: Team) -> None:
+        """See that no rank of a trainer stands in a gap: what is skipped is not its to have."""
+        for mate in self._mates(trainer):
+            mate.move_to(team.past_gaps(mate.next_round))
 
     def _new_team(self, trainer: str, message: OpenStream) -> Team:
         """Begin a life of a trainer. What is left of the last one is gone, and nothing is given once more."""
         for key in [key for key in self.readers if key[0] == trainer]:
             del self.readers[key]
         self._absent = {key: absent for key, absent in self._absent.items() if key[0] != trainer}
-        begun = trainer in self._sent or self._sharing.trainers > 0
-        return Team(message.life, had=self._sent.get(trainer, 0), begun=begun)
+        before = self._teams.get(trainer)
+        had = None if before is None else before.had
+        return Team(message.life, had=had or 0, begun=had is not None or self._trainers > 0)
 
-    def with_mates(self, peer: bytes) -> list[RankReader]:
-        """Return the readers of a peer, and all ranks of their trainers."""
-        trainers = {reader.trainer for reader in self.readers.values() if reader.peer == peer}
+    def with_mates(self, readers: list[RankReader]) -> list[RankReader]:
+        """Return readers, and all ranks of their trainers."""
+        if self.delivery.width == 1:
+            return readers
+        trainers = {reader.trainer for reader in readers}
         return [reader for reader in self.readers.values() if reader.trainer in trainers]
 
     def _mates(self, trainer: str) -> list[RankReader]:
@@ -167,7 +175,7 @@ class Shared(Served[RankReader]):
             # Another rank of its trainer was given them, unless it goes back as well.
             return team.impatient or self._is_complete(reader.trainer)
         passed_over = (reader.trainer, reader.seat) in self._passed_over
-        return self._sharing.waits and team.begun and not passed_over
+        return self._waits and team.begun and not passed_over
 
     def _forget_all(self, now: float) -> None:
         self.readers.clear()
@@ -180,9 +188,9 @@ class Shared(Served[RankReader]):
         trainer, seat = key
         team = self._teams[trainer]
         if self._lowest_first and not leaving and seat not in team.ended and not reader.passed_over:
-            self._absent[key] = Absent(reader.trainer, reader.taken, now)
+            self._absent[key] = Absent(reader.taken, now)
         if taken >= 0:
-            self._sent[trainer] = team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
+            team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
         team.await_ranks(now, complete=self._is_complete(trainer))
 
     def tick(self, now: float) -> list[bytes]:
@@ -191,6 +199,7 @@ class Shared(Served[RankReader]):
             if team.await_ranks(now, complete=self._is_complete(trainer)):
                 for reader in self._mates(trainer):
                     self._admit(reader, now)
+        self._begin_teams()
         return probed
 
     def _begin(self) -> None:
@@ -244,13 +253,13 @@ class Shared(Served[RankReader]):
 
     def _may_have(self, reader: RankReader) -> bool:
         """Say whether a rank may be given its next round: others of its trainer were, or all of them can be."""
-        team = self._teams[reader.trainer]
         if self.delivery.width == 1:
             return True
+        team = self._teams[reader.trainer]
         if reader.next_round < team.front:
             return reader.next_round >= self.window.first  # else they are made again, if the others do not go back too
         mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and mate.seat not in team.ended]
-        can = all(mate.hungry and team.past_gaps(mate.next_round) >= team.front for mate in mates)
+        can = all(mate.hungry and mate.next_round >= team.front for mate in mates)
         return can and (team.impatient or self._is_complete(reader.trainer))
 
     # The window
@@ -284,7 +293,7 @@ class Shared(Served[RankReader]):
             return False
         teams = self._teams
         reading = [r for r in self.readers.values() if not r.passed_over and teams[r.trainer].begun]
-        if self._sharing.waits:
+        if self._waits:
             absent = any(one.taken < after for one in self._absent.values())
             return self._lacks_trainers or absent or any(r.taken < after for r in reading)
         absent = any(one.taken < after <= teams[key[0]].front for key, one in self._absent.items())
@@ -293,7 +302,7 @@ class Shared(Served[RankReader]):
     @property
     def _lacks_trainers(self) -> bool:
         """Somebody is still to come and read from the beginning."""
-        return not self._given_up and len(self._teams) < self._sharing.trainers
+        return not self._given_up and len(self._teams) < self._trainers
 
     def pass_over(self, share: int, now: float) -> list[str]:
         """Wait no longer for trainers that say nothing, where others do wait for them; return who it is, in words."""
@@ -301,11 +310,11 @@ class Shared(Served[RankReader]):
         full = len(window) > 0 and window.nbytes + self.frame_bytes(share) > share
         if not full or self._wanted_by() is None or not self._needs(window.oldest.after):
             return []
-        after, timeout_s, passed = window.oldest.after, self._sharing.timeout_s, []
-        gone_s = timeout_s if self._sharing.waits else min(timeout_s, GATHER_RANKS_S)
+        after, timeout_s, passed = window.oldest.after, self.timeout_s, []
+        gone_s = timeout_s if self._waits else min(timeout_s, GATHER_RANKS_S)
         if self._lacks_trainers and self._first_at is not None and now - self._first_at > timeout_s:
             self._given_up = True
-            passed.append(f"{len(self._teams)} of {self._sharing.trainers} trainers have come")
+            passed.append(f"{len(self._teams)} of {self._trainers} trainers have come")
         for key, reader in self.readers.items():
             if reader.taken < after and not reader.passed_over and now - reader.heard_at > timeout_s:
                 reader.pass_over()
@@ -315,7 +324,7 @@ class Shared(Served[RankReader]):
             if absent.taken < after and now - absent.since > gone_s:
                 del self._absent[key]
                 self._passed_over.add(key)
-                passed.append(f"trainer {absent.name!r} is gone")
+                passed.append(f"trainer {key[0]!r} is gone")
         return passed
 
     # Serving
@@ -330,43 +339,39 @@ class Shared(Served[RankReader]):
         return True
 
     def offer(self, reader: RankReader) -> Offer | None:
-        """Return what the window has for a reader, as far as its credit goes."""
-        if self._run is None and self._end is None:
+        """Return what the window has for a reader, as far as its credit goes.
+
+        It is asked of every reader after every frame: for one that has all there is, that is two comparisons.
+        """
+        at = reader.next_round
+        if at >= self.window.end or not reader.hungry or not self._may_have(reader):
             return None
-        has_all = not reader.hungry or reader.next_round >= self.window.end
-        if has_all and self.delivery.width == 1 and self._teams[reader.trainer].begun:
-            return None  # asked of every reader after every frame: and one alone has nothing to be moved past
-        self._move(reader)
-        entry = self.window.holding(reader.next_round)
-        if entry is None or not reader.hungry or not self._may_have(reader):
+        entry = self.window.holding(at)
+        if entry is None:
             return None
+        team = self._teams[reader.trainer]
         return Offer(
             entry,
             skipped=max(0, entry.seq - reader.due),
-            had=max(0, reader.next_round - entry.seq),
-            holes=self._teams[reader.trainer].gaps_in(reader.next_round, entry.after),
+            had=max(0, at - entry.seq),
+            holes=team.gaps_in(at, entry.after) if at < team.gaps_end else (),
             shared=entry.made_for != reader.trainer,
         )
 
-    def _move(self, reader: RankReader) -> None:
-        """Let a trainer that holds nothing begin where the window does, and a rank pass what its trainer skips."""
-        team = self._teams[reader.trainer]
-        if not team.begun and (team.impatient or self._is_complete(reader.trainer)):
-            team.begin_at(self.window.first)
-        reader.move_to(team.past_gaps(reader.next_round))
-
     def sent(self, reader: RankReader, offer: Offer, nbytes: int) -> None:
         """A reader was sent what it was offered."""
-        entry, team = offer.entry, self._teams[reader.trainer]
-        if self.delivery.width > 1:
-            team.skip(reader.next_round, entry.seq)
-        team.give(reader.seat, entry.after)
-        reader.give(entry.after, nbytes)
-        self._note_sent(reader, entry.after)
+        self._give(reader, self._teams[reader.trainer], offer.entry.seq, offer.entry.after, nbytes)
 
-    def _note_sent(self, reader: RankReader, after: int) -> None:
+    def _give(self, reader: RankReader, team: Team, start: int, after: int, nbytes: int) -> None:
+        """Rounds up to `after` are sent to a reader; those before `start` that it was not sent are gone."""
         trainer = reader.trainer
-        self._sent[trainer] = max(after, self._sent.get(trainer, after))
+        if self.delivery.width > 1 and reader.next_round < start:
+            team.skip(reader.next_round, start)
+            self._pass_gaps(trainer, team)
+        team.give(reader.seat, after)
+        reader.give(after, nbytes)
+        if after < team.gaps_end:
+            reader.move_to(team.past_gaps(after))
         self._passed_over.discard((trainer, reader.seat))
 
     def tell_ends(self) -> None:
@@ -378,16 +383,10 @@ class Shared(Served[RankReader]):
             team = self._teams[reader.trainer]
             if reader.seat in team.ended:
                 continue
-            self._move(reader)
             if reader.next_round >= end.seq or (not len(self.window) and self._may_have(reader)):
-                if self.delivery.width > 1:
-                    team.skip(reader.next_round, end.seq)
                 self._tell_end(reader, end, skipped=max(0, end.seq - reader.due))
-                after = max(end.seq, reader.due)
-                reader.give(after, 0)
                 team.end(reader.seat)
-                team.give(reader.seat, after)
-                self._note_sent(reader, after)
+                self._give(reader, team, end.seq, max(end.seq, reader.due), 0)
 
     def _tell_ends(self, end: End, done: Iterable[Named]) -> None:
         self._end = end

@@ -39,7 +39,7 @@ class RankReader(ServedReader):
 
     def hear(self, credit: int, taken: int, now: float) -> None:
         super().hear(credit, taken, now)
-        self.taken = max(self.taken, taken)
+        self.taken = max(self.taken, taken, self.next_round if taken >= self.due else 0)
         self.heard_at = now
         self.passed_over = False
 
@@ -71,18 +71,23 @@ class Team:
         """Since when some rank has been missing."""
         self.impatient = False
         """Whether the ranks that are there go on without those that are missing."""
+        self.had: int | None = None
+        """The first round that no rank was sent, or that none has taken, where they left and said so; None: nothing."""
         self._begins = had
         self._next: dict[int, int] = {}
         """By seat: what the rank was to be given next, when it was last heard of."""
-        self._gaps: Gaps = with_gap((), 0, had)
+        self._gaps: Gaps = ()
+        self.gaps_end = 0
+        """Where the last of them ends: from there on nothing is skipped."""
         self._left = 0
         """Where ranks stood when they left."""
+        self.skip(0, had)
 
     def hear(self, seat: int, message: OpenStream) -> None:
         """A rank says where it stands."""
         self.ended.discard(seat)
         for start, stop in message.gaps:
-            self._gaps = with_gap(self._gaps, start, stop)
+            self.skip(start, stop)
         self.begun = self.begun or bool(message.gaps) or not message.fresh
         self._next[seat] = 0 if message.fresh else message.round
 
@@ -105,18 +110,19 @@ class Team:
     def skip(self, start: int, stop: int) -> None:
         """Rounds are gone before any rank was given them."""
         self._gaps = with_gap(self._gaps, start, stop)
+        self.gaps_end = max(self.gaps_end, stop if start < stop else 0)
 
     def give(self, seat: int, after: int) -> None:
         self.begun = True
         self._next[seat] = after
+        self.had = max(after, self.had or 0)
 
     def end(self, seat: int) -> None:
         self.ended.add(seat)
 
-    def leave(self, taken: int) -> int:
-        """A rank leaves, of those that are furthest at that round; return the first that none had taken."""
-        self._left = max(self._left, taken)
-        return self._left
+    def leave(self, taken: int) -> None:
+        """A rank leaves; the one that is furthest has taken the rounds before that one."""
+        self._left = self.had = max(self._left, taken)
 
     def await_ranks(self, now: float, *, complete: bool) -> bool:
         """Note since when a rank has been missing; say whether it is not waited for from now on."""

@@ -9,35 +9,78 @@ import os
 import socket
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.core.errors import InvalidArgumentError
 
 ANY_HOSTS = ("*", "0.0.0.0", "::", "[::]")
 
 
+class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a process listens: at a Unix socket in a folder of its user's own, or, without one, at a TCP port.
+
+    >>> Listening(folder="/tmp/penstock-0/ab").unix
+    True
+    """
+
+    folder: str = ""
+    bind: str = "127.0.0.1"
+    advertise: str | None = None
+    """The name or address others reach this host by, with a port if that is another, too."""
+    port: int = 0
+    """0: a free one, out of `port_range` (both ends included) if that is given."""
+    port_range: tuple[int, int] | None = None
+
+    @property
+    def unix(self) -> bool:
+        return bool(self.folder)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerAddress:
-    """Where a runner serves: a TCP address for everybody, a slab name (with its secret) for its own host.
+    """Where a runner serves: its socket, the public key it has there (TCP), and memory for its own host.
 
-    >>> RunnerAddress.parse(RunnerAddress(tcp="tcp://10.0.0.7:4001", slab="ab.cd", host="node7-12").text()).slab
+    >>> RunnerAddress.parse(RunnerAddress(socket="tcp://10.0.0.7:4001", slab="ab.cd", host="node7-12").text()).slab
     'ab.cd'
     """
 
-    tcp: str
+    socket: str
+    key: str = ""
     slab: str = ""
+    """The name of its memory, and a secret."""
     host: str = ""
 
     def text(self) -> str:
-        return "|".join((self.tcp, self.slab, self.host))
+        # A space: keys have all other signs, and a socket's path has none.
+        return " ".join((self.socket, self.key or "-", self.slab or "-", self.host or "-"))
 
     @staticmethod
     def parse(text: str) -> RunnerAddress:
-        parts = text.split("|")
-        if len(parts) != 3 or not parts[0].startswith("tcp://"):
-            raise InvalidArgumentError(f"{text!r} is not a runner's address (tcp|slab|host)")
-        return RunnerAddress(tcp=parts[0], slab=parts[1], host=parts[2])
+        parts = ["" if part == "-" else part for part in text.split(" ")]
+        if len(parts) != 4 or not parts[0].startswith(("tcp://", "ipc://")):
+            raise InvalidArgumentError(f"{text!r} is not a runner's address (socket key slab host)")
+        return RunnerAddress(socket=parts[0], key=parts[1], slab=parts[2], host=parts[3])
 
     def __repr__(self) -> str:
-        return f"RunnerAddress({self.tcp}, host={self.host!r}, slab={'yes' if self.slab else 'no'})"
+        return f"RunnerAddress({self.socket}, host={self.host!r}, slab={'yes' if self.slab else 'no'})"
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith("ipc://")
+
+
+def unix_path(address: str) -> str:
+    """
+    >>> unix_path("ipc:///tmp/penstock-0/ab/dispatcher")
+    '/tmp/penstock-0/ab/dispatcher'
+    """
+    return address.removeprefix("ipc://")
+
+
+def check_address(address: str) -> None:
+    """Raise unless this is the address of a dispatcher."""
+    if not is_unix(address):
+        split_tcp(address)
 
 
 @functools.cache

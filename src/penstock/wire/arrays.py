@@ -51,8 +51,10 @@ def named_dtype(name: str | list[Any] | dict[str, Any]) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:
-        import ml_dtypes  # type: ignore[import-not-found, unused-ignore]  # registers bfloat16 and its kin
-
+        try:
+            import ml_dtypes  # type: ignore[import-not-found, unused-ignore]  # registers bfloat16 and its kin
+        except ImportError:
+            raise CodecError(f"dtype {name!r} is not known here; install ml_dtypes") from None
         found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return found
 

@@ -21,17 +21,19 @@ import msgspec
 import zmq
 
 from penstock.core.errors import AuthenticationError, DispatcherUnavailableError, PenstockError, ProtocolError
-from penstock.wire.addresses import split_tcp
+from penstock.wire.addresses import check_address, is_unix
 from penstock.wire.credentials import Credentials
 from penstock.wire.envelopes import decode_tell, encode_ask, encode_body, refusal
 from penstock.wire.guard import Context
 from penstock.wire.messages import Answer, Push, Refused, Request, TryAgain
+from penstock.wire.pieces import check_request_size, cut_request
 from penstock.wire.sockets import Watch, dial
 
 RESEND_S = 1.0
 RETRY_S = 0.1  # after `TryAgain`
 REDIAL_S = 8.0  # connected, yet silent for so long: the other side took us for somebody else, or is stuck
 CLOSE_DEADLINE_S = 1.0
+ENVELOPE_BYTES = 32  # at most, around a body
 SUSPICIOUS_HANDSHAKES = 3  # a CURVE server hangs up on a wrong server key without a word
 
 _log = logging.getLogger(__name__)
@@ -63,15 +65,22 @@ class ControlClient:
         on_push: Callable[[Push], None] | None = None,
         on_reconnect: Callable[[], None] | None = None,
         context: Context | None = None,
+        known_soon: bool = False,
     ) -> None:
-        """`on_reconnect` is called in the client's thread each time the connection is back after it was lost."""
-        split_tcp(address)
+        """`on_reconnect` is called in the client's thread each time the connection is back after it was lost.
+
+        `known_soon`: somebody else tells the dispatcher of our key, so that a refusal only means: not yet.
+        """
+        check_address(address)
         self.address, self.name = address, name
         self.seen = 0
         """The highest journal position any answer carried."""
+        self.proof = b""
+        """What came with it."""
         self.connected = False
         self._credentials = credentials
         self._on_push, self._on_reconnect = on_push, on_reconnect
+        self._known_soon = known_soon
         self._own_context = context is None
         # A shadow: `destroy` of the owner's context does not reach into our thread for its sockets, but ends its poll.
         self._context: Context = zmq.Context() if context is None else zmq.Context.shadow(context.underlying)
@@ -139,6 +148,7 @@ class ControlClient:
         if self._pid != os.getpid():
             raise PenstockError("this connection was made before a fork; the child must make one of its own")
         encoded = encode_body(body)
+        check_request_size(len(encoded) + ENVELOPE_BYTES)
         with self._lock:
             if self._closed:
                 raise PenstockError(f"the connection to {self.address} is closed")
@@ -190,22 +200,29 @@ class ControlClient:
 
     def _turn(self, connection: _Connection) -> _Connection:
         """Wait for something to happen, and deal with it. Return the connection to go on with."""
-        connection.wait(self._next_due())
+        connection.wait(RETRY_S if connection.watch.refused else self._next_due())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         self._look_at(connection)
+        if connection.watch.refused and self._known_soon and time.monotonic() >= connection.heard_at + RETRY_S:
+            connection = self._redialled(connection)
         for frames in connection.receive():
             connection.heard_at = time.monotonic()
             self._take(frames)
         if self.connected:
             silent_s = time.monotonic() - connection.heard_at
             if silent_s > REDIAL_S and any(pending.sent for pending in self._waiting()):
-                connection.close()
-                self.connected = False
-                connection = _Connection(self._context, self._credentials, self.address, self._wake)
-                connection.again = True
+                connection = self._redialled(connection)
             else:
                 self._send_due(connection)
+        return connection
+
+    def _redialled(self, connection: _Connection) -> _Connection:
+        again = connection.again or self.connected
+        connection.close()
+        self.connected = False
+        connection = _Connection(self._context, self._credentials, self.address, self._wake)
+        connection.again = again
         return connection
 
     def _look_at(self, connection: _Connection) -> None:
@@ -221,9 +238,11 @@ class ControlClient:
             connection.again = True
         elif not watch.connected:
             self.connected = False
-            wrong_key = self._credentials.kind == "curve" and watch.failed_handshakes >= SUSPICIOUS_HANDSHAKES
+            wrong_key = not is_unix(self.address) and watch.failed_handshakes >= SUSPICIOUS_HANDSHAKES
+            if watch.refused and self._known_soon:
+                return
             if watch.refused or wrong_key:
-                why = "our token or keys are not the service's" if watch.refused else "our keys do not fit its own"
+                why = "it does not know our key" if watch.refused else "it is not who our key is for"
                 with self._lock:
                     self._refused_because = why
                 for pending in self._waiting():
@@ -238,7 +257,8 @@ class ControlClient:
         except ProtocolError as error:
             _log.warning("dropped a message of the dispatcher", extra={"reason": str(error), "address": self.address})
             return
-        self.seen = max(self.seen, tell.position)
+        if tell.position > self.seen:
+            self.seen, self.proof = tell.position, tell.proof
         body: Any = tell.body
         if tell.number == 0:
             self._call(self._on_push, body)
@@ -263,7 +283,7 @@ class ControlClient:
         for pending in self._waiting():
             if pending.due > now:
                 continue
-            if not connection.send(encode_ask(pending.number, self.seen, pending.body)):
+            if not connection.send(encode_ask(pending.number, self.seen, pending.body, self.proof)):
                 return  # not connected any more: the monitor will say so
             pending.due, pending.sent = now + RESEND_S, True
 
@@ -318,9 +338,10 @@ class _Connection:
                 break
         return received
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, request: bytes) -> bool:
         try:
-            self._socket.send(frame, zmq.NOBLOCK)
+            for frame in cut_request(request):
+                self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

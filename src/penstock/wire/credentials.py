@@ -1,7 +1,10 @@
-"""Who may speak with a service: one shared token (PLAIN), or keys (CURVE), and the files that hold them.
+"""Keys, and the files that hold them.
 
-A token is enough on one host, where nobody else can listen. Between hosts keys are needed: they encrypt too. Secrets
-are written to files only their owner reads, and never show in a `repr`.
+A key is a CURVE pair. Over TCP its owner proves that it has the secret half, and everything is encrypted. Over a Unix
+socket in a folder that only one user can enter it shows the secret half (PLAIN): whoever listens there is that user. In
+both ways the other side keeps the public half alone, the *verifier*, and knows by it who asks.
+
+Secrets are written to files only their owner reads, and never show in a `repr`.
 """
 
 from __future__ import annotations
@@ -9,76 +12,86 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import socket
 import tempfile
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
-from penstock.wire.addresses import split_tcp
+from penstock.wire.addresses import is_unix, split_tcp
+from penstock.wire.principals import Principal, Role
 
 SERVICE_VARIABLE = "PENSTOCK_SERVICE"
-TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 
 LOOK_S = 2.0  # for a service of which no more is known than its address
+KEY_CHARACTERS = 40
 
 _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a process proves itself with. Keys are z85 text; only a service's own processes hold `server_secret`."""
+    """A key pair (z85 text), whose it is, and the public key of the server it is shown to, if that is reached by TCP.
 
-    kind: Literal["plain", "curve"] = "plain"
-    token: str = ""
-    server_public: str = ""
-    server_secret: str = ""
-    client_public: str = ""
-    client_secret: str = ""
+    Whose it is, is for people: what counts is what the other side knows about `public`.
+    """
+
+    public: str
+    secret: str
+    server: str = ""
+    role: Role = "trainer"
+    name: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind == "plain":
-            if not 0 < len(self.token.encode()) < 256:
-                raise InvalidArgumentError("a token has 1 to 255 bytes; leave it out to have one made")
-            return
-        keys = (self.server_public, self.client_public, self.client_secret)
-        if not all(len(key) == 40 for key in keys) or len(self.server_secret) not in (0, 40):
-            raise InvalidArgumentError("keys have 40 characters each; make a set with `penstock keys`")
+        if not all(_is_key(key) for key in (self.public, self.secret)) or not (_is_key(self.server) or not self.server):
+            raise InvalidArgumentError(f"keys have {KEY_CHARACTERS} characters each; make a set with `penstock keys`")
 
     @staticmethod
-    def new_token() -> Credentials:
-        return Credentials(token=secrets.token_urlsafe(32))
+    def new(role: Role = "trainer", name: str = "", *, server: str = "") -> Credentials:
+        public, secret = zmq.curve_keypair()
+        return Credentials(public=public.decode(), secret=secret.decode(), server=server, role=role, name=name)
 
-    @staticmethod
-    def new_keys() -> Credentials:
-        server_public, server_secret = zmq.curve_keypair()
-        client_public, client_secret = zmq.curve_keypair()
-        return Credentials(
-            kind="curve",
-            server_public=server_public.decode(),
-            server_secret=server_secret.decode(),
-            client_public=client_public.decode(),
-            client_secret=client_secret.decode(),
-        )
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.role, self.name)
 
-    def as_client(self) -> Credentials:
-        """Return what a client needs: enough to ask, not to pose as the service."""
-        return msgspec.structs.replace(self, server_secret="")
+    def toward(self, server: str) -> Credentials:
+        """Return the same key, to be shown to another server (empty: one that is not reached by TCP)."""
+        return msgspec.structs.replace(self, server=server)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        _write_private(path, self)
+        write_private(path, self)
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Credentials:
-        return _read(path, Credentials, "keys, as `penstock keys` writes them")
+        return read_private(path, Credentials, "a key, as `penstock keys` writes it")
 
     def __repr__(self) -> str:
-        return f"Credentials(kind={self.kind!r}, secret hidden)"
+        return f"Credentials({self.role}/{self.name}, public={self.public!r}, secret hidden)"
+
+
+def _is_key(text: str) -> bool:
+    return len(text) == KEY_CHARACTERS
+
+
+def verifier_of(mechanism: bytes, shown: list[bytes]) -> str | None:
+    """Return the public half of the key that somebody has shown a guard; None: it showed none.
+
+    >>> key = Credentials.new()
+    >>> verifier_of(b"PLAIN", [b"", key.secret.encode()]) == key.public
+    True
+    """
+    if mechanism == b"CURVE" and len(shown) == 1 and len(shown[0]) == 32:
+        return z85.encode(shown[0]).decode()  # libzmq has seen that it has the secret half
+    if mechanism == b"PLAIN" and len(shown) == 2 and len(shown[1]) == KEY_CHARACTERS:
+        with contextlib.suppress(zmq.ZMQError, ValueError):
+            return zmq.curve_public(shown[1]).decode()
+    return None
 
 
 class ServiceFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,20 +99,27 @@ class ServiceFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     address: str
     credentials: Credentials
+    others: tuple[Credentials, ...] = ()
+    """Keys of other roles, in a file of one user's own host: whoever reads it could do all that anyway."""
+
+    def for_role(self, role: Role) -> ServiceFile:
+        """Return the way to the service for this role; where the file has no key of it, the one that it has."""
+        found = next((key for key in (self.credentials, *self.others) if key.role == role), self.credentials)
+        return ServiceFile(address=self.address, credentials=found)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it for its owner only, all at once: a reader sees the old file or the new one."""
-        _write_private(path, self)
+        write_private(path, self)
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> ServiceFile:
-        return _read(path, ServiceFile, "a service file, as `penstock dispatcher --service-file` writes it")
+        return read_private(path, ServiceFile, "a service file, as `penstock dispatcher --service-file` writes it")
 
 
-def find_service(text: str | None) -> ServiceFile:
+def find_service(text: str | None, role: Role = "trainer") -> ServiceFile:
     """Return the service an address or a path names; None: what $PENSTOCK_SERVICE names.
 
-    An address comes with the token in $PENSTOCK_TOKEN or the keys in the file $PENSTOCK_KEYS names.
+    An address comes with the key in the file that $PENSTOCK_KEYS names.
     """
     given = text if text is not None else os.environ.get(SERVICE_VARIABLE, "")
     if not given:
@@ -109,7 +129,9 @@ def find_service(text: str | None) -> ServiceFile:
     if "://" not in given:
         if _HOST_AND_PORT.fullmatch(given) and not Path(given).exists():
             raise InvalidArgumentError(f"service {given!r}: an address begins with tcp://, as in 'tcp://{given}'")
-        return ServiceFile.read(given)
+        return ServiceFile.read(given).for_role(role)
+    if is_unix(given):
+        raise InvalidArgumentError(f"service {given!r} is of this host alone: name its service file instead")
     if not given.startswith("tcp://"):
         raise InvalidArgumentError(f"service {given!r}: an address is tcp://host:port, or the path of a service file")
     split_tcp(given)
@@ -118,17 +140,15 @@ def find_service(text: str | None) -> ServiceFile:
 
 def _from_environment(address: str) -> Credentials:
     if keys := os.environ.get(KEYS_VARIABLE):
-        return Credentials.read(keys).as_client()
-    if token := os.environ.get(TOKEN_VARIABLE):
-        return Credentials(token=token)
-    named = f"name the service's file instead of its address, or set ${TOKEN_VARIABLE}, or ${KEYS_VARIABLE} to its keys"
+        return Credentials.read(keys)
+    named = f"name the service's file instead of its address, or set ${KEYS_VARIABLE} to the file of your key"
     if not _listens(address):
         raise InvalidArgumentError(f"no service runs at {address}: start one with `penstock serve`, and {named}")
-    raise InvalidArgumentError(f"{address} asks for a token or keys, and there are none here: {named}")
+    raise InvalidArgumentError(f"{address} asks for a key, and there is none here: {named}")
 
 
 def _listens(address: str) -> bool:
-    """Say whether anybody listens there. Not whether it is a service: without credentials it would not tell."""
+    """Say whether anybody listens there. Not whether it is a service: without a key it would not tell."""
     try:
         socket.create_connection(split_tcp(address), timeout=LOOK_S).close()
     except OSError:
@@ -136,7 +156,8 @@ def _listens(address: str) -> bool:
     return True
 
 
-def _write_private(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
+def write_private(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
+    """Write a record for its owner only, all at once."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # mkstemp gives mode 0600 from the start: there is no moment at which others could open it.
@@ -153,7 +174,8 @@ def _write_private(path: str | os.PathLike[str], record: msgspec.Struct) -> None
         raise
 
 
-def _read(path: str | os.PathLike[str], kind: type[_Record], what: str) -> _Record:
+def read_private(path: str | os.PathLike[str], kind: type[_Record], what: str) -> _Record:
+    """Read a record; `what` says in an error what the file should be."""
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:

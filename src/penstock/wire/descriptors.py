@@ -1,4 +1,4 @@
-"""Hands a file descriptor to processes of the same host that know a secret.
+"""Hands a file descriptor to processes of the same host and user that know a secret.
 
 What is handed out can only be read through, unless somebody asks for more and writers are allowed. (A process of the
 same user could still open the file anew, as it could attach to ours: this keeps mistakes and other users out.)
@@ -24,6 +24,9 @@ from penstock.core.errors import PenstockError
 _SECRET_CHARACTERS = 32
 _PATIENCE_S = 2.0  # for somebody who connected to show the secret
 _STOP_DEADLINE_S = 5.0
+_FULL_S = 0.005
+_MAX_WAITING = 64  # who have connected and not shown the secret yet: friends do so at once
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as the kernel knows them
 _SIZE = struct.Struct("<Q")
 _READ, _WRITE = b"r", b"w"  # follows the secret
 
@@ -80,6 +83,10 @@ class DescriptorServer:
                     if number == self._listener.fileno():
                         with contextlib.suppress(OSError):
                             peer = self._listener.accept()[0]
+                            if len(waiting) >= _MAX_WAITING or not _is_friend(peer):
+                                peer.close()
+                                self.refused += 1
+                                continue
                             peer.setblocking(False)
                             waiting[peer.fileno()] = peer, time.monotonic() + _PATIENCE_S
                             poller.register(peer, select.POLLIN)
@@ -110,16 +117,32 @@ class DescriptorServer:
         self.refused += 1
 
 
+def _is_friend(peer: sockets.socket) -> bool:
+    """Whether a peer is this user's process, or root's."""
+    _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))
+    return user in (os.geteuid(), 0)
+
+
 def receive_descriptor(name: str, deadline_s: float, *, writable: bool = False) -> tuple[int, int] | None:
     """Return (descriptor, size) from the server of that name; None: it is not on this host, or refuses.
 
     The descriptor is the caller's to close.
     """
     address, _, secret = name.partition(".")
+    give_up_at = time.monotonic() + deadline_s
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as peer:
         peer.settimeout(deadline_s)
         try:
-            peer.connect(f"\0{address}")
+            while True:
+                try:
+                    peer.connect(f"\0{address}")
+                    break
+                except BlockingIOError:  # others wait in front of us
+                    if time.monotonic() > give_up_at:
+                        return None
+                    time.sleep(_FULL_S)
+            if not _is_friend(peer):
+                return None  # somebody else has taken the name: the secret is not for him
             peer.sendall(secret.encode() + (_WRITE if writable else _READ))
             content, descriptors, _, _ = sockets.recv_fds(peer, _SIZE.size, 1, sockets.MSG_CMSG_CLOEXEC)
         except OSError:

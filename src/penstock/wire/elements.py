@@ -45,10 +45,15 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Structure: TypeAlias = Any
 """What tells the structures of elements apart: nested tuples, None for a leaf."""
 
+MALFORMED = (
+    *(msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError),
+    *(OverflowError, RecursionError, AttributeError, MemoryError, SyntaxError),
+)
+"""What decoding bytes that are no element may raise."""
 _NUMBERS_AND_TEXT = frozenset({str, int, float, bool, type(None)})
 _LEAVES = _NUMBERS_AND_TEXT | {np.ndarray, bytes}
 _KEYS = frozenset({str})
-_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
+_dtype_of, _shape_of, _ndim_of = attrgetter("dtype"), attrgetter("shape"), attrgetter("ndim")
 
 
 def flatten(element: Element) -> tuple[bytes, list[Buffer]]:
@@ -64,7 +69,9 @@ def _flatten(element: Element) -> tuple[bytes, list[Buffer]]:
     structure = _walk(element, leaves)
     kinds = set(map(type, leaves))
     if kinds == {np.ndarray}:
-        signature: Any = tuple(map(_dtype_of, leaves)), tuple(map(_shape_of, leaves))
+        # Lengths say as much as the shapes of columns, and are no new objects: thousands of those wake the collector.
+        extents = map(len, leaves) if set(map(_ndim_of, leaves)) == {1} else map(_shape_of, leaves)
+        signature: Any = tuple(map(_dtype_of, leaves)), tuple(extents)
     else:
         signature = None if kinds <= _NUMBERS_AND_TEXT else tuple(map(_signature, leaves))
     key = (structure, signature)
@@ -268,10 +275,7 @@ def unflatten(header: Buffer, buffers: Sequence[Any], *, stand_ins: bool = False
             if not plan.has_stand_ins:  # their classes may be imported later
                 _rebuilding.keep(key, plan, plan.leaves)
         return plan.decode(rest[0], iter(buffers))
-    except (
-        *(msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError),
-        *(OverflowError, RecursionError, AttributeError),
-    ) as error:
+    except MALFORMED as error:
         raise CodecError(f"these bytes are not an element: {error!r}") from error
 
 

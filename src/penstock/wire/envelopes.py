@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.core import errors
 from penstock.core.errors import PenstockError, ProtocolError, RefusedError
+from penstock.wire.decoding import decode_message
 from penstock.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Answer, Ask, Push, Refused, Request, Tell
 
 _Body = TypeVar("_Body")
@@ -21,12 +22,14 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     number: int
     position: int
     body: msgspec.Raw
+    proof: bytes = b""
 
 
 class _Opened(msgspec.Struct, Generic[_Body], frozen=True):
     number: int
     position: int
     body: _Body
+    proof: bytes
 
 
 _envelopes = msgspec.msgpack.Decoder(_Envelope)
@@ -39,37 +42,35 @@ def encode_body(body: Request | Answer | Push) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(body))
 
 
-def encode_ask(number: int, seen: int, body: msgspec.Raw) -> bytes:
-    return _encoder.encode(_Envelope(PROTOCOL, number, seen, body))
+def encode_ask(number: int, seen: int, body: msgspec.Raw, proof: bytes = b"") -> bytes:
+    """`proof` came with the position that was seen: see `wire.positions`."""
+    return _encoder.encode(_Envelope(PROTOCOL, number, seen, body, proof))
 
 
-def encode_tell(number: int, position: int, body: Answer | Push) -> bytes:
-    return _encoder.encode(_Envelope(PROTOCOL, number, position, encode_body(body)))
+def encode_tell(number: int, position: int, body: Answer | Push, proof: bytes = b"") -> bytes:
+    return _encoder.encode(_Envelope(PROTOCOL, number, position, encode_body(body), proof))
 
 
 def decode_ask(frame: bytes | memoryview) -> Ask:
     """Return the ask in a frame; raise `ProtocolError` for anything else."""
     opened = _open(frame, _requests)
-    return Ask(PROTOCOL, opened.number, opened.position, opened.body)
+    return Ask(PROTOCOL, opened.number, opened.position, opened.body, opened.proof)
 
 
 def decode_tell(frame: bytes | memoryview) -> Tell:
     """Return the answer or push in a frame; raise `ProtocolError` for anything else."""
     opened = _open(frame, _told)
-    return Tell(PROTOCOL, opened.number, opened.position, opened.body)
+    return Tell(PROTOCOL, opened.number, opened.position, opened.body, opened.proof)
 
 
 def _open(frame: bytes | memoryview, bodies: msgspec.msgpack.Decoder[_Body]) -> _Opened[_Body]:
-    try:
-        envelope = _envelopes.decode(frame)
-        if not OLDEST_PROTOCOL <= envelope.protocol <= PROTOCOL:
-            raise ProtocolError(
-                f"a message of protocol {envelope.protocol}, but this release speaks {OLDEST_PROTOCOL} to {PROTOCOL}; "
-                f"upgrade the older side"
-            )
-        return _Opened(envelope.number, envelope.position, bodies.decode(envelope.body))
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"these bytes are not a message: {error}; dropped") from error
+    envelope = decode_message(_envelopes, frame)
+    if not OLDEST_PROTOCOL <= envelope.protocol <= PROTOCOL:
+        raise ProtocolError(
+            f"a message of protocol {envelope.protocol}, but this release speaks {OLDEST_PROTOCOL} to {PROTOCOL}; "
+            f"upgrade the older side"
+        )
+    return _Opened(envelope.number, envelope.position, decode_message(bodies, envelope.body), envelope.proof)
 
 
 def refusal(refused: Refused) -> PenstockError:

@@ -6,11 +6,15 @@ last samples, by the clocks of those who sent them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.ids import JobName
+
+LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `processes.forked_child`
 
 WaitsFor: TypeAlias = Literal["", "credit", "processor", "input"]
 
@@ -139,3 +143,16 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Those that serve the job now."""
     trainers: tuple[TrainerFigures, ...] = ()
     """All that have read it."""
+
+
+def lines_of(figures: RunnerFigures) -> Iterator[str]:
+    """Give the figures as lines, each with as many of the stages as go into one, and with all else."""
+    stages = figures.stages
+    while True:
+        count = len(stages)
+        while len(line := msgspec.json.encode(replace(figures, stages=stages[:count]))) > LINE_BYTES and count > 1:
+            count //= 2
+        yield line.decode()
+        stages = stages[count:]
+        if not stages:
+            return

@@ -1,4 +1,7 @@
-"""The guard of a context: a ZAP handler that lets in whoever shows the token or the key, and counts the others.
+"""The guard of a context: a ZAP handler that lets in those whose key is known, says who they are, and counts the rest.
+
+What it says goes with every message of the connection: the principal as its user id, and which key was shown
+(`sender_of`, `key_of`). A key that is not known may be asked about elsewhere while its handshake waits.
 
 It answers for every socket bound in its context. A peer that never gets as far as showing something (garbage, another
 mechanism, silence) is refused by libzmq itself; the guard sees that in the sockets' events and counts it too.
@@ -8,28 +11,34 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hmac
 import os
 import secrets
 import struct
 import threading
+from collections.abc import Callable
 from typing import TypeAlias
 
 import zmq
-from zmq.utils import z85
 
 from penstock.core.errors import PenstockError
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import verifier_of
+from penstock.wire.principals import KEY_PROPERTY, Principal
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
-USER = b"penstock"
 ZAP_DOMAIN = "penstock"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _COUNTED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _STOP_DEADLINE_S = 5.0
 _EVENT = struct.Struct("=Hi")
+_LENGTH = struct.Struct(">I")
+MAX_WAITING = 256  # handshakes that wait for an answer about their key; libzmq ends each after its own deadline
+
+PrincipalOf: TypeAlias = Callable[[str], Principal | None]
+"""Who has the key of this verifier; None: nobody that is let in."""
+Inquire: TypeAlias = Callable[[str, Callable[[Principal | None], None]], None]
+"""Asks elsewhere whose key this is, without waiting; the answer is told once, in any thread."""
 
 _guards: dict[int, Guard] = {}
 
@@ -75,6 +84,11 @@ def event_of(frames: list[bytes]) -> tuple[int, int]:
     return event, value
 
 
+def _property(name: str, value: str) -> bytes:
+    """Return a property of a connection as ZMTP writes it."""
+    return bytes((len(name),)) + name.encode() + _LENGTH.pack(len(value)) + value.encode()
+
+
 def guard_of(context: Context) -> Guard:
     """Return the guard that runs in this context; raise if none does, since then anybody would be let in."""
     guard = _guards.get(id(context))
@@ -86,13 +100,17 @@ def guard_of(context: Context) -> Guard:
 class Guard:
     """Start it before any bind, close it after the sockets and before the context."""
 
-    def __init__(self, context: Context, credentials: Credentials) -> None:
+    def __init__(self, context: Context, principal_of: PrincipalOf, inquire: Inquire | None = None) -> None:
+        """`principal_of` is called in the guard's thread and must not block; whom it does not know, `inquire` may."""
         self.refused = 0
         """How many connections were not let in."""
         # A shadow: `destroy` of the owner's context does not reach into our thread for its sockets, but ends its poll.
         self._context: Context = zmq.Context.shadow(context.underlying)
         self._guarded = id(context)
-        self._credentials = credentials
+        self._principal_of, self._inquire = principal_of, inquire
+        self._waiting: dict[str, list[list[bytes]]] = {}
+        """Handshakes that wait until it is known whose key they showed, by its verifier."""
+        self._told: collections.deque[tuple[str, Principal | None]] = collections.deque()
         self._thread: threading.Thread | None = None
         self._wake = -1
         self._stopping = False
@@ -146,6 +164,7 @@ class Guard:
                         events = self._new.popleft()
                         counted[events] = {}
                         poller.register(events, zmq.POLLIN)
+                    self._answer_waiting(door)
                 if door in ready:
                     self._answer(door)
                 for events in [socket for socket in counted if socket in ready]:
@@ -171,18 +190,41 @@ class Guard:
                 version, request, domain, _, _, mechanism, *shown = frames[start:]
             except ValueError:
                 continue
-            known = version == b"1.0" and domain == ZAP_DOMAIN.encode() and self._knows(mechanism, shown)
-            verdict = [b"200", b"OK", USER] if known else [b"400", b"refused", b""]
-            with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
-                door.send_multipart([*frames[:start], b"1.0", request, *verdict, b""], zmq.NOBLOCK)
+            envelope = [*frames[:start], b"1.0", request]
+            verifier = verifier_of(mechanism, shown) if version == b"1.0" and domain == ZAP_DOMAIN.encode() else None
+            principal = None if verifier is None else self._principal_of(verifier)
+            if principal is None and verifier is not None and self._hold(verifier, envelope):
+                continue
+            self._say(door, envelope, verifier, principal)
 
-    def _knows(self, mechanism: bytes, shown: list[bytes]) -> bool:
-        credentials = self._credentials
-        if credentials.kind == "plain" and mechanism == b"PLAIN" and len(shown) == 2:
-            return hmac.compare_digest(shown[0], USER) & hmac.compare_digest(shown[1], credentials.token.encode())
-        if credentials.kind == "curve" and mechanism == b"CURVE" and len(shown) == 1:
-            return hmac.compare_digest(z85.encode(shown[0]), credentials.client_public.encode())
-        return False
+    def _hold(self, verifier: str, envelope: list[bytes]) -> bool:
+        """Have the handshake wait until it is known whose key this is; False: nobody can be asked, or too many wait."""
+        if self._inquire is None or sum(map(len, self._waiting.values())) >= MAX_WAITING:
+            return False
+        asked = verifier in self._waiting
+        self._waiting.setdefault(verifier, []).append(envelope)
+        if not asked:
+            self._inquire(verifier, lambda principal: self._tell(verifier, principal))
+        return True
+
+    def _tell(self, verifier: str, principal: Principal | None) -> None:
+        """Called in any thread, when it is known whose key this is."""
+        self._told.append((verifier, principal))
+        with contextlib.suppress(OSError):  # the guard is closed
+            os.eventfd_write(self._wake, 1)
+
+    def _answer_waiting(self, door: Socket) -> None:
+        while self._told:
+            verifier, principal = self._told.popleft()
+            for envelope in self._waiting.pop(verifier, ()):
+                self._say(door, envelope, verifier, principal)
+
+    def _say(self, door: Socket, envelope: list[bytes], verifier: str | None, principal: Principal | None) -> None:
+        verdict = [b"400", b"refused", b"", b""]
+        if principal is not None and verifier is not None:
+            verdict = [b"200", b"OK", str(principal).encode(), _property(KEY_PROPERTY, verifier)]
+        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+            door.send_multipart([*envelope, *verdict], zmq.NOBLOCK)
 
     def _tally(self, events: Socket, handshaking: dict[int, None]) -> bool:
         """Count what happened at one socket; return whether it was closed.

@@ -110,6 +110,9 @@ class JobSpec(Message, frozen=True):
     host: str = ""
     """The host that created the job, which `placement` refers to."""
     owner: str = ""
+    """The name of the principal that made the job, as the dispatcher knows it."""
+    share_with: tuple[str, ...] = ()
+    """The names of others who may read and steer it."""
     collect_after_s: float = 600.0
     versions: tuple[tuple[str, str], ...] = ()
     """Python, numpy and the installed packages the functions refer to: a worker compares them with its own."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
+from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
 
@@ -43,6 +44,10 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     """Which process reads, for people: the one whose place it takes is told."""
     began_ns: int = 0
     """When it began to ask, by its host's clock since boot."""
+    trust: tuple[str, ...] = ()
+    """Whose code or data the reader takes, besides its own: a job that somebody else made is not joined unasked."""
+    reading: str = ""
+    """The verifier of the key that the reader shows to runners."""
 
     @property
     def slot(self) -> Slot:
@@ -160,6 +165,8 @@ class PutPipeline(Message, frozen=True, tag="put_pipeline"):
 
 class GetPipeline(Message, frozen=True, tag="get_pipeline"):
     id: str
+    trust: tuple[str, ...] = ()
+    """Whose pipelines the reader takes, besides its own."""
 
 
 class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +175,8 @@ class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):
     job: JobName
     address: str
     streams: int = 0
+    verifier: str = ""
+    """Of the key that the runner shows to the dispatcher."""
 
 
 class WorkerPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -395,6 +404,8 @@ Request: TypeAlias = (
     | GrantSplits
     | GetBlob
     | GetSpec
+    | ExpectRunner
+    | WhoReads
 )
 Answer: TypeAlias = (
     Done
@@ -408,6 +419,7 @@ Answer: TypeAlias = (
     | Jobs
     | Workers
     | FiguresAnswer
+    | KnownReader
     | NotKnown
     | Refused
     | TryAgain
@@ -416,12 +428,16 @@ Push: TypeAlias = StartRunner | StopRunner | ViewMoved | Superseded
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """A request on its way: `number` pairs it with its answer, `seen` is the highest journal position known."""
+    """A request on its way: `number` pairs it with its answer, `seen` is the highest journal position known.
+
+    `proof` is what the dispatcher signed that position with.
+    """
 
     protocol: int
     number: int
     seen: int
     body: Request
+    proof: bytes = b""
 
 
 class Tell(msgspec.Struct, frozen=True, array_like=True):
@@ -431,3 +447,4 @@ class Tell(msgspec.Struct, frozen=True, array_like=True):
     number: int
     position: int
     body: Answer | Push
+    proof: bytes = b""

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from penstock.core.checks import check_choice, check_flag, check_names, check_positive, check_whole
+from penstock.core.checks import check_choice, check_count, check_flag, check_names, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError
 
 Order: TypeAlias = Literal["relaxed", "deterministic"]
@@ -61,7 +61,7 @@ class Ranks(Mode, frozen=True):
     """Processes of one rank and different replicas read the same. Its own."""
 
     def __post_init__(self) -> None:
-        check_whole("count", self.count, 1)
+        check_count("count", self.count)
         check_whole("replica", self.replica, 0)
         check_choice("uneven", self.uneven, get_args(Uneven))
         check_flag("coordinated", self.coordinated)
@@ -146,7 +146,7 @@ everything, so only guarantee='zero_or_more' can be promised
         force_setattr(self, "guarantee", self._promise())
         if self.streams is None:
             return
-        check_whole("streams", self.streams, 1)
+        check_count("streams", self.streams)
         if self.policy == "off":
             raise InvalidArgumentError(f"streams={self.streams} with sharding='off': there is one stream a worker")
         if self.static:
@@ -215,7 +215,7 @@ class Share(Mode, frozen=True):
             check_whole("window_bytes", self.window_bytes, SMALLEST_WINDOW_BYTES)
         check_positive("trainer_timeout_s", self.trainer_timeout_s)
         if self.trainers is not None:
-            check_whole("trainers", self.trainers, 1)
+            check_count("trainers", self.trainers)
             if not self.waits:
                 raise InvalidArgumentError(
                     f"trainers={self.trainers} says who is waited for, and sharing={self.kind!r} waits for none"
@@ -249,8 +249,26 @@ class Placement(Mode, frozen=True):
         check_choice("target", self.target, get_args(Target))
         force_setattr(self, "requires", check_names("requires", self.requires, "tags of workers: names"))
         if self.max_workers is not None:
-            check_whole("max_workers", self.max_workers, 1)
+            check_count("max_workers", self.max_workers)
 
     def takes(self, host: str, *, creator: str) -> bool:
         """Say whether workers on `host` may serve a job that was made on the host `creator`."""
         return self.target == "any" or (self.target == "local") == (host == creator)
+
+
+class Access(Mode, frozen=True):
+    """Who else may read the job, and whose job this process reads: principals, by the names of their keys.
+
+    >>> Access(share_with="bob").share_with
+    ('bob',)
+    """
+
+    share_with: tuple[str, ...] = ()
+    """Who may read and steer the job besides its owner; one name may be given as it is. The job's maker says so."""
+    trust: tuple[str, ...] = ()
+    """Whose job or registered pipeline may be read besides one's own: it gives what that principal's code makes."""
+
+    def __post_init__(self) -> None:
+        for name in ("share_with", "trust"):
+            meant = "names of principals, as `penstock keys list` shows them"
+            force_setattr(self, name, check_names(name, getattr(self, name), meant))

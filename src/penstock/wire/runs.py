@@ -10,18 +10,19 @@ Rows share a buffer but never overlap: a reader may write to any of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from penstock.core.element import Element, Ragged, leaves
+from penstock.core.element import Array, Element, Ragged, leaves
 from penstock.core.errors import CodecError
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in
 from penstock.wire.arrays import dtype_name, named_dtype
-from penstock.wire.elements import Buffer, array_bytes, array_over, bytes_over, flatten, unflatten
+from penstock.wire.elements import MALFORMED, Buffer, array_bytes, array_over, bytes_over, flatten, unflatten
 
 ONE, MANY = range(2)
 DICT, LIST, TUPLE, NAMED, RAGGED, ROWS, ZERO_DIM, SHAPES, SCALARS, PLAIN, BYTES, EACH, TYPED = range(13)
@@ -33,26 +34,41 @@ ALIGNMENT = 64
 WIDE_FROM = 64  # leaves: of fewer, columns are as good and take fewer bytes
 WIDE_RATIO = 4  # leaves of an element to elements of a run, from which on columns are too many for what is in them
 
+PLACED_BYTES = 32 << 10  # so much is worth memory that others see
+
+Allocate: TypeAlias = Callable[[Sequence[int], Any], Array | None]
+"""(shape, dtype) -> memory that others see; None: there is none."""
+
 _PLAIN = {int, float, str, bool, type(None)}
 _SCALAR_KINDS = "biufcmM"
 _dtype_of = attrgetter("dtype")
 _shape_of = attrgetter("shape")
 
 
-def encode_run(elements: Sequence[Element]) -> tuple[bytes, list[Buffer]]:
-    """Return the layout and the buffers of a run."""
+class _Buffers(list[Buffer]):
+    """The buffers of a run that is being encoded, and where memory for its columns comes from."""
+
+    __slots__ = ("allocate",)
+
+    def __init__(self, allocate: Allocate | None) -> None:
+        super().__init__()
+        self.allocate = allocate
+
+
+def encode_run(elements: Sequence[Element], allocate: Allocate | None = None) -> tuple[bytes, list[Buffer]]:
+    """Return the layout and the buffers of a run; columns that take a buffer are put where `allocate` says."""
     if len(elements) == 1:
         header, buffers = flatten(elements[0])
         return msgspec.msgpack.encode([ONE, header]), buffers
-    buffers = []
+    columns = _Buffers(allocate)
     try:
         encode = _encode_wide if elements and _is_wide(elements[0], len(elements)) else _encode
-        description = encode(elements, buffers) if elements else []
+        description = encode(elements, columns) if elements else []
     except (UnsendableError, CodecError) as error:
         for element in elements:
             flatten(element)  # one by one, the error says which leaf it is
         raise CodecError(f"elements that cannot be encoded together: {error}") from error
-    return msgspec.msgpack.encode([MANY, len(elements), description]), buffers
+    return msgspec.msgpack.encode([MANY, len(elements), description]), columns
 
 
 def _is_wide(element: Element, count: int) -> bool:
@@ -71,11 +87,11 @@ def decode_run(layout: bytes, buffers: Sequence[Any], *, stand_ins: bool = False
             return [unflatten(rest[0], buffers, stand_ins=stand_ins)]
         count, description = rest
         return _Decoding(count, iter(buffers), stand_ins).column(description) if count else []
-    except (msgspec.DecodeError, StopIteration, ValueError, TypeError, IndexError, KeyError) as error:
+    except MALFORMED as error:
         raise CodecError(f"these bytes are not a run of elements: {error!r}") from error
 
 
-def _encode(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+def _encode(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
     types = set(map(type, column))
     if types <= _PLAIN:
         return _encode_plain(column, buffers)
@@ -100,14 +116,14 @@ def _encode(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
     return _encode_each(column, buffers)
 
 
-def _encode_plain(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+def _encode_plain(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
     try:
         return [PLAIN, _put(msgspec.msgpack.encode(column), buffers)]
     except (OverflowError, UnicodeEncodeError):
         return _encode_each(column, buffers)
 
 
-def _encode_dicts(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+def _encode_dicts(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
     keys = tuple(column[0])
     # True, 1 and 1.0 are one key to Python, so only strings are compared by value alone.
     if len(set(map(tuple, column))) > 1 or not all(isinstance(key, str) for key in keys):
@@ -115,13 +131,13 @@ def _encode_dicts(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
     return [DICT, list(keys), [_encode(list(map(itemgetter(key), column)), buffers) for key in keys]]
 
 
-def _encode_sequences(column: Sequence[Any], kind: type[Any], buffers: list[Buffer]) -> list[Any]:
+def _encode_sequences(column: Sequence[Any], kind: type[Any], buffers: _Buffers) -> list[Any]:
     if len(set(map(len, column))) > 1:
         return _encode_each(column, buffers)
     return [LIST if issubclass(kind, list) else TUPLE, [_encode(part, buffers) for part in zip(*column)]]
 
 
-def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]) -> list[Any]:
+def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: _Buffers) -> list[Any]:
     first = column[0]
     dtype, shape = first.dtype, first.shape
     if dtype.hasobject or not dtype.itemsize or not _same_dtype(column, dtype):
@@ -133,27 +149,35 @@ def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]
     name = dtype_name(dtype)
     # Into memory of our own: by itself numpy keeps the order of axes of its inputs, and changes the order of bytes.
     if not shape:
-        return [ZERO_DIM, name, _put(array_bytes(np.stack(column, out=_memory((len(column),), dtype))), buffers)]
-    rows = _memory((len(column) * shape[0], *shape[1:]), dtype)
+        return [
+            ZERO_DIM,
+            name,
+            _put(array_bytes(np.stack(column, out=_memory((len(column),), dtype, buffers))), buffers),
+        ]
+    rows = _memory((len(column) * shape[0], *shape[1:]), dtype, buffers)
     np.concatenate(column, out=rows)
     return [ROWS, name, list(shape), _put(array_bytes(rows), buffers)]
 
 
-def _encode_shapes(column: Sequence[np.ndarray[Any, Any]], buffers: list[Buffer]) -> list[Any]:
+def _encode_shapes(column: Sequence[np.ndarray[Any, Any]], buffers: _Buffers) -> list[Any]:
     dimensions = {array.ndim for array in column}
     total = sum(array.nbytes for array in column)
     if len(dimensions) > 1 or total >= LARGE_BYTES * len(column):
         return _encode_each(column, buffers)
     shapes = np.array([array.shape for array in column], np.int64)
-    flat = _memory((int(shapes.prod(axis=1).sum()),), column[0].dtype)
+    flat = _memory((int(shapes.prod(axis=1).sum()),), column[0].dtype, buffers)
     np.concatenate([array.reshape(-1) for array in column], out=flat)
     sizes = _put(array_bytes(shapes), buffers)
     return [SHAPES, dtype_name(flat.dtype), shapes.shape[1], sizes, _put(array_bytes(flat), buffers)]
 
 
-def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    # numpy does not copy the padding of structured types: what lay there before would be sent.
-    return np.empty(shape, dtype) if dtype.names is None else np.zeros(shape, dtype)
+def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], buffers: _Buffers) -> np.ndarray[Any, Any]:
+    if dtype.names is not None:  # numpy does not copy the padding of structured types: what lay there would be sent
+        return np.zeros(shape, dtype)
+    found: Array | None = None
+    if buffers.allocate is not None and math.prod(shape) * dtype.itemsize >= PLACED_BYTES:
+        found = buffers.allocate(shape, dtype)
+    return np.empty(shape, dtype) if found is None else found
 
 
 def _same_dtype(column: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> bool:
@@ -161,7 +185,7 @@ def _same_dtype(column: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) ->
     return len(set(map(id, map(_dtype_of, column)))) == 1 or all(array.dtype == dtype for array in column)
 
 
-def _encode_each(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
+def _encode_each(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
     headers, counts, own = _flattened(column)
     sizes = [len(part) for part in own]
     if sum(sizes) >= LARGE_BYTES * len(sizes):
@@ -171,7 +195,7 @@ def _encode_each(column: Sequence[Any], buffers: list[Buffer]) -> list[Any]:
     return [EACH, headers, counts, sizes, _put(b"".join(padded), buffers)]
 
 
-def _encode_wide(elements: Sequence[Element], buffers: list[Buffer]) -> list[Any]:
+def _encode_wide(elements: Sequence[Element], buffers: _Buffers) -> list[Any]:
     """Describe elements one by one: the small arrays of each lie together already."""
     headers, counts, own = _flattened(elements)
     buffers.extend(own)
@@ -188,7 +212,7 @@ def _flattened(column: Sequence[Any]) -> tuple[list[bytes], list[int], list[Buff
     return headers, counts, own
 
 
-def _put(content: Buffer, buffers: list[Buffer]) -> bytes | None:
+def _put(content: Buffer, buffers: _Buffers) -> bytes | None:
     """Return the content if it is small enough to stand in the layout; else make it the next buffer."""
     if len(content) <= INLINE_BYTES:
         return bytes(content)

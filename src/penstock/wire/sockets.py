@@ -7,7 +7,9 @@ Rules, each bought with a lost message somewhere:
 - A data socket never reconnects by itself: frames lost in between would go unnoticed. `Watch` says that it is lost.
 - Nothing is queued for a peer that is not there (IMMEDIATE), no high-water mark drops what credit allowed, a ROUTER
   raises for a peer it does not know, and nothing lingers.
-- Only a data listener on loopback may use its own TCP settings; elsewhere the system's stand.
+- A listener takes frames of 8 KiB, whoever sends them (`wire.pieces`): what a stranger can have allocated is that.
+- TCP is always CURVE, on loopback too. A Unix socket lies in a folder that only its user can enter, and both ends look
+  at that: the one that binds and, before a key is shown, the one that dials.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import random
 import secrets
 import socket as sockets
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -26,24 +29,24 @@ from typing import cast
 import zmq
 
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
-from penstock.wire.addresses import advertised, is_loopback, join_tcp, split_tcp
+from penstock.wire.addresses import Listening, advertised, is_unix, join_tcp, unix_path
 from penstock.wire.credentials import Credentials
-from penstock.wire.guard import USER, ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
+from penstock.wire.guard import ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
+from penstock.wire.pieces import LISTENER_FRAME_BYTES
 
 __all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
 
 
-MAX_CONTROL_BYTES = 80 << 20  # a piece of a blob (64 MB) and its envelope
+# What those who dial take in one frame. They know whom they have dialled before they receive anything.
+MAX_ANSWER_BYTES = 256 << 20  # a whole view of a large job
 MAX_DATA_BYTES = 64 << 30  # a single array; what a reader can be sent is limited by its credit
-# An unauthenticated peer holds a connection no longer than this. A runner's guard may have to wait for user code that
-# holds the GIL: that is slow, not dead.
-CONTROL_HANDSHAKE_MS = 5_000
-DATA_HANDSHAKE_MS = 15_000
+# A listener has room for so many messages of one connection that nobody took yet; beyond, the peer waits.
+LISTENER_QUEUE = 2_000
+# An unauthenticated peer holds a connection no longer than this, and who dials gives up as soon. A runner's guard may
+# have to wait for user code that holds the GIL, and for the dispatcher.
+HANDSHAKE_MS = 5_000
 CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
-SEND_BUFFER_BYTES = 1 << 20
-RECEIVE_BUFFER_BYTES = 256 << 10  # what waits in the kernel is then still in the processor's cache
-SYSTEM_TCP_VARIABLE = "PENSTOCK_SYSTEM_TCP"
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
 # reconnects under its identity does not meet its own ghost.
@@ -53,54 +56,38 @@ _CONTROL_CLIENT_BEATS = (2_000, 9_000, 7_000)
 
 
 def bind_router(
-    context: Context,
-    credentials: Credentials,
-    bind: str,
-    *,
-    port: int = 0,
-    port_range: tuple[int, int] | None = None,
-    advertise: str | None = None,
-    data: bool,
-    tuned: bool = True,
+    context: Context, listening: Listening, name: str, server: Credentials, *, data: bool
 ) -> tuple[Socket, str]:
     """Return a listening ROUTER and the address others should dial.
 
-    `port` 0 takes a free one, out of `port_range` (both ends included) if that is given. `tuned`: a data listener on
-    loopback uses reno and a large send buffer, which is a third faster there.
+    `name` is the socket's in a folder; `server` is the key of a TCP listener, whose public half those who dial must
+    know.
     """
-    host = _numeric(bind)
-    loopback = is_loopback(host)
-    if not loopback and credentials.kind != "curve":
-        raise InvalidArgumentError(
-            f"will not listen at {bind!r} with a token only: others on the network could read it. Make keys with "
-            f"`penstock keys` and give them to dispatcher, workers and clients, or bind to 127.0.0.1"
-        )
     guard = guard_of(context)
     socket = cast(Monitored, context.socket(zmq.ROUTER, socket_class=Monitored))
     try:
-        _common(socket, data, beats=_DATA_BEATS if data else _CONTROL_BEATS)
+        _common(socket, beats=_DATA_BEATS if data else _CONTROL_BEATS)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         socket.setsockopt(zmq.BACKLOG, LISTEN_BACKLOG)
-        # What comes in here, on either plane, is requests: large data only goes out.
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        # libzmq makes room for a frame when it has read its size, before and after the handshake alike. What is larger
+        # comes in pieces, and is put together once it is known who sends it.
+        socket.setsockopt(zmq.MAXMSGSIZE, LISTENER_FRAME_BYTES)
+        socket.setsockopt(zmq.RCVHWM, LISTENER_QUEUE)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        if credentials.kind == "curve":
-            if not credentials.server_secret:
-                raise InvalidArgumentError(
-                    "listening needs the service's own keys, not a client's: see `penstock keys`"
-                )
-            socket.curve_server = True
-            socket.curve_secretkey = credentials.server_secret.encode()
-        else:
+        if listening.unix:
             socket.plain_server = True
+            guard.count(socket)
+            return socket, _listen_unix(socket, listening.folder, name)
+        host = _numeric(listening.bind)
+        socket.curve_server = True
+        socket.curve_secretkey = server.secret.encode()
         guard.count(socket)
-        tuned = tuned and data and loopback and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1"
-        bound = _bind(socket, host, port, port_range, tuned)
+        bound = _bind(socket, host, listening.port, listening.port_range)
     except BaseException:
         socket.close(linger=0)
         raise
-    return socket, advertised(bind, bound, advertise)
+    return socket, advertised(listening.bind, bound, listening.advertise)
 
 
 _LOST: dict[int, str] = {
@@ -108,7 +95,7 @@ _LOST: dict[int, str] = {
     zmq.EVENT_CLOSED: "the connection was refused or timed out",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the other side did not finish the handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the other side speaks another protocol, or other credentials",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refused our token or keys",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refused our key",
 }
 
 
@@ -118,12 +105,14 @@ class Dialled(Monitored):
 
 def dial(context: Context, credentials: Credentials, address: str, *, data: bool) -> Dialled:
     """Return a connecting DEALER. It can be written to once it polls for output: the other side has let us in."""
-    host, _ = split_tcp(address)
+    unix = is_unix(address)
+    if not unix and not credentials.server:
+        raise InvalidArgumentError(f"{address} is reached by TCP, and the key for it does not say who is there")
     socket = cast(Dialled, context.socket(zmq.DEALER, socket_class=Dialled))
     try:
-        prepare_dealer(socket, credentials, data=data)
-        if data and is_loopback(host) and os.environ.get(SYSTEM_TCP_VARIABLE, "") != "1":
-            socket.setsockopt(zmq.RCVBUF, RECEIVE_BUFFER_BYTES)
+        prepare_dealer(socket, credentials, data=data, unix=unix)
+        if unix:
+            check_folder(os.path.dirname(unix_path(address)))
         # Before connecting: on loopback a refusal comes at once. In a shadow of the context, so that the context's
         # `destroy` closes the receiving end with the socket, and not before.
         shadow: Context = zmq.Context.shadow(context.underlying)
@@ -135,33 +124,33 @@ def dial(context: Context, credentials: Credentials, address: str, *, data: bool
     return socket
 
 
-def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool) -> None:
+def prepare_dealer(socket: Socket, credentials: Credentials, *, data: bool, unix: bool) -> None:
     """Set all options of a DEALER that is about to connect."""
-    _common(socket, data, beats=_DATA_BEATS if data else _CONTROL_CLIENT_BEATS)
+    _common(socket, beats=_DATA_BEATS if data else _CONTROL_CLIENT_BEATS)
     socket.setsockopt(zmq.ROUTING_ID, b"P" + secrets.token_bytes(16))
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_DATA_BYTES if data else MAX_CONTROL_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_DATA_BYTES if data else MAX_ANSWER_BYTES)
     if data:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
     else:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
-    if credentials.kind == "curve":
-        socket.curve_serverkey = credentials.server_public.encode()
-        socket.curve_publickey = credentials.client_public.encode()
-        socket.curve_secretkey = credentials.client_secret.encode()
+    if unix:
+        socket.plain_username = credentials.public.encode()
+        socket.plain_password = credentials.secret.encode()
     else:
-        socket.plain_username = USER
-        socket.plain_password = credentials.token.encode()
+        socket.curve_serverkey = credentials.server.encode()
+        socket.curve_publickey = credentials.public.encode()
+        socket.curve_secretkey = credentials.secret.encode()
 
 
-def _common(socket: Socket, data: bool, *, beats: tuple[int, int, int]) -> None:
+def _common(socket: Socket, *, beats: tuple[int, int, int]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, DATA_HANDSHAKE_MS if data else CONTROL_HANDSHAKE_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, beats[0])
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, beats[1])
     socket.setsockopt(zmq.HEARTBEAT_TTL, beats[2])
@@ -169,6 +158,34 @@ def _common(socket: Socket, data: bool, *, beats: tuple[int, int, int]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+
+
+def check_folder(folder: str) -> None:
+    """Raise unless the folder of a Unix socket is ours, and nobody else's: whoever can enter it could listen there.
+
+    One that is not there is nobody's: the service has ended, or begins.
+    """
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidArgumentError(f"{folder!r}, where the service listens, cannot be seen: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InvalidArgumentError(
+            f"{folder!r}, where the service listens, is not a folder of this user's alone (mode 0700); another user "
+            "could answer there. Remove it and start the service again"
+        )
+
+
+def _listen_unix(socket: Socket, folder: str, name: str) -> str:
+    check_folder(folder)
+    address = f"ipc://{folder}/{name}"
+    try:
+        socket.bind(address)  # a file that a killed predecessor left is replaced
+    except zmq.ZMQError as error:
+        raise CannotListenError(address, os.strerror(error.errno or 0)) from None
+    return address
 
 
 def _numeric(bind: str) -> str:
@@ -184,7 +201,7 @@ def _numeric(bind: str) -> str:
         raise InvalidArgumentError(f"bind={bind!r} is not an address of this host: {error.strerror}") from None
 
 
-def _bind(socket: Socket, bind: str, port: int, port_range: tuple[int, int] | None, tuned: bool) -> int:
+def _bind(socket: Socket, bind: str, port: int, port_range: tuple[int, int] | None) -> int:
     candidates = [port]
     if not port and port_range is not None:
         first, last = port_range
@@ -194,7 +211,7 @@ def _bind(socket: Socket, bind: str, port: int, port_range: tuple[int, int] | No
         random.shuffle(candidates)  # processes that start together should not race through the same order
     for candidate in candidates:
         try:
-            return _listen_tuned(socket, bind, candidate) if tuned else _listen(socket, bind, candidate)
+            return _listen(socket, bind, candidate)
         except OSError as error:  # ZMQError is not one; see `_listen`
             reason = error
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
@@ -209,28 +226,6 @@ def _listen(socket: Socket, bind: str, port: int) -> int:
     except zmq.ZMQError as error:
         raise OSError(error.errno, error.strerror) from None
     return _bound_port(socket)
-
-
-def _listen_tuned(socket: Socket, bind: str, port: int) -> int:
-    family, _, _, _, where = sockets.getaddrinfo(bind, port, type=sockets.SOCK_STREAM)[0]
-    with sockets.socket(family, sockets.SOCK_STREAM) as listener:
-        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, SEND_BUFFER_BYTES)
-        try:
-            listener.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_CONGESTION, b"reno")
-        except OSError:
-            pass  # not offered by this kernel, or not allowed: the system's stands
-        listener.bind(where)
-        listener.listen(LISTEN_BACKLOG)
-        listener.setblocking(False)
-        chosen = int(listener.getsockname()[1])
-        # From here on the descriptor is libzmq's: it closes it with the socket, and we never do.
-        socket.setsockopt(zmq.USE_FD, listener.detach())
-    try:
-        socket.bind(join_tcp(bind, chosen))
-    except zmq.ZMQError as error:
-        raise OSError(error.errno, error.strerror) from None
-    return chosen
 
 
 def _bound_port(socket: Socket) -> int:
@@ -251,11 +246,11 @@ class Watch:
         self.socket: Socket = dialled.events
         self.connected = False
         self.refused = False
-        """Our token or keys were refused: dialling again will not help."""
+        """Our key was refused."""
         self.failed_handshakes = 0
         """How many handshakes have failed since one last succeeded."""
         self._reason: str | None = None
-        self._give_up_at: float | None = time.monotonic() + (CONNECT_MS + DATA_HANDSHAKE_MS) / 1000
+        self._give_up_at: float | None = time.monotonic() + (CONNECT_MS + HANDSHAKE_MS) / 1000
 
     def lost(self) -> str | None:
         """Return why the connection is gone (or was not to be had), or None. Never blocks.

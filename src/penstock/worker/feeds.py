@@ -20,7 +20,8 @@ from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 from penstock.core.ids import AttemptId, JobName, StreamId
-from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped
+from penstock.runtime.contract import State
+from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
 from penstock.wire.frames import Units
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
@@ -45,6 +46,13 @@ class StaleStream(StreamStopped):
         self.reason = reason
 
 
+class Settled(NamedTuple):
+    """What a cut still needs of what was handed to the engine, and what no cut from there on does."""
+
+    named: tuple[Named, ...]
+    done: tuple[Named, ...]
+
+
 class StreamFeed(SplitFeed):
     """A feed as a pump has it. Most know their splits beforehand: then nobody ever waits."""
 
@@ -53,6 +61,14 @@ class StreamFeed(SplitFeed):
 
     def select(self, leftover: int) -> None:
         raise TypeError("only a tail has leftovers")
+
+    def settle(self, state: State) -> Settled:
+        """Return what a cut with this state of the engine needs: of splits that nobody grants, it has to name none."""
+        return Settled((), ())
+
+    def settle_all(self) -> Settled:
+        """The stream has ended and left nothing over: return what is done by that."""
+        return Settled((), ())
 
     def stop(self) -> None:
         """Let whoever waits for a split go, with `StreamStopped`."""
@@ -117,81 +133,66 @@ class _List:
         return gone
 
 
-class Settled(NamedTuple):
-    """What a cut still needs of what was handed to the engine, and what no cut from there on does."""
-
-    named: tuple[Named, ...]
-    done: tuple[Named, ...]
-
-
 class StreamLedger:
-    """One stream's lists, from a cut on. Engine threads ask for splits while the stream's thread accounts for cuts."""
+    """One stream's lists, from a cut on. No lock: the feed has one."""
 
     def __init__(self, named: Iterable[Named] = ()) -> None:
-        self._lock = threading.Lock()
         self._lists: defaultdict[PassKey, _List] = defaultdict(_List)
         for entry in named:
             self._lists[entry.source, entry.pass_].restore(entry)
 
     def following(self, key: PassKey, after: int | None) -> int | None:
         """Return the ordinal after `after`, None at the end of the list, `UNKNOWN` if more may be granted."""
-        with self._lock:
-            found = self._lists[key]
-            at = found.place_after(after)
-            if at < len(found.ordinals):
-                return found.hand(at)
-            return None if found.ended else UNKNOWN
+        found = self._lists[key]
+        at = found.place_after(after)
+        if at < len(found.ordinals):
+            return found.hand(at)
+        return None if found.ended else UNKNOWN
 
     def known_after(self, key: PassKey, after: int) -> int | None:
         """Return the ordinal after `after`, if it is known, and do not count the split as opened."""
-        with self._lock:
-            found = self._lists[key]
-            at = found.place_after(after)
-            return found.ordinals[at] if at < len(found.ordinals) else None
+        found = self._lists[key]
+        at = found.place_after(after)
+        return found.ordinals[at] if at < len(found.ordinals) else None
 
     def last(self, key: PassKey, after: int | None) -> int | None:
         """Return the last ordinal known, else `after`: what the dispatcher is asked to go on from."""
-        with self._lock:
-            last = self._lists[key].last
-            return after if last is None else last
+        last = self._lists[key].last
+        return after if last is None else last
 
     def all_handed(self, key: PassKey) -> bool:
         """Say whether the next split of this pass has to be asked for."""
-        with self._lock:
-            found = self._lists[key]
-            return not found.ended and found.handed == len(found.ordinals)
+        found = self._lists[key]
+        return not found.ended and found.handed == len(found.ordinals)
 
     def granted(self, key: PassKey, after: int | None, ordinals: Sequence[int]) -> None:
         """Take an answer in; the same answer twice changes nothing."""
-        with self._lock:
-            found = self._lists[key]
-            if found.last is None or found.last == after:
-                found.extend(ordinals)
+        found = self._lists[key]
+        if found.last is None or found.last == after:
+            found.extend(ordinals)
 
     def settle(self, places: Iterable[SplitPlace]) -> Settled:
         """Return what a cut with these places still needs, and what it does not need any more."""
-        with self._lock:
-            lowest: dict[PassKey, int] = {}
-            latest: dict[int, int] = {}
-            for source, pass_, ordinal in places:
-                key = (source, pass_)
-                at = self._lists[key].needed_from(ordinal)
-                lowest[key] = min(at, lowest.get(key, at))
-                latest[source] = max(pass_, latest.get(source, pass_))
-            done: list[Named] = []
-            for key in list(self._lists):
-                if key in lowest:
-                    done += self._forget(key, lowest[key])
-                elif key[1] < latest.get(key[0], key[1]):
-                    done += self._forget(key, self._lists[key].handed)
-                    del self._lists[key]
-            return Settled(self._named(), tuple(done))
+        lowest: dict[PassKey, int] = {}
+        latest: dict[int, int] = {}
+        for source, pass_, ordinal in places:
+            key = (source, pass_)
+            at = self._lists[key].needed_from(ordinal)
+            lowest[key] = min(at, lowest.get(key, at))
+            latest[source] = max(pass_, latest.get(source, pass_))
+        done: list[Named] = []
+        for key in list(self._lists):
+            if key in lowest:
+                done += self._forget(key, lowest[key])
+            elif key[1] < latest.get(key[0], key[1]):
+                done += self._forget(key, self._lists[key].handed)
+                del self._lists[key]
+        return Settled(self._named(), tuple(done))
 
     def settle_all(self) -> Settled:
         """The stream has ended and left nothing over: return all that is done by that, and which lists had ended."""
-        with self._lock:
-            done = tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
-            return Settled(self._named(), done)
+        done = tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
+        return Settled(self._named(), done)
 
     def _named(self) -> tuple[Named, ...]:
         """Return what was handed to the engine and is not done. A list that has ended is named without a split too.
@@ -240,7 +241,16 @@ class GrantedFeed(StreamFeed):
         return found
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        return self._ledger.known_after((source, pass_), after)
+        with self._changed:
+            return self._ledger.known_after((source, pass_), after)
+
+    def settle(self, state: State) -> Settled:
+        with self._changed:
+            return self._ledger.settle(places(state))
+
+    def settle_all(self) -> Settled:
+        with self._changed:
+            return self._ledger.settle_all()
 
     def stop(self) -> None:
         with self._changed:
@@ -286,6 +296,9 @@ class GrantedFeed(StreamFeed):
 # Fed by a reader
 
 
+MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
+
+
 class FedUnits:
     """What is known of one stream's units. Any thread may call.
 
@@ -303,12 +316,14 @@ class FedUnits:
 
     def take(self, message: Units) -> None:
         with self.changed:
-            self._units.update(enumerate(message.units, message.first))
+            if len(self._units) + len(message.units) <= MOST_UNITS:
+                self._units.update(enumerate(message.units, message.first))
             self.start = message.start
             if message.ended:
                 self._end = message.first + len(message.units)
-            for ordinal in range(self._taken, message.taken):
-                self._units.pop(ordinal, None)
+            # Those that are held are looked through, not those that were taken: nobody has checked that number.
+            for ordinal in [held for held in self._units if held < message.taken]:
+                del self._units[ordinal]
             self._taken = max(self._taken, message.taken)
             self.changed.notify_all()
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import NamedTuple, Protocol
-
-import msgspec
-from msgspec.structs import replace
 
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import StageStatistics
 from penstock.wire.figures import RunnerFigures, StageFigures
 
-LINE_BYTES = 3900  # what is written to a pipe at once is whole; see `processes.forked_child`
 LABEL_CHARACTERS = 80
 
 
@@ -136,16 +132,3 @@ def _stage_figures(key: tuple[int, str], figures: tuple[float, ...], threads: in
         int(padding),
         threads,
     )
-
-
-def lines_of(figures: RunnerFigures) -> Iterator[str]:
-    """Give the figures as lines, each with as many of the stages as go into one, and with all else."""
-    stages = figures.stages
-    while True:
-        count = len(stages)
-        while len(line := msgspec.json.encode(replace(figures, stages=stages[:count]))) > LINE_BYTES and count > 1:
-            count //= 2
-        yield line.decode()
-        stages = stages[count:]
-        if not stages:
-            return

@@ -1,27 +1,39 @@
-"""Opens the engine's run for a stream: what it reads, where it begins, what of the runner it may use."""
+"""Opens the engine's run for a stream: what it reads, where it begins, what of the runner it may use.
+
+A tail's run begins with what lies in gaps, and only then takes what is left of its leftovers. Where the number of
+consumers changed, the last outputs of a stream may have been received in part: outputs that nobody has stand before
+ones that somebody has. If the stream ends there, its leftover has these gaps. What is in them are whole outputs, so
+they are made as their own stream made them and given as they are; regrouping is for what comes after the last received
+one. The state there is `["gaps", outputs of gaps given]`: they are fewer than a round a leftover, so opened in their
+middle they are made again.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
+from penstock.core.element import Element
 from penstock.core.ids import StreamId, stream_number
 from penstock.processes.flight_record import FlightRecord
 from penstock.runtime.budget import Budget
+from penstock.runtime.contract import Chunk, Origin, State
 from penstock.runtime.iterator import PipelineArguments, Run
-from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, TornRounds
+from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, StreamStopped, TornRounds
 from penstock.stream.checkpoint import Weights
 from penstock.stream.instructions import StartRun, Terms
 from penstock.wire.control import ControlClient
 from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
 from penstock.wire.jobs import Cut, Leftover
-from penstock.wire.received import received
-from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed
+from penstock.wire.received import gaps_in, received
+from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed, leftover_feed
 from penstock.worker.figures import Busy, Figures
 from penstock.worker.job import AttemptPlan, LoadedJob, RunnerJob
-from penstock.worker.tails import TailRun
+
+GAPS = "gaps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +44,6 @@ class Opening:
     terms: Terms
     plan: AttemptPlan
     feed: StreamFeed
-    ledger: StreamLedger | None
-    """The splits that were granted; None where splits are not granted, so that no cut has to name any."""
     storage: Callable[[], SourceStorageOptions]
     """Gives the newest options that a reader lent, each time it is called: keys may be valid for a day only."""
     allocate: Allocate
@@ -97,6 +107,10 @@ class Opening:
         )
 
 
+MOST_STREAMS = 4_096  # of one runner, with those that readers have only spoken of
+MOST_READERS = 65_536  # of one stream
+
+
 class RunOpener:
     """A runner's. What readers say sets what the next run gets; runs are opened in their pumps' threads."""
 
@@ -111,11 +125,15 @@ class RunOpener:
         """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
 
     def take_units(self, message: Units) -> None:
-        self._fed[message.stream].take(message)
+        if message.stream in self._fed or len(self._fed) < MOST_STREAMS:
+            self._fed[message.stream].take(message)
 
     def lend(self, message: OpenStream) -> None:
         """Keep what a reader's sources open their storage with."""
-        self._storage[message.stream][message.consumer, message.replica, message.trainer] = message.storage
+        lent = self._storage.get(message.stream, {})
+        reader = (message.consumer, message.replica, message.trainer)
+        if reader in lent or (len(lent) < MOST_READERS and len(self._storage) <= MOST_STREAMS):
+            self._storage[message.stream][reader] = message.storage
 
     def _lent_for(self, stream: StreamId) -> SourceStorageOptions:
         """Return what the first of a stream's readers lent: they read the same data."""
@@ -137,13 +155,11 @@ class RunOpener:
     ) -> Opening:
         """Ask for what a run needs. This may wait for the dispatcher."""
         plan = self._job.plan(start.terms.attempt, is_stopped)
-        ledger = StreamLedger(start.start.named) if start.terms.feed.kind == "granted" else None
         return Opening(
             stream=stream,
             terms=start.terms,
             plan=plan,
-            feed=self._feed(stream, start.terms, ledger, plan.job.spec.split_counts),
-            ledger=ledger,
+            feed=self._feed(stream, start, plan.job.spec.split_counts),
             storage=partial(self._lent_for, stream),
             allocate=allocate,
             recorder=self._flight.recorder(stream),
@@ -151,15 +167,14 @@ class RunOpener:
             figures=self._figures,
         )
 
-    def _feed(
-        self, stream: StreamId, terms: Terms, ledger: StreamLedger | None, split_counts: Sequence[int]
-    ) -> StreamFeed:
+    def _feed(self, stream: StreamId, start: StartRun, split_counts: Sequence[int]) -> StreamFeed:
+        terms = start.terms
         if terms.feed.kind == "fed":
             return FedFeed(self._fed[stream], terms.feed)
-        if ledger is None:
+        if terms.feed.kind != "granted":
             return fixed_feed(terms.feed, split_counts)
         return GrantedFeed(
-            ledger,
+            StreamLedger(start.start.named),
             self._control.post,
             job=self._job.name,
             attempt=terms.attempt,
@@ -177,3 +192,96 @@ def _left(leftover: Leftover, job: LoadedJob) -> Left:
 
 def _torn(cut: Cut) -> TornRounds | None:
     return None if cut.regroup is None else TornRounds(cut.regroup.width, cut.regroup.given)
+
+
+@dataclass(frozen=True, slots=True)
+class _GapMarks:
+    given: int
+
+    def at(self, k: int) -> State:
+        return [GAPS, self.given + k]
+
+    def origin(self, k: int) -> Origin | None:
+        return None
+
+
+class TailRun(Run):
+    """See the module. `width` is how many consumers the rounds of `leftovers` were for."""
+
+    def __init__(
+        self,
+        pipeline: PipelineArguments,
+        *,
+        budget: Budget,
+        part: StreamPart,
+        leftovers: Sequence[Leftover],
+        width: int,
+        split_counts: Sequence[int],
+    ) -> None:
+        super().__init__(**pipeline, budget=budget, part=part)
+
+        def run_of(leftover: Leftover) -> Run:
+            own = replace(
+                part,
+                feed=leftover_feed(leftover, split_counts),
+                rest="keep",
+                shuffle_parts=leftover.cut.share,
+                keep=leftover.feed.keep,
+                leftovers=(),
+            )
+            return Run(**pipeline, budget=replace(budget, threads=1), part=own)
+
+        self._run_of = run_of
+        found = [(leftover, gaps_in(received(leftover.cut, width))) for leftover in leftovers]
+        self._gaps = [(leftover, gaps) for leftover, gaps in found if gaps]
+        self._in_gaps = sum(stop - start for _, gaps in self._gaps for start, stop in gaps)
+        self._given = self._in_gaps
+        self._outputs: Iterator[Element] = iter(())
+
+    def open(self, pass_: int, state: State) -> None:
+        self._given = self._in_gaps
+        if state is None or state[0] == GAPS:
+            self._given = 0 if state is None else state[1]
+            self._outputs = islice(self._make_gaps(pass_), self._given, None)
+            state = None
+        super().open(pass_, state)
+
+    def close(self) -> None:
+        super().close()
+        self._outputs = iter(())  # what makes them refers back to this
+
+    def pull(self, want: int) -> Chunk:
+        if self._given < self._in_gaps:
+            elements = list(islice(self._outputs, want))
+            if elements:
+                marks = _GapMarks(self._given)
+                self._given += len(elements)
+                return Chunk(elements, marks)
+            self._given = self._in_gaps
+        return super().pull(want)
+
+    def _make_gaps(self, pass_: int) -> Iterator[Element]:
+        for leftover, gaps in self._gaps:
+            run = self._run_of(leftover)
+            try:
+                run.open(pass_, leftover.cut.engine)
+                made = 0
+                for start, stop in gaps:
+                    made += self._discard(run, start - made)
+                    while made < stop and (elements := self._pull_from(run, stop - made)):
+                        made += len(elements)
+                        yield from elements
+            finally:
+                run.close()
+
+    def _discard(self, run: Run, count: int) -> int:
+        """Make outputs that were received and let go of them; return how many there were."""
+        passed = 0
+        while passed < count and (elements := self._pull_from(run, count - passed)):
+            passed += len(elements)
+        return passed
+
+    def _pull_from(self, run: Run, want: int) -> Sequence[Element]:
+        if self.closed:
+            raise StreamStopped
+        return run.pull(want).elements

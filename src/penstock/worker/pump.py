@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from penstock.core.element import element_bytes
 from penstock.core.ids import StreamId
 from penstock.runtime.iterator import Run
-from penstock.runtime.streams import StreamStopped, places
+from penstock.runtime.streams import StreamStopped
 from penstock.stream.instructions import FRAME_BYTES, End, StartRun
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.wire.jobs import Cut, Named
@@ -52,24 +52,28 @@ class Audience(Protocol):
 
 
 class PullSizer:
-    """How many outputs to ask the engine for: as many as lately fitted into time and frame, at most twice the last.
+    """How many outputs to ask the engine for: as many as lately fitted into time and frame, at most twice the most yet.
+
+    An answer with fewer than were asked for says where the engine's own chunk ended, and nothing of how many fit.
 
     >>> sizer = PullSizer(width=1)
     >>> [(sizer.want(), sizer.made(sizer.want(), 1e-5, 1000.0))[0] for _ in range(4)]
     [1, 2, 4, 8]
+    >>> sizer.made(3, 3e-5, 1000.0); sizer.want()
+    16
     """
 
     def __init__(self, width: int, frame_bytes: int = FRAME_BYTES) -> None:
         self._width = width
         self._frame_bytes = frame_bytes
-        self._last = 0
+        self._most = 0
         self._seconds = 0.0  # an output, lately
         self.bytes_each = 0.0
 
     def want(self) -> int:
-        if not self._last:
+        if not self._most:
             return self._width
-        fits = [2.0 * self._last, float(MAX_ROUNDS * self._width)]
+        fits = [2.0 * self._most, float(MAX_ROUNDS * self._width)]
         if self.bytes_each:
             fits.append(self._frame_bytes * self._width / self.bytes_each)
         if self._seconds:
@@ -77,7 +81,7 @@ class PullSizer:
         return max(self._width, int(min(fits)))
 
     def made(self, count: int, seconds: float, bytes_each: float) -> None:
-        self._last = max(count, self._width)
+        self._most = max(count, self._most, self._width)
         share = seconds / count
         self._seconds = share if not self._seconds else 0.5 * (self._seconds + share)
         self.bytes_each = bytes_each if not self.bytes_each else 0.5 * (self.bytes_each + bytes_each)
@@ -197,10 +201,7 @@ class Pump:
 
     def _cut(self, opening: Opening, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
         """Return the cut with the splits it needs, and those that are done by it."""
-        named: tuple[Named, ...] = ()
-        done: tuple[Named, ...] = ()
-        if opening.ledger is not None:
-            named, done = opening.ledger.settle(places(after.engine))
+        named, done = opening.feed.settle(after.engine)
         return Cut(after.engine, after.since, named, self.start.terms.share, after.regroup), done
 
     def _finish(self, opening: Opening) -> None:
@@ -217,7 +218,7 @@ class Pump:
             assert self._run is not None
             leftover = maker.incomplete > 0 or self._run.has_rest
         cut, done = self._cut(opening, maker.standing)
-        if not leftover and opening.ledger is not None:
-            settled = opening.ledger.settle_all()
+        if not leftover:
+            settled = opening.feed.settle_all()
             cut, done = replace(cut, named=settled.named), done + settled.done
         self._audience.ended(self, End(maker.next_round, cut, leftover), done)

@@ -23,13 +23,17 @@ from typing import Any
 import zmq
 
 from penstock.core.ids import StreamId
+from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
+from penstock.wire.credentials import Credentials
+from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.failures import describe_failure
-from penstock.wire.figures import RunnerFigures
+from penstock.wire.figures import RunnerFigures, lines_of
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -47,10 +51,11 @@ from penstock.wire.frames import (
 from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.figures import Figures, lines_of
+from penstock.worker.figures import Figures
 from penstock.worker.job import RunnerJob
-from penstock.worker.opening import RunOpener
-from penstock.worker.output import OutputCapture
+from penstock.worker.opening import MOST_STREAMS, RunOpener
+from penstock.worker.own_memory import OwnMemory
+from penstock.worker.readers import KnownReaders
 from penstock.worker.sending import DataSocket
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -69,10 +74,12 @@ def run(
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
+    raise_descriptor_limit()
+    let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    runner = JobRunner(config, record)
+    runner = JobRunner(config, record, owns_process=True)
     capture = OutputCapture(config.worker, runner.streams.say)
     faulthandler.enable(capture.own_stderr)
 
@@ -94,7 +101,16 @@ def run(
 class HostedStreams:
     """The streams of a runner, and what readers say to them, as its data socket's thread hears it."""
 
-    def __init__(self, config: RunnerConfig, socket: Socket, arena: Arena, job: RunnerJob, opener: RunOpener) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        socket: Socket,
+        arena: Arena,
+        job: RunnerJob,
+        opener: RunOpener,
+        *,
+        owns_process: bool = False,
+    ) -> None:
         self.data = DataSocket(socket, self)
         self._config = config
         self._lending = Lending(arena)
@@ -107,6 +123,9 @@ class HostedStreams:
         self._early: list[tuple[bytes, OpenStream]] = []
         """Openings that came before the job was loaded, each with who sent it."""
         self._checked_at = 0.0
+        self._owns_process = owns_process
+        self._own_memory: OwnMemory | None = None
+        """What looks after memory beside the arena; None where windows do not bound it, or it is a trainer's."""
 
     def load(self, is_stopped: Callable[[], bool]) -> None:
         """Fetch the job, in a thread of its own: it may take a while."""
@@ -120,7 +139,10 @@ class HostedStreams:
                 streams=self._streams,
             )
             if host.job.spec.sharing:
-                host.lending.arena.limit(int(host.window_bytes * (WINDOWS_SHARE + MAKING_SHARE)))
+                arena_bytes = int(host.window_bytes * (WINDOWS_SHARE + MAKING_SHARE))
+                host.lending.arena.limit(arena_bytes)
+                if self._owns_process:
+                    self._own_memory = OwnMemory(host.window_bytes - arena_bytes)
             else:
                 host.lending.arena.allow_writers()
             self._host = host
@@ -160,6 +182,9 @@ class HostedStreams:
             self._opener.lend(message)
         if message.runner != self._config.runner:
             reason = f"this is runner {self._config.runner}, not {message.runner}"
+            self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
+        elif message.stream not in self._streams and len(self._streams) + len(self._early) >= MOST_STREAMS:
+            reason = f"this runner has {MOST_STREAMS:,} streams, which is as many as one may have; use more workers"
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
@@ -208,6 +233,8 @@ class HostedStreams:
             for peer in stream.tick(now):
                 # Nothing to say, but the socket finds out whether there is still somebody to say it to.
                 self.data.send(peer, Output(worker=self._config.worker, text=""))
+        if self._own_memory is not None:
+            self._own_memory.give_back(now)
         if now - self._checked_at >= LOOK_S:
             self._checked_at = now
             self._forget_peers(self._lending.release_ended())
@@ -224,30 +251,34 @@ class HostedStreams:
 class JobRunner:
     """All of it but the process: tests run it in their own."""
 
-    def __init__(self, config: RunnerConfig, record: Any = None) -> None:
+    def __init__(self, config: RunnerConfig, record: Any = None, *, owns_process: bool = False) -> None:
+        """`owns_process`: nothing else runs in this process, and so its memory is this runner's."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = Guard(self._context, config.credentials)
+        self._control = ControlClient(
+            config.dispatcher,
+            config.credentials,
+            name=f"runner {config.runner}",
+            context=self._context,
+            known_soon=True,
+        )
+        server, readers = Credentials.new("runner", config.runner), KnownReaders(self._control, config.job)
+        self._guard = Guard(self._context, readers.principal_of, readers.inquire)
         self._guard.start()
         self._arena = Arena(int(config.memory_bytes * ARENA_SHARE))
-        self._control = ControlClient(
-            config.dispatcher, config.credentials, name=f"runner {config.runner}", context=self._context
-        )
         self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
         self._closed = False
-        socket, tcp = bind_router(
-            self._context,
-            config.credentials,
-            config.bind,
-            port_range=config.port_range,
-            advertise=config.advertise,
-            data=True,
+        socket, address = bind_router(self._context, config.listening, f"runner-{config.runner}", server, data=True)
+        self.address = RunnerAddress(
+            socket=address,
+            key="" if config.listening.unix else server.public,
+            slab=self._arena.name,
+            host=config.host,
         )
-        self.address = RunnerAddress(tcp=tcp, slab=self._arena.name, host=config.host)
         job = RunnerJob(self._control, config.job)
         opener = RunOpener(job, self._control, self._flight, self._figures)
-        self.streams = HostedStreams(config, socket, self._arena, job, opener)
+        self.streams = HostedStreams(config, socket, self._arena, job, opener, owns_process=owns_process)
         self._loading = threading.Thread(
             target=self.streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
         )

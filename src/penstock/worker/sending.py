@@ -21,14 +21,19 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from penstock.core.errors import ProtocolError
+from penstock.wire.decoding import decode_message
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.guard import Socket
 from penstock.wire.parcels import pack
+from penstock.wire.pieces import RequestAssembler
+from penstock.wire.principals import key_of
 from penstock.wire.sockets import Bell
 
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
 CLOSE_WAIT_S = 2.0
+COMPLAIN_S = 10.0
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 
@@ -59,8 +64,11 @@ class DataSocket:
         """Peers that were gone when something was sent to them, and what is to be done about it."""
         self._bell = Bell()
         self._stopping = self._tick_asked = False
-        self._peers: set[bytes] = set()
-        """Peers that have said something and are not known to be gone."""
+        self._assembler = RequestAssembler()
+        self._garbage, self._complain_at = 0, float("-inf")
+        self._peers: dict[bytes, str] = {}
+        """Peers that have said something and are not known to be gone, and the keys they showed. A peer chooses the
+        name it goes by here, and may choose that of one who was here before."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +114,8 @@ class DataSocket:
 
     def forget(self, peer: bytes) -> None:
         """A peer is known to be gone."""
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
+        self._assembler.drop(peer)
         self._listener.lose(peer)
 
     def ask_tick(self) -> None:
@@ -152,33 +161,49 @@ class DataSocket:
 
     def _tick(self, now: float) -> None:
         try:
+            self._assembler.drop_idle(now)
             self._listener.tick(now)
         except Exception:  # without this thread the process would be deaf, and nobody would see why
             _log.exception("looking after the streams failed")
 
     def _receive(self) -> bool:
         """Take what has arrived; False: nothing has."""
-        messages: list[list[bytes]] = []
+        messages: list[list[zmq.Frame]] = []
         with self._using:
             try:
                 while len(messages) < RECEIVE_AT_ONCE:
-                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 pass
-        for peer, *frames in messages:
+        now = monotonic()
+        for route, *frames in messages:
+            peer = route.bytes
             try:
                 if len(frames) != 1:
-                    raise msgspec.DecodeError(f"{len(frames)} frames where one is expected")
-                message = _decoder.decode(frames[0])
-            except msgspec.DecodeError as error:
-                _log.warning("dropped a message that is none", extra={"reason": str(error)})
+                    raise ProtocolError(f"{len(frames)} frames where one is expected")
+                key = key_of(frames[0])
+                if self._peers.setdefault(peer, key) != key:
+                    self.forget(peer)  # somebody else, who is nobody's successor
+                    self._peers[peer] = key
+                whole = self._assembler.add(peer, frames[0].bytes, principal=key, now=now)
+                if whole is None:
+                    continue
+                message = decode_message(_decoder, whole)
+            except ProtocolError as error:
+                self._complain(now, str(error))
                 continue
-            self._peers.add(peer)
             try:
                 self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
                 _log.exception("a message could not be dealt with", extra={"message": type(message).__name__})
         return len(messages) == RECEIVE_AT_ONCE
+
+    def _complain(self, now: float, reason: str) -> None:
+        """Write down what was dropped, now and then: all readers are shown it, and one of them decides how often."""
+        self._garbage += 1
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_S
+            _log.warning("dropped what is no message", extra={"reason": reason, "dropped": self._garbage})
 
     def _tell_lost(self) -> None:
         while self._lost:

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.ids import AttemptId, StreamId
 from penstock.stream.instructions import StartRun
 from penstock.stream.rounds import Taken
-from penstock.stream.sharing import FRAMES_A_WINDOW, Shared, SharingTerms
+from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.wire.delivery import delivery_of
@@ -76,6 +76,8 @@ class Leaving:
     @property
     def own_bytes(self) -> int:
         """How much of it lies in this process's own memory."""
+        if not self._own:
+            return 0
         alive = [(ref, buffer.nbytes) for ref in self._own if (buffer := ref()) is not None]
         self._own = [ref for ref, _ in alive]
         return sum(nbytes for _, nbytes in alive)
@@ -85,13 +87,10 @@ class SharedStream(HostedStream[Shared]):
     forget_after_s = FORGET_SHARED_S
 
     def __init__(self, stream: StreamId, host: Host) -> None:
-        spec = host.job.spec
-        assert spec.sharing is not None
-        share, timeout_s = spec.sharing, spec.sharing.trainer_timeout_s
-        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=timeout_s)
-        super().__init__(Shared(stream, delivery_of(spec), terms, now=monotonic()), host)
-        self._timeout_s = timeout_s
+        super().__init__(Shared(stream, delivery_of(host.job.spec), now=monotonic()), host)
         self._arena = host.lending.arena
+        self._leased_bytes = int(host.window_bytes * LEASES_SHARE)
+        """How much of the window readers may hold in place."""
         self._leaving = Leaving()
         self._own_bytes = 0
         """How many bytes of the window lie in this process's own memory, because there was no room where readers map
@@ -104,7 +103,7 @@ class SharedStream(HostedStream[Shared]):
         with self._changed:
             for who in self.served.pass_over(self._host.window_share(), now):
                 self._host.say(
-                    f"stream {self.served.id}: {who} and others wait; after {self._timeout_s:.0f} s "
+                    f"stream {self.served.id}: {who} and others wait; after {self.served.timeout_s:.0f} s "
                     "(trainer_timeout_s) they go on without, and what leaves the window meanwhile will be skipped"
                 )
             return super().tick(now)
@@ -127,8 +126,8 @@ class SharedStream(HostedStream[Shared]):
     def take_credit(self, peer: bytes, message: Credit) -> None:
         """One reader has room: other trainers are not looked at."""
         with self._changed:
-            self.served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
-            self._serve(self.served.with_mates(peer))
+            heard = self.served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
+            self._serve(self.served.with_mates(heard))
             self._obey()
             self._wake()
 
@@ -138,8 +137,8 @@ class SharedStream(HostedStream[Shared]):
         self._serve(list(self.served.readers.values()))
 
     def _serve(self, readers: list[RankReader]) -> None:
-        while sum(self._send(reader) for reader in readers):
-            pass  # one frame each, since ranks of one trainer are given a round together
+        while sent := [reader for reader in readers if self._send(reader)]:
+            readers = self.served.with_mates(sent)  # one frame each: ranks of a trainer are given a round together
         self.served.tell_ends()
 
     def _let_go(self) -> None:
@@ -162,8 +161,7 @@ class SharedStream(HostedStream[Shared]):
         kept: KeptFrame = offer.entry.payload[reader.seat]
         frame, slab = kept.frame, None
         if reader.slab and kept.places is not None and frame.nbytes >= SLAB_FROM_BYTES:
-            most_bytes = int(self._host.window_bytes * LEASES_SHARE)
-            slab = self._host.lending.share(reader.peer, kept.places, most_bytes=most_bytes)
+            slab = self._host.lending.share(reader.peer, kept.places, most_bytes=self._leased_bytes)
         if slab is None and self._leaving.own_bytes > self._host.window_share() // FRAMES_A_WINDOW:
             return False
         compression, buffers = "", kept.buffers
@@ -209,7 +207,8 @@ class SharedStream(HostedStream[Shared]):
         return self._own_bytes + self._leaving.own_bytes <= most_bytes
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
-        frames = [encode_frame(taken.seq, taken.of(seat)) for seat in range(self.served.delivery.width)]
+        seats = range(self.served.delivery.width)
+        frames = [encode_frame(taken.seq, taken.of(seat), self._arena.array) for seat in seats]
         nbytes = sum(frame.nbytes for frame in frames)
         with self._changed:
             if self._pump is not pump:

@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -20,15 +20,15 @@ from penstock.core.element import Element
 from penstock.core.ids import AttemptId, StreamId
 from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.budget import Budget
-from penstock.stream.instructions import End, Fail, Given, Send, StartRun, StopRun, Wanted
+from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import Taken
 from penstock.stream.serving import Dealt, Served
 from penstock.wire.compression import compress
 from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Credit, OpenStream, Output, RemoteFailure, Rounds, SlabPlaces, StreamFailed
+from penstock.wire.frames import Credit, OpenStream, Output, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named
-from penstock.wire.runs import encode_run
+from penstock.wire.runs import Allocate, encode_run
 from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
 from penstock.worker.job import LoadedJob
@@ -52,7 +52,7 @@ AnyStream: TypeAlias = "HostedStream[Served[Any]]"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """What the streams of a process work with, and share."""
 
@@ -63,7 +63,7 @@ class Host:
     opener: RunOpener
     streams: dict[StreamId, AnyStream]
 
-    @property
+    @cached_property
     def window_bytes(self) -> int:
         """What sharing may take."""
         asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
@@ -103,9 +103,9 @@ class Frame:
     nbytes: int
 
 
-def encode_frame(seq: int, elements: Sequence[Element]) -> Frame:
-    """Encode one element a round. The buffers are the elements' own memory."""
-    layout, buffers = encode_run(elements)
+def encode_frame(seq: int, elements: Sequence[Element], allocate: Allocate | None = None) -> Frame:
+    """Encode one element a round. The buffers are the elements' own memory, or taken where readers see it."""
+    layout, buffers = encode_run(elements, allocate)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
     return Frame(seq, len(elements), layout, buffers, nbytes)
 
@@ -124,7 +124,6 @@ class HostedStream(ABC, Generic[ServedKind]):
         self._changed = threading.Condition()
         self._waiting = False
         """Whether the pump waits for room."""
-        self._failure: RemoteFailure | None = None
         self._pump: Pump | None = None
         self._rounds = self._sent_bytes = 0
         self._credit_wait_s = 0.0
@@ -190,8 +189,6 @@ class HostedStream(ABC, Generic[ServedKind]):
             match instruction:
                 case Send(peer, message):
                     self._host.data.send(peer, message)
-                case Fail():
-                    self._tell_failure(instruction)
                 case StopRun():
                     self._stop_pump()
                 case StartRun():
@@ -199,14 +196,6 @@ class HostedStream(ABC, Generic[ServedKind]):
 
     def _follow(self) -> None:
         """See to what follows from a change, where the protocol asks for more than instructions."""
-
-    def _tell_failure(self, fail: Fail) -> None:
-        failure = self._failure if fail.error is None else describe_failure(fail.error)
-        assert failure is not None
-        message = StreamFailed(
-            stream=self.served.id, binding=fail.binding, opening=fail.opening, seq=fail.seq, failure=failure
-        )
-        self._host.data.send(fail.peer, message)
 
     def _start_pump(self, start: StartRun) -> None:
         width, makes_rounds = self.served.delivery.width, self._host.job.makes_rounds
@@ -261,10 +250,8 @@ class HostedStream(ABC, Generic[ServedKind]):
     def failed(self, pump: Pump, error: BaseException) -> None:
         failure = describe_failure(error)
         with self._changed:
-            if self._pump is pump:
-                self._failure = failure
-                self.served.failed(pump.number)
-                self._carry_out()
+            self.served.failed(pump.number, failure)
+            self._carry_out()
 
     def stale(self, pump: Pump, reason: str) -> None:
         with self._changed:
@@ -304,6 +291,7 @@ class DealtStream(HostedStream[Dealt]):
 
     def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
         """Send frames once all that are wanted are made: they are made without the lock, and meanwhile more may be."""
+        arena = self._host.lending.arena
         frames: dict[tuple[int, int], Frame] = {}
         prepared: dict[tuple[bytes, int], _Prepared] = {}
         while True:
@@ -314,19 +302,19 @@ class DealtStream(HostedStream[Dealt]):
                     self._send_all(pump, taken, wanted, prepared, cut, done)
                     return
             for each in missing:
+                # What a cache holds will be sent again: nobody may write to it.
+                exclusive = each.alone and not taken.repeated and not self._host.job.caches
                 key = (each.seat, each.first)
                 if key not in frames:  # replicas of a consumer get the same
                     elements = taken.of(each.seat, skip=each.first - taken.seq)
-                    frames[key] = encode_frame(each.first, elements)
-                prepared[each.peer, each.opening] = self._prepare(each, frames[key], repeated=taken.repeated)
+                    frames[key] = encode_frame(each.first, elements, arena.array if each.slab and exclusive else None)
+                prepared[each.peer, each.opening] = self._prepare(each, frames[key], exclusive=exclusive)
 
-    def _prepare(self, wanted: Wanted, frame: Frame, *, repeated: bool) -> _Prepared:
+    def _prepare(self, wanted: Wanted, frame: Frame, *, exclusive: bool) -> _Prepared:
         if not wanted.slab:
             return _Prepared(frame, None, *self._host.compress(frame.buffers))
         slab: SlabPlaces | None = None
         if frame.nbytes >= SLAB_FROM_BYTES:
-            # What a cache holds will be sent again: nobody may write to it.
-            exclusive = wanted.alone and not repeated and not self._host.job.caches
             slab = self._host.lending.place(wanted.peer, frame.buffers, exclusive=exclusive)
         return _Prepared(frame, slab, "", frame.buffers)
 

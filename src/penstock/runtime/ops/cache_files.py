@@ -13,12 +13,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
 from penstock.core.element import Element
 from penstock.core.errors import CannotWriteError, CorruptRecordError
+from penstock.core.private_files import make_private, open_private
 from penstock.wire.elements import flatten, unflatten
 
 _PREFIX = struct.Struct("<IH")  # bytes of the header, number of buffers
@@ -29,7 +30,7 @@ class FileStore:
     def __init__(self, root: str, fingerprint: str) -> None:
         self._folder = Path(root) / fingerprint
         self._partial = Path(root) / f"{fingerprint}.{os.getpid()}.partial"
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         self._starts: list[int] = []
         self._index: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
         self._reader: BinaryIO | None = None
@@ -44,7 +45,7 @@ class FileStore:
         shutil.rmtree(self._partial, ignore_errors=True)
         with self._writing():
             self._partial.mkdir(parents=True)
-            self._file = (self._partial / "elements").open("wb")
+            self._file = open_private(self._partial / "elements", "wb")
         self._starts = []
         return True
 
@@ -69,7 +70,8 @@ class FileStore:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
-            np.save(self._partial / "index.npy", np.array(self._starts, np.uint64))
+            with open_private(self._partial / "index.npy", "wb") as index:
+                np.save(index, np.array(self._starts, np.uint64))
         try:
             self._partial.rename(self._folder)
         except OSError:  # another process was first with the same content
@@ -93,6 +95,8 @@ class FileStore:
 
     def read(self, start: int, want: int) -> list[Element]:
         if self._index is None or self._reader is None:
+            for name in ("index.npy", "elements"):
+                make_private(self._folder / name)
             self._index = np.load(self._folder / "index.npy", mmap_mode="r")
             self._reader = (self._folder / "elements").open("rb")
         stop = min(start + want, len(self._index))

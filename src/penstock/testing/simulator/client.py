@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.client.fed import Feeder
-from penstock.client.sampling import Drawing, Feed
+from penstock.client.sampling import Drawing, Feed, Feeder
 from penstock.core.ids import AttemptId, ClientId, RunnerId
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
 from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
@@ -57,7 +56,7 @@ class FakeClient(Peer):
 
     def __init__(self, trainer: Trainer, rank: int, how: How, after: AttemptId | None = None) -> None:
         """`after`: the attempt that the same process has read to its end."""
-        super().__init__(trainer.world, trainer.world.draw("client"))
+        super().__init__(trainer.world, trainer.world.draw("client"), trainer.principal)
         self.trainer, self.rank = trainer, rank
         self.is_open = self.closed = False
         self._shape, self._spec = trainer.shape, trainer.shape.spec()

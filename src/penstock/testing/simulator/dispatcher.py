@@ -11,8 +11,12 @@ from penstock.control.events import AnyEvent, JobCollected, JobCreated, LeasesBe
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
 from penstock.core.ids import BlobHash
+from penstock.testing.simulator.hostile import NAME as HOSTILE
+from penstock.testing.simulator.hostile import check_unharmed
 from penstock.testing.simulator.world import DISPATCHER, Actor, Failed, Mail, World
 from penstock.wire.messages import Granted, GrantSplits, Request
+from penstock.wire.positions import PositionSigner
+from penstock.wire.principals import Principal
 
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
 """What becomes of records that were written and not synced."""
@@ -21,6 +25,7 @@ TakenRequests: TypeAlias = list[tuple[Decision, str, int]]
 
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
 FEWEST_TO_COMPACT = 20
+SIGNER = PositionSigner("every dispatcher of a world has one secret")
 
 
 class Disk:
@@ -85,7 +90,9 @@ class FakeDispatcher(Actor):
     def __init__(self, world: World, disk: Disk) -> None:
         # One that lost its journal has new connections.
         is_new = disk.base is None and not disk.records
-        super().__init__(world, DISPATCHER, reachable_from=world.now if is_new else 0.0)
+        super().__init__(
+            world, DISPATCHER, Principal("operator", DISPATCHER), reachable_from=world.now if is_new else 0.0
+        )
         self.disk, self._state = disk, disk.load()
         self._inbox: list[tuple[str, Mail]] = []
         self._busy = False
@@ -108,12 +115,23 @@ class FakeDispatcher(Actor):
     def _decide(self) -> None:
         waiting, self._inbox = self._inbox, []
         taken: TakenRequests = []
-        for sender, (number, request, seen) in waiting:
-            if seen > self.disk.position:
+        for sender, (number, request, seen, proof) in waiting:
+            if seen > self.disk.position and SIGNER.verifies(seen, proof):
                 taken.append((self._reconcile(seen), "", 0))
-            decision = decide(self._state, request, now=self.world.now, peer=sender, draw=self.world.draw, blobs=BLOBS)
+            principal = self.world.actors[sender].principal
+            decision = decide(
+                self._state,
+                request,
+                principal=principal,
+                now=self.world.now,
+                peer=sender,
+                draw=self.world.draw,
+                blobs=BLOBS,
+            )
+            if principal.name == HOSTILE:
+                check_unharmed(request, decision)
             taken.append((self._applied(decision), sender, number))
-            self._check_grant(request, decision)
+            self._check_grant(request, principal, decision)
         self._write(taken)
 
     def _applied(self, decision: Decision) -> Decision:
@@ -129,10 +147,10 @@ class FakeDispatcher(Actor):
         self.disk.jump(seen + 1_000)
         return self._applied(Decision((*events, LeasesBegan(self.world.now))))
 
-    def _check_grant(self, request: Request, decision: Decision) -> None:
+    def _check_grant(self, request: Request, principal: Principal, decision: Decision) -> None:
         """An answer is the stream's list after `after`: neither reordered nor forgotten."""
         if isinstance(request, GrantSplits) and isinstance(decision.answer, Granted):
-            again = decide(self._state, request, now=self.world.now, peer="", draw=self.world.draw)
+            again = decide(self._state, request, principal=principal, now=self.world.now, peer="", draw=self.world.draw)
             if again.answer != decision.answer or again.events:
                 raise Failed(f"asked twice, {request} was answered {decision.answer} and {again.answer}")
 
@@ -154,8 +172,9 @@ class FakeDispatcher(Actor):
     def _say(self, taken: TakenRequests, position: int) -> None:
         if self.disk.position < position:
             raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
+        proof = SIGNER.proof(self.disk.position)
         for decision, sender, number in taken:
             if decision.answer is not None and number:
-                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, self.disk.position))
+                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, self.disk.position, proof))
             for peer, push in decision.pushes:
-                self.world.send(DISPATCHER, peer, Mail(0, push, self.disk.position))
+                self.world.send(DISPATCHER, peer, Mail(0, push, self.disk.position, proof))

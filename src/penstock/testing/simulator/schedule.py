@@ -5,7 +5,7 @@ a disk that can lose what was not synced), agents, runners and trainers (the rea
 talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections.
 
 What is checked, while it runs: nothing is said before it is on disk; the same question has the same answer; what
-arrives keeps within its credit. And in the end: see `checks`. That these would see a bug is shown by planting some:
+arrives keeps within its credit. And in the end: see `history`. That these would see a bug is shown by planting some:
 see the simulator's own tests.
 """
 
@@ -17,15 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 from penstock.core.ids import JobName, WorkerId
-from penstock.testing.simulator.checks import check
 from penstock.testing.simulator.client import How
 from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, Tail
 from penstock.testing.simulator.engine import Shape
+from penstock.testing.simulator.history import check
+from penstock.testing.simulator.hostile import HostileFriend
 from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
-from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, World
+from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World
 from penstock.wire.messages import DrainWorker
 from penstock.wire.modes import ShareKind, Uneven
+from penstock.wire.principals import Principal
 
 FaultKind: TypeAlias = Literal[
     "kill runner",
@@ -66,9 +68,13 @@ class Schedule:
     shape: Shape
     workers: int
     faults: tuple[Fault, ...]
+    hostile: bool = False
+    """Whether somebody who is let in asks for what is others'."""
 
     def __str__(self) -> str:
-        return "\n  ".join([f"seed {self.seed}: {self.workers} workers, {self.shape}", *map(str, self.faults)])
+        friend = ", a hostile friend" if self.hostile else ""
+        head = f"seed {self.seed}: {self.workers} workers, {self.shape}{friend}"
+        return "\n  ".join([head, *map(str, self.faults)])
 
 
 class SimulationFailed(Failed):
@@ -126,6 +132,7 @@ def make_schedule(seed: int) -> Schedule:
         shape=shape,
         workers=rng.randint(1, 3),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        hostile=random.Random(f"is hostile {seed}").random() < 0.5,
     )
 
 
@@ -143,6 +150,8 @@ class Simulation:
             self._add_agent()
         numbers = range(1, shape.trainers + 1) if shape.sharing else (0,)
         self.trainers = [Trainer(self.world, self._jobs, shape, number) for number in numbers]
+        self._operator = Peer(self.world, "operator", Principal("operator", "olga"))
+        self.hostile = HostileFriend(self.world, schedule.seed) if schedule.hostile else None
         for fault in schedule.faults:
             self.world.at(fault.at_s, None, self._break, fault)
 
@@ -220,7 +229,7 @@ class Simulation:
                 self._add_agent()
             case "drain worker" if len(self.agents) > 1 and agent.alive:
                 self._add_agent()
-                agent.ask(DrainWorker(worker=agent.workers[0]))
+                self._operator.ask(DrainWorker(worker=agent.workers[0]))
 
 
 def fails(schedule: Schedule) -> SimulationFailed | None:

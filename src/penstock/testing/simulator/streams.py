@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from penstock.core.ids import StreamId
 from penstock.runtime.streams import places
-from penstock.stream.instructions import End, Fail, Send, StartRun, StopRun
+from penstock.stream.instructions import End, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.stream.serving import Dealt
-from penstock.stream.sharing import Shared, SharingTerms
+from penstock.stream.sharing import Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.testing.simulator.engine import (
@@ -30,7 +30,7 @@ from penstock.testing.simulator.engine import (
     tail_outputs,
 )
 from penstock.wire.delivery import delivery_of
-from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, StreamRefused, Units
+from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
 from penstock.wire.jobs import Cut, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits
 from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
@@ -87,9 +87,6 @@ class FakeStream(ABC):
             match instruction:
                 case Send(peer, message):
                     self.runner.tell(peer, message)
-                case Fail():
-                    refused = StreamRefused(stream=self.id, opening=instruction.opening, reason=str(instruction.error))
-                    self.runner.tell(instruction.peer, refused)
                 case StopRun():
                     self.pump = None
                 case StartRun():
@@ -148,11 +145,7 @@ class FakeSharedStream(FakeStream):
 
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
         super().__init__(runner, stream)
-        spec = runner.spec
-        assert spec.sharing is not None
-        share = spec.sharing
-        terms = SharingTerms(waits=share.waits, trainers=share.trainers or 0, timeout_s=share.trainer_timeout_s)
-        self.served = Shared(stream, self.delivery, terms, now=self.world.now)
+        self.served = Shared(stream, self.delivery, now=self.world.now)
 
     def tick(self) -> None:
         self.served.pass_over(WINDOW_SHARE, self.world.now)

@@ -12,6 +12,7 @@ from penstock.testing.simulator.client import FakeClient, How, merged
 from penstock.testing.simulator.engine import Shape
 from penstock.testing.simulator.history import FakeState, Read
 from penstock.testing.simulator.world import World
+from penstock.wire.principals import Principal
 
 
 class Trainer:
@@ -20,6 +21,7 @@ class Trainer:
     def __init__(self, world: World, jobs: dict[JobName, Shape], shape: Shape, number: int = 0) -> None:
         self.world, self.number = world, number
         self.name = f"t{number}" if number else ""
+        self.principal = Principal("trainer", "team")
         self.epochs_read: list[Read] = []
         self.read = Read(shape)
         self.clients: list[FakeClient] = []

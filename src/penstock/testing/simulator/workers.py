@@ -22,14 +22,16 @@ from penstock.wire.messages import (
     StopRunner,
     WorkerPlace,
 )
+from penstock.wire.principals import Principal
 
 
 class FakeAgent(Peer):
     """`jobs`: what a dispatcher's blobs would say."""
 
     def __init__(self, world: World, jobs: dict[JobName, Shape], workers: tuple[WorkerId, ...]) -> None:
-        super().__init__(world, world.draw("agent"))
-        self.id = AgentId(self.name)
+        name = world.draw("agent")
+        super().__init__(world, name, Principal("agent", "fleet"))
+        self.id = AgentId(name)
         self.workers = workers
         self.runners: dict[RunnerId, FakeRunner] = {}
         self.started = 0
@@ -79,7 +81,7 @@ class FakeRunner(Peer):
     """Its address is its id."""
 
     def __init__(self, agent: FakeAgent, start: StartRunner, shape: Shape) -> None:
-        super().__init__(agent.world, start.runner)
+        super().__init__(agent.world, start.runner, Principal("runner", start.runner))
         self.shape, self.spec = shape, shape.spec()
         self.place = RunnerPlace(start.runner, start.worker, start.job, self.name)
         self.ready = False

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
 from penstock.wire.messages import Answer, Push, Request
+from penstock.wire.principals import Principal
 
 DISPATCHER = "dispatcher"
 HEALS_AT_S = 5.0
@@ -35,6 +37,8 @@ class Mail(NamedTuple):
     body: Any
     position: int
     """The highest position in the journal that the sender knows of."""
+    proof: bytes = b""
+    """What the dispatcher signed it with."""
 
 
 class World:
@@ -47,6 +51,8 @@ class World:
         self.cuts: list[tuple[float, str, str]] = []
         """(until, sender, receiver): nothing gets through in that direction."""
         self.log: list[str] = []
+        self.overheard: deque[Request] = deque(maxlen=64)
+        """What the dispatcher was asked last."""
         self._readers = readers
         """Trainers that have not read everything."""
         self._heap: list[tuple[float, int, Actor | None, Callable[..., None], tuple[Any, ...]]] = []
@@ -85,8 +91,10 @@ class World:
     # The network
 
     def send(self, sender: str, receiver: str, mail: Mail) -> None:
+        if receiver == DISPATCHER:
+            self.overheard.append(mail.body)
         for delay_s in self._delays_s(sender, receiver):
-            self.at(delay_s, None, self._deliver, self.now, sender, receiver, mail)
+            self.at(delay_s, None, self.deliver, self.now, sender, receiver, mail)
 
     def _delays_s(self, sender: str, receiver: str) -> list[float]:
         """Return how long each copy takes to arrive: there may be none, or two."""
@@ -98,7 +106,7 @@ class World:
         copies = 0 if luck < 0.04 else 2 if luck > 0.96 else 1
         return [0.001 + 0.01 * late if (late := rng.random()) < 0.93 else rng.uniform(0.05, 1.5) for _ in range(copies)]
 
-    def _deliver(self, sent_at: float, sender: str, receiver: str, mail: Mail) -> None:
+    def deliver(self, sent_at: float, sender: str, receiver: str, mail: Mail) -> None:
         actor = self.actors[receiver]
         if sent_at >= actor.reachable_from:
             self._let(actor, actor.receive, (sender, mail))
@@ -107,8 +115,10 @@ class World:
 class Actor:
     """A process: it has one life. What was sent to its name before `reachable_from` does not get to it."""
 
-    def __init__(self, world: World, name: str, *, reachable_from: float = 0.0) -> None:
+    def __init__(self, world: World, name: str, principal: Principal, *, reachable_from: float = 0.0) -> None:
         self.world, self.name, self.reachable_from = world, name, reachable_from
+        self.principal = principal
+        """Who it is, as the dispatcher's guard would say."""
         self.alive = True
         self.frozen_until = 0.0
         world.actors[name] = self
@@ -124,13 +134,13 @@ class Actor:
 class Peer(Actor):
     """Somebody who asks the dispatcher, again and again until there is an answer, and has connections to others."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, principal: Principal) -> None:
+        super().__init__(world, name, principal)
         self.links: dict[str, Link] = {}
         """Connections of which it does not know that they are cut, by name."""
         self._asked: dict[int, Callable[[Answer], None] | None] = {}
         self._numbers = count(1)
-        self._seen = NOTHING_SEEN
+        self._seen, self._proof = NOTHING_SEEN, b""
 
     def ask(self, body: Request, then: Callable[[Answer], None] | None = None) -> None:
         number = next(self._numbers)
@@ -139,14 +149,15 @@ class Peer(Actor):
 
     def _send(self, number: int, body: Request) -> None:
         if number in self._asked:
-            self.world.send(self.name, DISPATCHER, Mail(number, body, self._seen))
+            self.world.send(self.name, DISPATCHER, Mail(number, body, self._seen, self._proof))
             self.world.at(RESEND_S, self, self._send, number, body)
 
     def receive(self, sender: str, mail: Mail) -> None:
         if not mail.number:
             self.pushed(mail.body)
             return
-        self._seen = max(self._seen, mail.position)
+        if mail.position > self._seen:
+            self._seen, self._proof = mail.position, mail.proof
         then = self._asked.pop(mail.number, None)
         if then is not None:
             then(mail.body)

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+from penstock.core.plain_text import plain_text
+
 LINES_PER_S = 100
 MAX_LINE_BYTES = 8_192
 FLUSH_S = 1.0
@@ -83,13 +85,14 @@ class OutputCapture:
             *lines, rest = (rest + piece).split(b"\n")
             if len(rest) > MAX_LINE_BYTES:
                 lines, rest = [*lines, rest], b""
-            self._forward([line[:MAX_LINE_BYTES].decode(errors="replace") for line in lines])
+            self._forward(lines)
         if rest:
-            self._forward([rest.decode(errors="replace")])
+            self._forward([rest])
 
-    def _forward(self, lines: list[str]) -> None:
+    def _forward(self, lines: list[bytes]) -> None:
         now = monotonic()
-        self._say([said for line in lines for said in self._limit.admit(line, now=now)])
+        texts = (plain_text(line[:MAX_LINE_BYTES].decode(errors="replace")) for line in lines)
+        self._say([said for text in texts for said in self._limit.admit(text, now=now)])
 
     def settle(self) -> None:
         """Say what was left out, when nothing is printed any more; called about once a second."""

@@ -1,0 +1,62 @@
+"""What a reader with a key can say to a runner: nonsense of every kind makes nothing fail, and honest readers go on."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+
+import penstock as ps
+from penstock.wire.frames import ToRunner
+from penstock.wire.jobs import Cut
+from tests.security.hostile import Hostile, kinds_of, mutated
+from tests.worker.runner_harness import ATTEMPT, GRANTED, PLENTY, RUNNER, Harness, OpenStream, harness
+
+MESSAGES = 1_000
+
+
+@pytest.fixture
+def service() -> Iterator[Harness]:
+    with harness() as made:
+        yield made
+
+
+HONEST = OpenStream(
+    stream=f"{ATTEMPT}.1",
+    binding=1,
+    opening=1,
+    consumer=0,
+    round=0,
+    cut=Cut(),
+    cut_round=0,
+    feed=GRANTED,
+    share=1,
+    attempt=ATTEMPT,
+    epoch=0,
+    runner=RUNNER,
+    credit=PLENTY,
+)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hostile_messages_of_every_type_make_nothing_fail(
+    service: Harness, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = service.serve(ps.range(1_000).map(abs).batch(10))
+    hostile_reader, honest_reader = service.reader(), service.reader()
+    rng = random.Random(seed)
+    names = [f"{ATTEMPT}.{number}" for number in (1, 2)] + [ATTEMPT, RUNNER, "nobody"]
+    hostile = Hostile(rng, names, [HONEST])
+    kinds = list(kinds_of(ToRunner).values())
+    with caplog.at_level(logging.ERROR):
+        for number in range(MESSAGES):
+            message = hostile.message(rng.choice(kinds))
+            hostile_reader._socket.send(mutated(rng, message) if number % 3 == 0 else message)
+        received = honest_reader.open(0)
+        honest_reader.read_until(lambda: received.over, "the end of an honest reading")
+    assert received.end is not None, received
+    assert runner.streams.data.serving
+    failed = [record for record in caplog.records if record.exc_info]
+    assert not failed, [(record.getMessage(), record.exc_text) for record in failed[:3]]
