@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.sources import huggingface, listing, memory, numpy_files, raw_files
+from penstock.sources import cutting, huggingface, memory, numpy_files
 from penstock.sources.base import Split
 
 
@@ -15,5 +15,4 @@ def many_splits(monkeypatch):
 
     for module in (memory, huggingface, numpy_files):
         monkeypatch.setattr(module, "index_splits", splits)
-    monkeypatch.setattr(raw_files, "SMALL_FILES_PER_SPLIT", 2)
-    monkeypatch.setattr(listing, "SMALL_FILES_PER_SPLIT", 1)
+    monkeypatch.setattr(cutting, "MOST_FILES", 1)

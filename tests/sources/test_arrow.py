@@ -15,7 +15,7 @@ from penstock.core.element import Ragged
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError
 from penstock.graph.expressions import col
 from penstock.graph.readers import ReadArrow
-from penstock.sources import arrow, projection
+from penstock.sources import arrow, cutting
 from penstock.sources.arrow import ArrowSource
 from penstock.sources.base import Records, Split, SplitPosition
 from penstock.sources.ipc_messages import DICTIONARY_BATCH, RECORD_BATCH, scan_messages
@@ -93,8 +93,7 @@ def test_splits_are_record_batches_up_to_a_size(tmp_path: Path, monkeypatch: pyt
     big = write(tmp_path / "d/big.arrow", {"x": range(1000)}, form, rows=100)
     for number in range(4):
         write(tmp_path / f"d/small{number}.arrow", {"x": range(10)}, form)
-    monkeypatch.setattr(arrow, "SPLIT_BYTES", big.stat().st_size // 3)
-    monkeypatch.setattr(projection, "SPLIT_BYTES", big.stat().st_size // 3)
+    monkeypatch.setattr(cutting, "MOST_BYTES", big.stat().st_size // 3)
     made = source(tmp_path / "d")
     splits = made.splits()
     ranges = [(file.path, file.start, file.stop) for split in splits for file in split.files]

@@ -212,7 +212,7 @@ def test_a_changed_file_counts_against_the_budget(tmp_path: Path, changed: int) 
 
 
 def test_a_range_of_a_large_file_notices_that_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.sources.text.SPLIT_BYTES", 200_000)
+    monkeypatch.setattr("penstock.sources.cutting.MOST_BYTES", 200_000)
     path = tmp_path / "x.txt"
     text(path)
     reading = Reading(ps.read_text(str(path)))

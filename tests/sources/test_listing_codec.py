@@ -102,7 +102,7 @@ def test_a_million_files_take_seconds():
     source = registry.open_source(node)
     source.table = FileTable(FileListing.of(files), ())
     text = registry.open_source(ReadText(paths=("/unused",)))
-    text.use_splits(listing.group_small_files(files))
+    text.use_splits(listing.group_small_files(files, listing.step_for(files)))
     began = perf_counter()
     data = encode_listings([source, text])
     encoded = perf_counter()

@@ -17,7 +17,7 @@ from penstock.core.element import Ragged
 from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, NoFilesError
 from penstock.graph.expressions import Expression, col
 from penstock.graph.readers import ReadParquet
-from penstock.sources import columnar, parquet, projection
+from penstock.sources import columnar, cutting, parquet
 from penstock.sources.base import Records, Split, SplitPosition
 from penstock.sources.parquet import ParquetSource
 from penstock.sources.parquet_groups import UNITS_AT_ONCE, RowGroup, units_at_once
@@ -130,8 +130,7 @@ def test_splits_are_row_groups_up_to_a_size_whatever_is_pushed_down(
     for number in range(5):
         write(tmp_path / f"d/small{number}.parquet", {"x": range(10), "y": rng.random(10)})
     size = big.stat().st_size
-    monkeypatch.setattr(parquet, "SPLIT_BYTES", size // 3)
-    monkeypatch.setattr(projection, "SPLIT_BYTES", size // 3)
+    monkeypatch.setattr(cutting, "MOST_BYTES", size // 3)
     splits = source(tmp_path / "d").splits()
     ranges = [(os.path.basename(file.path), file.start, file.stop) for split in splits for file in split.files]
     of_big = [(start, stop) for name, start, stop in ranges if name == "big.parquet"]
@@ -735,5 +734,5 @@ def test_many_tiny_files_share_splits(tmp_path: Path) -> None:
     for number in range(300):
         pq.write_table(table, tmp_path / f"{number:03}.parquet")
     made = source(tmp_path)
-    assert [len(split.files) for split in made.splits()] == [256, 44]
+    assert [len(split.files) for split in made.splits()] == [4] * 75
     assert len(read_all(made, want=1000)) == 600

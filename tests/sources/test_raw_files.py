@@ -11,14 +11,15 @@ import pytest
 
 from penstock.core.errors import DataError, NoFilesError
 from penstock.graph.readers import ReadFiles
-from penstock.sources import raw_files
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, IndexableSource, SplitPosition
+from penstock.sources import cutting, raw_files
+from penstock.sources.base import IndexableSource, SplitPosition
 from penstock.sources.raw_files import Contents, RawFilesSource
 from penstock.sources.registry import open_source, source_digest
 
 
 @pytest.fixture(params=["local", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(cutting, "LEAST_FILES", 256)  # one split, however few the files
     names = [f"{'ab'[i % 2]}/{i:02d}.bin" for i in range(20)]
     if request.param == "memory":
         memory = fsspec.filesystem("memory")
@@ -73,15 +74,15 @@ def test_elements_are_fetched_in_any_order(root: str) -> None:
 
 
 def test_splits_cover_all_indices_within_both_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(SMALL_FILES_PER_SPLIT + 5):
+    for i in range(13):
         (tmp_path / f"{i:04d}").touch()
     splits = source_of(str(tmp_path)).splits()
-    assert [(split.start, split.stop) for split in splits] == [(0, 256), (256, 261)]
-    for i in range(10):
+    assert [(split.start, split.stop) for split in splits] == [(0, 4), (4, 8), (8, 12), (12, 13)]
+    for i in range(6):
         (tmp_path / f"{i:04d}").write_bytes(b"x" * 400)
-    monkeypatch.setattr(raw_files, "SPLIT_BYTES", 1000)
+    monkeypatch.setattr(cutting, "MOST_BYTES", 1000)
     splits = source_of(str(tmp_path)).splits()
-    assert [(split.start, split.stop) for split in splits] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 261)]
+    assert [(split.start, split.stop) for split in splits] == [(0, 2), (2, 4), (4, 8), (8, 12), (12, 13)]
 
 
 def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path) -> None:

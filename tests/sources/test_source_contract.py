@@ -24,7 +24,7 @@ from penstock.graph import readers
 from penstock.graph.expressions import col
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.readers import SourceNode
-from penstock.sources import csv_files, saved_files, text, tfrecord
+from penstock.sources import csv_files, cutting, saved_files, text, tfrecord
 from penstock.sources.base import IndexableSource, Source, Split, SplitPosition
 from penstock.sources.registry import IMPLEMENTATIONS, open_source, source_digest
 from penstock.sources.tfrecord import TFRecordWriter
@@ -218,7 +218,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make blocks and byte ranges so small that a few rows cross many of their edges."""
     monkeypatch.setattr(tfrecord, "BLOCK_BYTES", 500)
     monkeypatch.setattr(text, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(text, "SPLIT_BYTES", 400)
+    monkeypatch.setattr(cutting, "MOST_BYTES", 400)
     monkeypatch.setattr(text, "SLACK_BYTES", 8)
     monkeypatch.setattr(csv_files, "BLOCK_BYTES", 100)
     monkeypatch.setattr(csv_files, "ROWS_AT_ONCE", 3)

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from penstock.core.errors import InvalidArgumentError, NoFilesError
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES
+from penstock.sources.cutting import SplitStep
 from penstock.sources.listing import FileInfo, common_folder, group_small_files, list_files
 from penstock.sources.patterns import expand_braces, has_magic, matches_parts
 from penstock.sources.storage import FoundFile, drop_folder_marks, is_remote
@@ -263,14 +263,14 @@ def files_of(*sizes: int) -> list[FileInfo]:
 
 
 def test_small_files_share_a_split_within_both_limits() -> None:
-    by_count = group_small_files(files_of(*[1] * (SMALL_FILES_PER_SPLIT + 3)))
-    assert [len(split.files) for split in by_count] == [SMALL_FILES_PER_SPLIT, 3]
-    half = SPLIT_BYTES // 2
-    by_bytes = group_small_files(files_of(half, half, 1, SPLIT_BYTES * 3, 1))
+    step = SplitStep(nbytes=100, files=3)
+    by_count = group_small_files(files_of(*[1] * 7), step)
+    assert [len(split.files) for split in by_count] == [3, 3, 1]
+    by_bytes = group_small_files(files_of(50, 50, 1, 300, 1), step)
     assert [[file.path for file in split.files] for split in by_bytes] == [
         ["/d/0", "/d/1"],
         ["/d/2"],
         ["/d/3"],
         ["/d/4"],
     ]
-    assert group_small_files([]) == []
+    assert group_small_files([], step) == []

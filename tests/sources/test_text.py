@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
 from penstock.graph.readers import ReadJsonl, ReadText
-from penstock.sources import text
+from penstock.sources import cutting, text
 from penstock.sources.base import SplitPosition
 from penstock.sources.text import JsonlSource, LineSource, TextSource
 
@@ -67,7 +67,7 @@ def test_big_files_are_cut_into_ranges_that_own_each_line_once(
     size = (tmp_path / "x.txt").stat().st_size
     monkeypatch.setattr(text, "BLOCK_BYTES", 16)
     for split_bytes in (1, 2, 3, 10, 64, 100, size - 1, size, size + 1):
-        monkeypatch.setattr(text, "SPLIT_BYTES", split_bytes)
+        monkeypatch.setattr(cutting, "MOST_BYTES", split_bytes)
         source = text_source(tmp_path / "x.txt")
         expected = lines if last or lines[-1] else lines[:-1]
         assert read(source) == expected, split_bytes
@@ -79,7 +79,7 @@ def test_lines_longer_than_a_block_are_whole(tmp_path: Path, monkeypatch: pytest
     lines = ["x" * 1_000, "y", "z" * 999]
     (tmp_path / "x.txt").write_text("\n".join(lines))
     monkeypatch.setattr(text, "BLOCK_BYTES", 10)
-    monkeypatch.setattr(text, "SPLIT_BYTES", 150)
+    monkeypatch.setattr(cutting, "MOST_BYTES", 150)
     assert read(text_source(tmp_path / "x.txt")) == lines
 
 
@@ -88,7 +88,7 @@ def test_compressed_files_are_one_split(tmp_path: Path, monkeypatch: pytest.Monk
     lines = [str(i) for i in range(5_000)]
     path = tmp_path / ("x.gz" if pack is gzip.compress else "x.bz2")
     path.write_bytes(pack("\n".join(lines).encode()))
-    monkeypatch.setattr(text, "SPLIT_BYTES", 100)
+    monkeypatch.setattr(cutting, "MOST_BYTES", 100)
     source = text_source(path)
     assert len(source.splits()) == 1
     assert read(source) == lines
@@ -97,7 +97,7 @@ def test_compressed_files_are_one_split(tmp_path: Path, monkeypatch: pytest.Monk
 def test_small_files_around_a_big_one_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in [("a", 2), ("b", 2), ("c", 50), ("d", 2)]:
         (tmp_path / name).write_text("".join(f"{name}{i}\n" for i in range(count)))
-    monkeypatch.setattr(text, "SPLIT_BYTES", 64)
+    monkeypatch.setattr(cutting, "MOST_BYTES", 64)
     source = text_source(tmp_path)
     assert [len(split.files) for split in source.splits()] == [2, 1, 1, 1, 1]
     assert read(source) == [f"{name}{i}" for name, count in zip("abcd", [2, 2, 50, 2]) for i in range(count)]
@@ -165,7 +165,7 @@ def test_only_the_beginning_of_a_long_bad_line_is_shown(tmp_path: Path) -> None:
 def test_bad_lines_in_several_ranges_are_all_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["oops" if i % 7 == 3 else json.dumps({"i": i}) for i in range(200)]
     (tmp_path / "x").write_text("\n".join(lines))
-    monkeypatch.setattr(text, "SPLIT_BYTES", 300)
+    monkeypatch.setattr(cutting, "MOST_BYTES", 300)
     monkeypatch.setattr(text, "BLOCK_BYTES", 50)
     source = json_source(tmp_path / "x")
     bad = collect_bad(source)

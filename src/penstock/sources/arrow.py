@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadArrow
-from penstock.sources.base import SPLIT_BYTES, FileRange, OnBad, Reader, Split, SplitPosition
+from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.columnar import BadChunk, RowChunk, chunk_rows, column_types, open_reader
+from penstock.sources.cutting import split_step
 from penstock.sources.ipc_messages import (
     DICTIONARY_BATCH,
     FEATHER_1_MAGIC,
@@ -57,7 +58,10 @@ class ArrowSource(FileSplits):
                 continue
             checked.append((file, schema, project(self._node, file.path, schema, {})))
             check_same_columns(file.path, checked[-1][2], checked[0][0].path, checked[0][2])
-        return group_ranges([piece for file, (_, blocks) in zip(files, found) for piece in _ranges(file, blocks)])
+        step = split_step(sum(file.size for file in files), len(files), remote=self.remote, columnar=True)
+        return group_ranges(
+            [piece for file, (_, blocks) in zip(files, found) for piece in _ranges(file, blocks, step.nbytes)], step
+        )
 
     def schema(self) -> dict[str, str]:
         """The columns of the first file, which are those of all."""
@@ -73,15 +77,15 @@ class ArrowSource(FileSplits):
             return layout.schema, layout.blocks
 
 
-def _ranges(file: FileInfo, blocks: list[MessageSpan] | None) -> Iterator[tuple[FileRange, float]]:
-    """Yield ranges of neighbouring record batches of up to `SPLIT_BYTES`, with their bytes."""
+def _ranges(file: FileInfo, blocks: list[MessageSpan] | None, most: int) -> Iterator[tuple[FileRange, float]]:
+    """Yield ranges of neighbouring record batches of up to `most` bytes, with their bytes."""
     if blocks is None:
         yield FileRange(file.path, file.size, file.etag), file.size
         return
     start, size = 0, 0
     for number, block in enumerate(blocks):
         block_bytes = block.header_bytes + block.body_bytes
-        if number > start and size + block_bytes > SPLIT_BYTES:
+        if number > start and size + block_bytes > most:
             yield FileRange(file.path, file.size, file.etag, start, number), size
             start, size = number, 0
         size += block_bytes

@@ -16,9 +16,6 @@ import msgspec
 from penstock.core.element import Element
 from penstock.core.errors import DataError
 
-SPLIT_BYTES = 64 << 20  # a split takes about a second to work through; files above it are cut where the format allows
-SMALL_FILES_PER_SPLIT = 256  # tiny files share a split: a split costs a message and a journal row in the service
-
 OnBad: TypeAlias = Callable[[DataError, int], None]
 """Is told of a record that cannot be read, and of its index in the split."""
 

@@ -21,7 +21,7 @@ from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentE
 from penstock.graph.readers import ReadCsv
 from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.columns import Converter
-from penstock.sources.listing import FileSplits, group_small_files, list_files
+from penstock.sources.listing import FileSplits, group_small_files, list_files, step_for
 from penstock.sources.record_files import NO_OFFSETS, Block, BlockFile, Offsets, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
@@ -47,7 +47,8 @@ class CsvSource(FileSplits):
         return locate_record(split, before, after)[0], None  # a hint counts rows
 
     def list_splits(self) -> Sequence[Split]:
-        return group_small_files(list_files(self._node.paths, self._node.storage_options))
+        files = list_files(self._node.paths, self._node.storage_options)
+        return group_small_files(files, step_for(files, remote=self.remote))
 
     def open(self, split: Split, at: SplitPosition) -> Reader:
         return RecordReader(split, at, partial(CsvScanner, self._node), self.on_bad)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.errors import NoFilesError
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Split
+from penstock.sources.base import FileRange, Split
+from penstock.sources.cutting import SplitStep, cut_neighbours, split_step
 from penstock.sources.patterns import expand_braces, fixed_part, has_magic, has_magic_name, matches_parts, name_matcher
 from penstock.sources.storage import (
     AccessDeniedError,
@@ -124,20 +125,16 @@ def list_files(
     return [FileInfo(e.path, e.size, e.etag, relative_path(e.path, root)) for e in found.values()]
 
 
-def group_small_files(files: Iterable[FileInfo]) -> list[Split]:
-    """Return splits of whole files: small neighbours share one, a file of `SPLIT_BYTES` or more has its own."""
-    splits: list[Split] = []
-    group: list[FileRange] = []
-    group_bytes = 0
-    for file in files:
-        if group and (group_bytes + file.size > SPLIT_BYTES or len(group) == SMALL_FILES_PER_SPLIT):
-            splits.append(Split(files=tuple(group)))
-            group, group_bytes = [], 0
-        group.append(FileRange(file.path, file.size, file.etag))
-        group_bytes += file.size
-    if group:
-        splits.append(Split(files=tuple(group)))
-    return splits
+def step_for(files: Sequence[FileInfo], *, remote: bool = False) -> SplitStep:
+    """Return at which step files are cut."""
+    return split_step(sum(file.size for file in files), len(files), remote=remote)
+
+
+def group_small_files(files: Sequence[FileInfo], step: SplitStep) -> list[Split]:
+    """Return splits of whole files: small neighbours share one, a file of a step or more has its own."""
+    cuts = cut_neighbours([file.size for file in files], [file.path for file in files], step)
+    ranges = [FileRange(file.path, file.size, file.etag) for file in files]
+    return [Split(files=tuple(ranges[start:stop])) for start, stop in cuts]
 
 
 def common_folder(folders: Sequence[str]) -> str:

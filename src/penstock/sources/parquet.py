@@ -18,8 +18,9 @@ import pyarrow as pa
 from penstock.core.errors import CorruptRecordError, FileChangedError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadParquet
 from penstock.sources.background import made_ahead
-from penstock.sources.base import SPLIT_BYTES, FileRange, OnBad, Reader, Split, SplitPosition
+from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.columnar import BadChunk, RowChunk, chunk_rows, column_types, count_elements, open_reader
+from penstock.sources.cutting import split_step
 from penstock.sources.hive import integer_keys, partition_values
 from penstock.sources.listing import FileInfo, FileSplits, list_files
 from penstock.sources.parquet_groups import (
@@ -58,8 +59,9 @@ class ParquetSource(FileSplits):
         integers = integer_keys([file.path for file in files])
         footers = side_by_side(self._summary, files)
         self._check_schemas(files, [schema for schema, _ in footers], integers)
-        ranges = [piece for file, (_, groups) in zip(files, footers) for piece in _ranges(file, groups)]
-        return group_ranges(ranges, note=json.dumps(integers) if integers else "")
+        step = split_step(sum(file.size for file in files), len(files), remote=self.remote, columnar=True)
+        ranges = [piece for file, (_, groups) in zip(files, footers) for piece in _ranges(file, groups, step.nbytes)]
+        return group_ranges(ranges, step, note=json.dumps(integers) if integers else "")
 
     def count(self) -> int | None:
         return count_elements(
@@ -93,13 +95,13 @@ class ParquetSource(FileSplits):
             check_same_columns(file.path, checked[-1][2], checked[0][0].path, checked[0][2])
 
 
-def _ranges(file: FileInfo, groups: Sequence[tuple[int, int]]) -> Iterator[tuple[FileRange, float]]:
-    """Yield ranges of neighbouring row groups of up to `SPLIT_BYTES`, with their bytes as stored."""
+def _ranges(file: FileInfo, groups: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[FileRange, float]]:
+    """Yield ranges of neighbouring row groups of up to `most` bytes, with their bytes as stored."""
     stored = file.size / max(1, sum(size for _, size in groups))  # footers tell sizes before compression only
     start = stop = 0
     size = 0.0
     for rows, group_size in groups:
-        if stop > start and size + group_size * stored > SPLIT_BYTES:
+        if stop > start and size + group_size * stored > most:
             yield FileRange(file.path, file.size, file.etag, start, stop), size
             start, size = stop, 0.0
         stop += rows

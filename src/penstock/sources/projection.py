@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from penstock.core.errors import DataError
 from penstock.graph.readers import ColumnarSource
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, FileRange, Split
+from penstock.sources.base import FileRange, Split
 from penstock.sources.columns import check_column
+from penstock.sources.cutting import SplitStep, cut_neighbours
 from penstock.sources.listing import FileInfo
 from penstock.sources.predicates import check_predicate
 
@@ -83,17 +84,7 @@ def side_by_side(look_at: Callable[[FileInfo], T], files: Sequence[FileInfo]) ->
         pool.shutdown(cancel_futures=True)
 
 
-def group_ranges(ranges: Sequence[tuple[FileRange, float]], note: str = "") -> list[Split]:
+def group_ranges(ranges: Sequence[tuple[FileRange, float]], step: SplitStep, note: str = "") -> list[Split]:
     """Return splits of neighbouring ranges, each given with its bytes."""
-    splits: list[Split] = []
-    group: list[FileRange] = []
-    group_bytes = 0.0
-    for piece, piece_bytes in ranges:
-        if group and (group_bytes + piece_bytes > SPLIT_BYTES or len(group) == SMALL_FILES_PER_SPLIT):
-            splits.append(Split(files=tuple(group), note=note))
-            group, group_bytes = [], 0.0
-        group.append(piece)
-        group_bytes += piece_bytes
-    if group:
-        splits.append(Split(files=tuple(group), note=note))
-    return splits
+    cuts = cut_neighbours([size for _, size in ranges], [piece.path for piece, _ in ranges], step)
+    return [Split(files=tuple(piece for piece, _ in ranges[start:stop]), note=note) for start, stop in cuts]

@@ -18,7 +18,8 @@ from penstock.core.element import Element
 from penstock.core.errors import DataError, FileChangedError, StorageUnavailableError
 from penstock.graph.readers import FileSource, ReadFiles
 from penstock.sources import io_threads
-from penstock.sources.base import SMALL_FILES_PER_SPLIT, SPLIT_BYTES, OnBad, Records, Split, SplitPosition
+from penstock.sources.base import OnBad, Records, Split, SplitPosition
+from penstock.sources.cutting import cut_neighbours, split_step
 from penstock.sources.listing import FileInfo, FileListing, list_files
 from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
 from penstock.sources.storage import Options, gone, is_remote, open_random
@@ -95,15 +96,9 @@ class FilePerElementSource:
 
     @cached_property
     def _splits(self) -> tuple[Split, ...]:
-        splits: list[Split] = []
-        start = split_bytes = 0
-        for index, size in enumerate(self.table.sizes.tolist()):
-            if index > start and (index - start == SMALL_FILES_PER_SPLIT or split_bytes + size > SPLIT_BYTES):
-                splits.append(Split(start=start, stop=index))
-                start, split_bytes = index, 0
-            split_bytes += size
-        splits.append(Split(start=start, stop=len(self.table)))
-        return tuple(splits)
+        sizes = self.table.sizes.tolist()
+        step = split_step(sum(sizes), len(sizes), remote=self.remote)
+        return tuple(Split(start=start, stop=stop) for start, stop in cut_neighbours(sizes, self.table.paths, step))
 
     def files(self) -> Sequence[FileInfo]:
         """Return the listing: it is part of the source's identity, and the splits do not repeat it."""

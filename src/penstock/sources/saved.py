@@ -17,6 +17,7 @@ from penstock.core.element import Element
 from penstock.core.errors import CorruptRecordError, NoFilesError, SaveFailedError, WaitTimeoutError
 from penstock.graph.readers import ReadSaved
 from penstock.sources.base import FileRange, Records, Split, SplitPosition
+from penstock.sources.cutting import split_step
 from penstock.sources.listing import FileSplits
 from penstock.sources.projection import group_ranges
 from penstock.sources.saved_files import PROGRESS, Manifest, SavedPart, decode, load_failure, load_manifest, read_part
@@ -47,7 +48,8 @@ class SavedSource(FileSplits):
 
     def _list(self, folder: str) -> list[Split]:
         manifest = self._begun(folder)
-        splits = group_ranges([(_range(folder, part), float(part.nbytes)) for part in manifest.parts])
+        ranges = [(_range(folder, part), float(part.nbytes)) for part in manifest.parts]
+        splits = group_ranges(ranges, split_step(sum(size for _, size in ranges), len(ranges), remote=self.remote))
         if not manifest.complete:
             rest = FileRange(f"{folder}/{PROGRESS}", 0, start=len(manifest.parts))
             splits.append(Split(files=(rest,), note=repr(self._node.wait_s)))

@@ -17,13 +17,14 @@ import numpy as np
 from penstock.core.element import Element
 from penstock.core.errors import CorruptRecordError, DataError
 from penstock.graph.readers import ReadJsonl, ReadText, RecordFile
-from penstock.sources.base import SPLIT_BYTES, FileRange, OnBad, Reader, Split, SplitPosition
+from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.compression import compression_of
-from penstock.sources.listing import FileInfo, FileSplits, group_small_files, list_files
+from penstock.sources.listing import FileInfo, FileSplits, group_small_files, list_files, step_for
 from penstock.sources.record_files import Block, BlockFile, Offsets, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
 BLOCK_BYTES = 256 << 10  # a few thousand lines: as fast as more, and little work is ahead of what was asked for
+LINE_BYTES = 4 << 10  # a range is read so far beyond its end at first, for its last line
 SLACK_BYTES = 64 << 10  # a remote range is read ahead so far beyond its end: the last line seldom reaches further
 SHOWN_BYTES = 80  # of a bad line, in the error
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -51,14 +52,16 @@ class LineSource(FileSplits):
     def list_splits(self) -> Sequence[Split]:
         splits: list[Split] = []
         whole: list[FileInfo] = []
-        for file in list_files(self._node.paths, self._node.storage_options):
-            if file.size <= SPLIT_BYTES or compression_of(file.path, self._node.compression) != "none":
+        files = list_files(self._node.paths, self._node.storage_options)
+        step = step_for(files, remote=self.remote)
+        for file in files:
+            if file.size <= step.nbytes or compression_of(file.path, self._node.compression) != "none":
                 whole.append(file)
                 continue
-            splits += group_small_files(whole)
+            splits += group_small_files(whole, step)
             whole = []
-            splits += _byte_ranges(file)
-        return splits + group_small_files(whole)
+            splits += _byte_ranges(file, step.nbytes)
+        return splits + group_small_files(whole, step)
 
     def open(self, split: Split, at: SplitPosition) -> Reader:
         return RecordReader(split, at, partial(LineScanner, self._node, self._parse), self.on_bad)
@@ -74,10 +77,12 @@ class JsonlSource(LineSource):
         super().__init__(node, parse_json)
 
 
-def _byte_ranges(file: FileInfo) -> list[Split]:
-    size = -(-file.size // -(-file.size // SPLIT_BYTES))  # equal ranges, none above SPLIT_BYTES
-    starts = range(0, file.size, size)
-    ranges = [FileRange(file.path, file.size, file.etag, start, min(start + size, file.size)) for start in starts]
+def _byte_ranges(file: FileInfo, step: int) -> list[Split]:
+    """Cut at multiples of the step, so that a file that grew is cut in the same places."""
+    ranges = [
+        FileRange(file.path, file.size, file.etag, start, min(start + step, file.size))
+        for start in range(0, file.size, step)
+    ]
     return [Split(files=(piece,)) for piece in ranges]
 
 
@@ -120,7 +125,7 @@ class LineScanner:
     def _skip_line(self) -> bool:
         """Move behind the next line end; False if no line starts in this range."""
         self._seek_line = False
-        while self._at < self._stop and (block := self._file.read(BLOCK_BYTES)):
+        while self._at < self._stop and (block := self._file.read(self._room(self._at))):
             found = block.find(b"\n") + 1
             self._at += found or len(block)
             if found:
@@ -129,10 +134,16 @@ class LineScanner:
         self._ended = self._at >= self._stop
         return not self._ended
 
+    def _room(self, at: int) -> int:
+        """Return how much to read at an offset: not much more than the range has."""
+        return BLOCK_BYTES if self._stop < 0 else min(BLOCK_BYTES, max(self._stop - at, 0) + LINE_BYTES)
+
     def _whole_lines(self) -> bytes:
         """Return bytes up to a line end, at the end of the file whatever is left."""
         parts = [self._rest]
-        while block := self._file.read(BLOCK_BYTES):
+        room = self._room(self._at + len(self._rest))
+        while block := self._file.read(room):
+            room = BLOCK_BYTES
             whole = block.rfind(b"\n") + 1
             if whole:
                 self._rest = block[whole:]

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
 from penstock.graph.readers import ReadTFRecord
 from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
-from penstock.sources.listing import FileSplits, group_small_files, list_files
+from penstock.sources.listing import FileSplits, group_small_files, list_files, step_for
 from penstock.sources.record_files import Block, BlockFile, RecordReader, locate_record
 from penstock.sources.storage import is_remote
 
@@ -55,7 +55,8 @@ class TFRecordSource(FileSplits):
         return locate_record(split, before, after)
 
     def list_splits(self) -> Sequence[Split]:
-        return group_small_files(list_files(self._node.paths, self._node.storage_options))
+        files = list_files(self._node.paths, self._node.storage_options)
+        return group_small_files(files, step_for(files, remote=self.remote))
 
     def open(self, split: Split, at: SplitPosition) -> Reader:
         return RecordReader(split, at, partial(TFRecordScanner, self._node), self.on_bad)

@@ -1,0 +1,1 @@
+"""How many workers a job is worth: one file a policy, all with the same `decide`."""
