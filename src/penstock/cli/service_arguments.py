@@ -77,9 +77,10 @@ def add_service_commands(commands: Any) -> None:
     keys = commands.add_parser(
         "keys",
         help="make, list, rotate and revoke the keys of a service that listens by TCP",
-        description="make DIR: write server.json, for the dispatcher, and a key for each role: agent.json for workers, "
-        "trainer.json, operator.json. make DIR NAME: one more. All are secret, and readable by you only. A dispatcher "
-        "that was started with --keys DIR/server.json sees each change within a second.",
+        description="Keys are files. make DIR writes server.json, for the dispatcher, and a key for each role: "
+        "agent.json for workers, trainer.json, operator.json; make DIR NAME writes one more. All are secret, and "
+        "readable by you only. A dispatcher that was started with --keys DIR/server.json sees each change within a "
+        "second.",
     )
     keys.add_argument("action", choices=["make", "list", "rotate", "revoke"], metavar="make|list|rotate|revoke")
     keys.add_argument("folder", metavar="DIR")

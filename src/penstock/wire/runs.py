@@ -36,7 +36,7 @@ WIDE_RATIO = 4  # leaves of an element to elements of a run, from which on colum
 
 PLACED_BYTES = 32 << 10  # so much is worth memory that others see
 
-Allocate: TypeAlias = Callable[[Sequence[int], Any], Array | None]
+FrameMemory: TypeAlias = Callable[[Sequence[int], Any], Array | None]
 """(shape, dtype) -> memory that others see; None: there is none."""
 
 _PLAIN = {int, float, str, bool, type(None)}
@@ -50,12 +50,12 @@ class _Buffers(list[Buffer]):
 
     __slots__ = ("allocate",)
 
-    def __init__(self, allocate: Allocate | None) -> None:
+    def __init__(self, allocate: FrameMemory | None) -> None:
         super().__init__()
         self.allocate = allocate
 
 
-def encode_run(elements: Sequence[Element], allocate: Allocate | None = None) -> tuple[bytes, list[Buffer]]:
+def encode_run(elements: Sequence[Element], allocate: FrameMemory | None = None) -> tuple[bytes, list[Buffer]]:
     """Return the layout and the buffers of a run; columns that take a buffer are put where `allocate` says."""
     if len(elements) == 1:
         header, buffers = flatten(elements[0])

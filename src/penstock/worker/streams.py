@@ -28,7 +28,7 @@ from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import Credit, OpenStream, Output, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named
-from penstock.wire.runs import Allocate, encode_run
+from penstock.wire.runs import FrameMemory, encode_run
 from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
 from penstock.worker.job import LoadedJob
@@ -103,7 +103,7 @@ class Frame:
     nbytes: int
 
 
-def encode_frame(seq: int, elements: Sequence[Element], allocate: Allocate | None = None) -> Frame:
+def encode_frame(seq: int, elements: Sequence[Element], allocate: FrameMemory | None = None) -> Frame:
     """Encode one element a round. The buffers are the elements' own memory, or taken where readers see it."""
     layout, buffers = encode_run(elements, allocate)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
