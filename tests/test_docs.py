@@ -104,7 +104,7 @@ def test_the_map_of_packages_is_the_one_that_is_checked():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     checked = [{name.strip().removeprefix("penstock.") for name in layer.split("|")} for layer in reversed(layers)]
-    rows = re.findall(r"^\| (\d) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     assert [{package for at, package in rows if int(at) == row} for row in range(1, len(checked) + 1)] == checked
     assert {path.parent.name for path in (ROOT / "src" / "penstock").glob("*/__init__.py")} == set().union(*checked)
 

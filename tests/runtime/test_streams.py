@@ -48,7 +48,7 @@ REFUSED = {
     "with_epoch",
     "six_operators",
 }
-OF_GROUPS = {"map_batched_rng", "unbatch", "rebatch", "batch_then_rng", "pack"}
+OF_GROUPS = {"map_batched_rng", "unbatch", "rebatch", "batch_then_rng", "batch_collated", "pack"}
 """Functions there draw by group, and which elements make a group depends on the streams."""
 NOT_ALL = {"mix"}
 """It stops with the first input that ends, and so does each stream."""
@@ -67,6 +67,8 @@ def rows(name: str, elements: list[Any], grouped: bool) -> Counter[str]:
             element = element[0]
         if name == "pack":
             found.extend(element["tokens"][element["segment_ids"] > 0].tolist())
+        elif name == "batch_collated":
+            found.extend(np.split(element["values"], np.cumsum(element["lengths"])[:-1]))
         elif isinstance(element, list) and grouped:
             found.extend(element)
         elif grouped and isinstance(element, Ragged):

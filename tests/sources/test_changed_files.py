@@ -192,7 +192,12 @@ def test_a_changed_file_is_passed_over_where_bad_records_are(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("changed", [1, 2])
-def test_a_changed_file_counts_against_the_budget(tmp_path: Path, changed: int) -> None:
+def test_a_changed_file_counts_against_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: int
+) -> None:
+    monkeypatch.setattr(
+        "penstock.sources.cutting.LEAST_BYTES", 1 << 20
+    )  # a file is one split, and each of those counts
     paths = [tmp_path / f"{name}.txt" for name in "abc"]
     for path in paths:
         text(path)
