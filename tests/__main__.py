@@ -1,7 +1,8 @@
 """`python -m tests [what pytest takes]`: tests beside each other, then those that measure, one after the other.
 
 Most tests wait for processes more than they compute, so a few more of them than processors run at a time. A test that
-compares clocks, memory or processor time with a bound has the mark `alone`.
+compares clocks, memory or processor time with a bound has the mark `alone`. What fails beside others is named, and then
+judged alone: a fault planted at the wrong moment because processors are busy is not the code's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 JOBS = (os.cpu_count() or 1) + 1
 BESIDE = ("-n", str(JOBS), "--dist", "worksteal", "-m", "not alone")
+AGAIN = ("-n", "0", "-m", "not alone", "--last-failed", "--last-failed-no-failures", "none")
 ALONE = ("-m", "alone")
 WENT_ON = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 """How a part may end after which the next one runs: not when it was interrupted, or stopped at a failure by `-x`."""
@@ -23,10 +25,18 @@ WENT_ON = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_
 def main(arguments: Sequence[str]) -> int:
     codes: list[int] = []
     for part in (BESIDE, ALONE):
-        codes.append(subprocess.run([sys.executable, "-m", "pytest", *part, *arguments]).returncode)
+        codes.append(_run(part, arguments))
+        if part is BESIDE and codes[-1] == pytest.ExitCode.TESTS_FAILED:
+            print("what failed beside others is run again, alone:", flush=True)
+            again = _run(AGAIN, arguments)
+            codes[-1] = codes[-1] if again == pytest.ExitCode.NO_TESTS_COLLECTED else again
         if codes[-1] not in WENT_ON:
             return codes[-1]
     return verdict(codes)
+
+
+def _run(part: Sequence[str], arguments: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *part, *arguments]).returncode
 
 
 def verdict(codes: Sequence[int]) -> int:

@@ -20,13 +20,24 @@ def test_a_part_may_be_empty_where_the_other_is_not(codes: list[int], code: int)
     assert verdict(codes) == code
 
 
+def run_two(folder: Path, beside: str, alone: str) -> subprocess.CompletedProcess[str]:
+    body = f"import os, pytest\ndef test_beside(): {beside}\n@pytest.mark.alone\ndef test_alone(): {alone}\n"
+    (folder / "test_two.py").write_text(body)
+    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-n", "0")
+    command = [sys.executable, "-m", "tests", *settings, str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+
 @pytest.mark.parametrize("broken", ["test_beside", "test_alone"])
 def test_a_failure_in_either_part_fails_the_run(tmp_path: Path, broken: str) -> None:
-    body = "import pytest\ndef test_beside(): assert {0}\n@pytest.mark.alone\ndef test_alone(): assert {1}\n"
-    (tmp_path / "test_two.py").write_text(body.format(broken != "test_beside", broken != "test_alone"))
-    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-n", "0")
-    command = [sys.executable, "-m", "tests", *settings, str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    ran = run_two(tmp_path, f"assert {broken != 'test_beside'}", f"assert {broken != 'test_alone'}")
     assert ran.returncode == 1
-    assert ran.stdout.count("1 passed") == ran.stdout.count("1 failed") == 1
-    assert f"test_two.py::{broken}\n" in ran.stdout
+    assert ran.stdout.count("1 passed") == 1 and "1 failed" in ran.stdout
+    assert f"test_two.py::{broken}" in ran.stdout
+
+
+def test_what_fails_beside_others_and_not_alone_is_named_and_fails_nothing(tmp_path: Path) -> None:
+    once = f"assert os.path.exists({str(tmp_path / 'ran')!r}) or os.mkdir({str(tmp_path / 'ran')!r})"
+    ran = run_two(tmp_path, once, "pass")
+    assert ran.returncode == 0
+    assert "test_two.py::test_beside" in ran.stdout and "run again, alone" in ran.stdout

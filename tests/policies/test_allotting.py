@@ -144,7 +144,7 @@ def test_an_allotment_is_kept_while_nothing_changes(
 ) -> None:
     earlier = allot(before, pool, None, quotas)
     once = allot(wanted, pool, earlier.workers, quotas)
-    if shared(once):  # who shares with whom may be evened out once more
+    for _ in range(2):  # sharing may be evened out, and a small worker let go that a larger one has made superfluous
         once = allot(wanted, pool, once.workers, quotas)
     again = allot(wanted, pool, once.workers, quotas)
     assert {job: sorted(names) for job, names in again.workers.items()} == {

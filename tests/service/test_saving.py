@@ -112,6 +112,7 @@ def slow(i: int) -> int:
     return i
 
 
+@pytest.mark.alone  # a worker that is slow has the same element in hand at several kills, and it is left out for that
 def test_everything_is_saved_once_whatever_dies(tmp_path: Path) -> None:
     with ps.LocalService(workers=3) as service:
         saving = Background(lambda: ps.range(4000).map(slow).save(service, tmp_path / "saved", rows_per_file=20))
