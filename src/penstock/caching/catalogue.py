@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
+from penstock.caching.evicting import KeptValue, choose_kept
+
 BUSY_S = 3.0
 RESERVED_FOR_S = 3600.0  # of a writer that has not been heard of since
 ADVANTAGE = 1.1  # what comes must save so much more by the byte than what goes: else equals would push each other out
@@ -117,29 +119,34 @@ class Catalogue:
             (used,) = database.execute("SELECT COALESCE(SUM(nbytes), 0) FROM entries").fetchone()
             over = used + others + nbytes - capacity_bytes
             if over > 0:
-                over -= self._make_room(database, over, saves_s_per_byte, evict)
+                over -= self._make_room(database, nbytes, over, saves_s_per_byte, evict)
             if over > 0:
                 return False
             database.execute("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?)", (writer, os.getpid(), nbytes, now))
             return True
 
     def _make_room(
-        self, database: sqlite3.Connection, over: int, saves_s_per_byte: float, evict: Callable[[str], bool]
+        self,
+        database: sqlite3.Connection,
+        nbytes: int,
+        over: int,
+        saves_s_per_byte: float,
+        evict: Callable[[str], bool],
     ) -> int:
-        least_first = database.execute(
-            "SELECT name, nbytes FROM entries WHERE pinned = 0 AND compute_s * ? < ? * nbytes "
-            "ORDER BY compute_s / nbytes, used_at_s",
-            (ADVANTAGE, saves_s_per_byte),
-        ).fetchall()
-        if sum(nbytes for _, nbytes in least_first) < over:
+        """Evict what saves less than what comes; return how many bytes that were."""
+        rows = database.execute("SELECT name, nbytes, compute_s FROM entries WHERE pinned = 0").fetchall()
+        there = [KeptValue(name, nbytes, compute_s) for name, nbytes, compute_s in rows]
+        asked = KeptValue("", nbytes, saves_s_per_byte * nbytes / ADVANTAGE)
+        # What is there may keep its bytes but for those that are over, if what comes is to fit.
+        room = sum(entry.nbytes for entry in there) + nbytes - over
+        stay = choose_kept([*there, asked], room)
+        if asked.name not in stay:
             return 0
         freed = 0
-        for name, nbytes in least_first:
-            if freed >= over:
-                break
-            if evict(name):
-                database.execute("DELETE FROM entries WHERE name = ?", (name,))
-                freed += nbytes
+        for entry in there:
+            if entry.name not in stay and evict(entry.name):
+                database.execute("DELETE FROM entries WHERE name = ?", (entry.name,))
+                freed += entry.nbytes
         return freed
 
     def release(self, writer: str) -> None:

@@ -39,6 +39,10 @@ class PendingCall(Generic[Found]):
             del self._call
             self._done.set()
 
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
     def wait(self, timeout_s: float) -> Found:
         """Return what the call gave, or raise what it raised; `StorageStalledError`: it has not come back."""
         if not self._done.wait(timeout_s):

@@ -21,9 +21,9 @@ from penstock.caching.catalogue import Catalogue, CatalogueEntry
 from penstock.caching.entries import Bytes, DamagedEntryError, FrameTable, OpenEntry
 from penstock.caching.files import EntryFiles, FolderFiles, files_at
 from penstock.caching.names import Secret, host_folder
-from penstock.caching.patience import PendingCall, PatientThreads, StorageStalledError
+from penstock.caching.patience import PatientThreads, PendingCall, StorageStalledError
 from penstock.caching.writing import EntrySink, EntryWriting, WriterThread
-from penstock.core.errors import CacheAwayWarning
+from penstock.core.errors import CacheAwayWarning, CodecError
 
 PATIENCE_S = 3.0  # for one read; with what follows, computing goes on within five seconds
 AWAY_S = 30.0
@@ -115,7 +115,9 @@ class CacheStore:
         """Return what storage gave; None: it failed, or took too long."""
         try:
             return answer.wait(PATIENCE_S)
-        except (OSError, StorageStalledError) as error:
+        except (DamagedEntryError, CodecError):
+            raise
+        except Exception as error:  # a file system, a client of a store, the catalogue: none may stop a training
             self.failed(error)
             return None
 

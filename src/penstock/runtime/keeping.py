@@ -43,6 +43,8 @@ class CachePoint:
     frozen: bool
     meters: tuple[StageMeter, ...] = ()
     """Of the stages below it."""
+    meter: StageMeter | None = None
+    """Its own."""
     computed: int = 0
     """Elements that came through and were not made before."""
     prefix: str = field(init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,9 @@ class CacheTerms:
     source: int
     """The number by which random numbers know the source."""
     scope: str
+    cores: int
+    reader_times: Callable[[], tuple[float, float]]
+    """How long the reader has waited, and how long it has been busy."""
     split_local: bool
     """Whether a chunk of the source is of one split, whole: not where elements of a split are shared out, or units of
     a sampler are read."""
@@ -49,7 +52,13 @@ class KeptPoints:
         self._terms, self._meters, self._quarantines = terms, meters, quarantines
         self._first_meter = 0
         self._points = [self._point(number, marked) for number, marked in enumerate(points, 1)]
-        self.choice = LiveChoice([point.node for point in points], self._points, meters)
+        self.choice = LiveChoice(
+            [point.node for point in points],
+            self._points,
+            meters,
+            cores=terms.cores,
+            reader_times=terms.reader_times,
+        )
         self._keeping: SplitKeeping | ElementKeeping | None = None
         self._nodes = [point.node for point in points]
 
@@ -94,7 +103,8 @@ class KeptPoints:
         if self._keeping is None:
             return None
         point = self._points[next(i for i, each in enumerate(self._nodes) if each is node)]
-        point.meters = tuple(self._meters[self._first_meter : -1])
+        *below, point.meter = self._meters[self._first_meter :]
+        point.meters = tuple(below)
         return point, self._keeping
 
 

@@ -80,6 +80,8 @@ class Lowering:
     quarantines: list[Quarantine] = field(default_factory=list)
     quarantine_kind: type[Quarantine] = Quarantine
     _root: Node | None = None
+    reader_times: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    """How long the reader has waited for outputs, and how long it has been busy with them."""
     cache_scope: str = "user"
     """Whose entries autocache() finds and makes."""
     _kept: dict[Node, KeptPoints] = field(default_factory=dict)
@@ -218,6 +220,8 @@ class Lowering:
             seed=self.seed,
             source=number,
             scope=self.cache_scope,
+            cores=max(1, self.budget.threads),
+            reader_times=self.reader_times,
             split_local=not placement.shards_at(source) and placement.units is None,
         )
 
