@@ -1,8 +1,8 @@
 """How fast a location is: measured on it, past the page cache, by size of requests and how many are under way.
 
 A probe writes some megabytes, asks for them back, and removes them. It takes about a second, less where storage is
-fast, and is remembered with the location for a day. What it finds are bounds of storage alone: what is asked through the page
-cache may be faster, and counts as luck.
+fast, and is remembered with the location for a day. What it finds are bounds of storage alone: what comes out of the
+page cache is faster, and counts as luck.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The one idea: stages overlap, so an element takes as long as the slowest of what
     seconds = max(processor time / (workers x cores), time that holds the GIL / workers, source, cache, trainer)
 
 of which each mode has its own. Summing them, as Cachew's rule does (`cachew_choice` below, as the paper has it), takes
-a disk for slow that nobody waits for. What is left decides: keeping pays one epoch of writing and then epochs of getting.
-Equals compute; a trainer that does not wait is given no cache to fill.
+a disk for slow that nobody waits for. What is left decides: keeping pays one epoch of writing and then epochs of
+getting. Equals compute; a trainer that does not wait is given no cache to fill.
 """
 
 from __future__ import annotations
