@@ -15,8 +15,7 @@ from penstock.cli.service_arguments import chosen_port
 from penstock.core.errors import PenstockError
 from penstock.processes.sandbox import Sandbox
 from penstock.wire.addresses import Listening
-from penstock.wire.credentials import ServiceFile
-from penstock.wire.service_keys import REGISTRY, ServiceKeys
+from penstock.wire.credentials import REGISTRY, ServiceFile, ServiceKeys
 
 
 class StopSignals:

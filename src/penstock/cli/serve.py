@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from penstock.cli.foreground import StopSignals, listening_of, registry_of, sandbox_of, say, service_keys
-from penstock.processes.nursery_messages import Died, describe_exit
+from penstock.processes.nursery_link import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.runtime.budget import available_cores
 from penstock.wire.addresses import Listening

@@ -31,7 +31,7 @@ from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weig
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
 from penstock.wire.delivery import Delivery, delivery_of
-from penstock.wire.envelopes import refusal
+from penstock.wire.framing import refusal
 from penstock.wire.jobs import FeedSpec, Resume
 from penstock.wire.messages import (
     Answer,
