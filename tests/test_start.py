@@ -27,7 +27,7 @@ def loaded_by(code: str) -> set[str]:
         ("import penstock.processes.nursery_start", {"msgspec", "numpy", "zmq", "asyncio", "penstock.graph"}),
         ("import penstock.processes.nursery", {"numpy", "zmq", "asyncio", "penstock.graph"}),
         ("import penstock.dispatcher.main", {"numpy", "asyncio", "prometheus_client", "penstock.graph"}),
-        ("import penstock.processes.agent", {"numpy", "asyncio", "penstock.graph.ops", "penstock.runtime"}),
+        ("import penstock.processes.agent", {"numpy", "asyncio", "penstock.graph.ops", "penstock.runtime.contract"}),
         ("import penstock.worker.runner", {"pyarrow", "fsspec", "asyncio", "rich", "penstock.api"}),
         ("import penstock.api.loader", {"pyarrow", "fsspec", "asyncio", "rich"}),
     ],
