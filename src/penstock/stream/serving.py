@@ -163,7 +163,9 @@ class Served(ABC, Generic[ReaderKind]):
             return "this worker is closing"
         if message.consumer < 0 or (width > 1 and message.consumer >= width):
             return f"there is no consumer {message.consumer}: the job has {width}"
-        if message.binding < max(self.binding, 0):
+        if message.binding < 0:
+            return f"there is no binding {message.binding}"
+        if message.binding < self.binding:
             return f"binding {message.binding} is over, the stream has binding {self.binding} by now"
         if message.cut_round > message.round:
             return f"the cut is that of round {message.cut_round}, after round {message.round}"
