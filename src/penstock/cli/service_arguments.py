@@ -86,7 +86,9 @@ def add_service_commands(commands: Any) -> None:
     keys.add_argument("folder", metavar="DIR")
     keys.add_argument("name", nargs="?", metavar="NAME")
     keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
-    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it: --key=BEGINNING"
+    )
     keys.add_argument(
         "--keep-old-seconds",
         type=_positive,
