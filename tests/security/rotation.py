@@ -77,11 +77,11 @@ class Cluster:
         self._penstock("keys", "make", str(self.keys))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.done: Counter[str] = Counter()
-        given = ["--keys", str(self.keys / "server.json"), "--journal", str(folder / "journal")]
         address = folder / "service.json"
+        given = ["--keys", str(self.keys / "server.json"), "--journal", str(folder / "journal")]
+        given += ["--service-file", str(address)]
         self._commands: dict[str, list[str]] = {
             "dispatcher": [*COMMAND, "dispatcher", "--bind", "127.0.0.1", "--port", "0", *given]
-            + ["--service-file", str(address)],
         }
         self.start("dispatcher")
         self._wait("the dispatcher", address.exists)
