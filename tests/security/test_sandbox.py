@@ -20,7 +20,7 @@ from penstock.processes import landlock
 from penstock.processes.sandbox import Sandbox
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.wire.addresses import Listening
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.credentials import ServiceKeys
 from tests.security.another_user import NOBODY, as_another_user, needs_root
 from tests.security.readable_python import readable_python
 from tests.waiting import wait_until
