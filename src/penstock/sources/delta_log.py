@@ -173,9 +173,7 @@ def _log_files(url: str, options: Options) -> tuple[dict[int, list[FoundFile]], 
             commits[version] = found
         else:
             parts.setdefault((version, int(match[4] or 1)), []).append(found)
-    return {
-        version: sorted(files) for (version, count), files in parts.items() if len(files) == count
-    }, commits
+    return {version: sorted(files) for (version, count), files in parts.items() if len(files) == count}, commits
 
 
 def _content(found: FoundFile, options: Options) -> bytes:
@@ -221,7 +219,11 @@ class _LogReplay:
             table = file.read(columns=_CHECKPOINT_COLUMNS)
         except (pa.ArrowException, OSError) as error:
             raise CorruptRecordError(found.path, f"not a whole checkpoint: {error}") from error
-        for name, take in (("protocol", self._take_protocol), ("metaData", self._take_metadata), ("txn", self._take_txn)):
+        for name, take in (
+            ("protocol", self._take_protocol),
+            ("metaData", self._take_metadata),
+            ("txn", self._take_txn),
+        ):
             if name in table.column_names:
                 for row in table[name].drop_null().to_pylist():
                     take(row)
@@ -236,7 +238,9 @@ class _LogReplay:
         self._check(LogProtocol(row["minReaderVersion"], row.get("readerFeatures")))
 
     def _take_metadata(self, row: dict[str, Any]) -> None:
-        self._metadata = LogMetadata(row["schemaString"], row["partitionColumns"] or [], dict(row["configuration"] or []))
+        self._metadata = LogMetadata(
+            row["schemaString"], row["partitionColumns"] or [], dict(row["configuration"] or [])
+        )
 
     def _take_txn(self, row: dict[str, Any]) -> None:
         self._progress[row["appId"]] = row["version"]

@@ -52,7 +52,7 @@ def local_folder(url: str) -> Path:
 def commit_append(
     url: str, added: Sequence[tuple[LoggedFile, str]], *, progress: tuple[str, int] | None = None
 ) -> int | None:
-    """Commit new files and return the version; None: `progress` (an application's name and number) was committed before.
+    """Commit new files and return the version; None: `progress` (an application's name and number) was there before.
 
     One number of an application is committed once, whoever repeats it.
     """
@@ -70,9 +70,7 @@ def commit_append(
             return None
         table = module.DeltaTable(url)
         try:
-            table.create_write_transaction(
-                actions, "append", table.schema(), [PARTITION], commit_properties=properties
-            )
+            table.create_write_transaction(actions, "append", table.schema(), [PARTITION], commit_properties=properties)
             return newest_version(url)
         except module.exceptions.CommitFailedError as error:
             failure = error  # somebody changed what the table is: append to what it is now
@@ -154,33 +152,31 @@ def _lines(
     actions: list[Mapping[str, Any]] = [{"commitInfo": told}]
     if progress is not None:
         actions.append({"txn": {"appId": progress[0], "version": progress[1]}})
-    for file in removed:
-        actions.append(
-            {
-                "remove": {
-                    "path": quote(file.path, safe="/="),
-                    "deletionTimestamp": now,
-                    "dataChange": changes_data,
-                    "extendedFileMetadata": True,
-                    "partitionValues": {PARTITION: file.partition},
-                    "size": file.size,
-                }
-            }
-        )
-    for file, stats in added:
-        actions.append(
-            {
-                "add": {
-                    "path": quote(file.path, safe="/="),
-                    "partitionValues": {PARTITION: file.partition},
-                    "size": file.size,
-                    "modificationTime": now,
-                    "dataChange": changes_data,
-                    "stats": stats,
-                }
-            }
-        )
+    actions.extend({"remove": _removal(file, now, changes_data)} for file in removed)
+    actions.extend({"add": _addition(file, stats, now, changes_data)} for file, stats in added)
     return b"".join(json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in actions)
+
+
+def _removal(file: LoggedFile, now: int, changes_data: bool) -> Mapping[str, Any]:
+    return {
+        "path": quote(file.path, safe="/="),
+        "deletionTimestamp": now,
+        "dataChange": changes_data,
+        "extendedFileMetadata": True,
+        "partitionValues": {PARTITION: file.partition},
+        "size": file.size,
+    }
+
+
+def _addition(file: LoggedFile, stats: str, now: int, changes_data: bool) -> Mapping[str, Any]:
+    return {
+        "path": quote(file.path, safe="/="),
+        "partitionValues": {PARTITION: file.partition},
+        "size": file.size,
+        "modificationTime": now,
+        "dataChange": changes_data,
+        "stats": stats,
+    }
 
 
 def log_exists(url: str) -> bool:

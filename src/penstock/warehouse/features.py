@@ -1,7 +1,7 @@
 """The registry of a table's features: what each column is, whose it is, and how far it has come.
 
-It is one JSON file beside the table. Changes are made under a lock of the file system and published by a rename, so that
-a reader sees all of a change or nothing of it.
+It is one JSON file beside the table. Changes are made under a lock of the file system and published by a rename, so
+that a reader sees all of a change or nothing of it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ class Registry:
         with locked(self._folder / "features.lock"):
             known = self.read()
             yield known
-            publish(self._path, msgspec.json.format(msgspec.json.encode(sorted(known.values(), key=lambda f: f.id)), indent=0))
+            publish(
+                self._path,
+                msgspec.json.format(msgspec.json.encode(sorted(known.values(), key=lambda f: f.id)), indent=0),
+            )
 
 
 @contextmanager

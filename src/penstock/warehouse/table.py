@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.sources.delta_log import TableSnapshot, newest_version, read_snapshot
-from penstock.sources.storage import normal_path
+from penstock.sources.storage import is_remote, normal_path
 from penstock.warehouse.committing import commit_append, deltalake, local_folder, log_exists
 from penstock.warehouse.features import OWN_FOLDER, Feature, Lifecycle, Registry
 from penstock.warehouse.writing import KINDS, PARTITION, ROW_COLUMNS, StripeSize, checked_rows, in_order, write_file
@@ -27,7 +27,7 @@ _CONFIGURATION = {
 class Table:
     """A table of features: Parquet files, partitioned by date, under a Delta log that other engines read too.
 
-    Every row has `key`, `time` (seconds), `label` and the columns `f<id>` of its features. Naming a table opens nothing.
+    Every row has `key`, `time` (seconds), `label` and the columns `f<id>` of its features. Naming one opens nothing.
 
     >>> import tempfile, pyarrow as pa
     >>> table = Table.create(tempfile.mkdtemp(), [Feature(id=1), Feature(id=2, kind="sparse")])
@@ -65,13 +65,21 @@ class Table:
         if log_exists(table.url):
             raise InvalidArgumentError(f"{table.url} is a table already; ps.Table(url) names it")
         table.registry.add(features)
-        columns = [feature for feature in table.features.values()]
+        columns = list(table.features.values())
         module.DeltaTable.create(
-            table.url, module.Schema.from_arrow(_schema(columns)), partition_by=[PARTITION], configuration=_CONFIGURATION
+            table.url,
+            module.Schema.from_arrow(_schema(columns)),
+            partition_by=[PARTITION],
+            configuration=_CONFIGURATION,
         )
         if stripe is not None:
             table.set_stripe(stripe)
         return table
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies in an object store, where it is only read."""
+        return is_remote(self.url)
 
     @property
     def folder(self) -> Path:
@@ -210,6 +218,4 @@ def _schema(features: Sequence[Feature]) -> pa.Schema:
     import pyarrow as pa
 
     own = [pa.field(name, kind) for name, kind in ROW_COLUMNS.items()]
-    return pa.schema(
-        [*own, pa.field(PARTITION, pa.string()), *(pa.field(f.column, KINDS[f.kind]) for f in features)]
-    )
+    return pa.schema([*own, pa.field(PARTITION, pa.string()), *(pa.field(f.column, KINDS[f.kind]) for f in features)])

@@ -59,7 +59,10 @@ def checked_rows(rows: pa.Table, features: Sequence[Feature]) -> pa.Table:
             raise InvalidArgumentError(
                 f"column {name!r} is no feature that is written: register it with Table.add_features, or drop it"
             )
-    types: dict[str, Any] = {**ROW_COLUMNS, **{name: KINDS[known[name].kind] for name in rows.column_names if name in known}}
+    types: dict[str, Any] = {
+        **ROW_COLUMNS,
+        **{name: KINDS[known[name].kind] for name in rows.column_names if name in known},
+    }
     arrays, names = [], []
     for name, kind in types.items():
         column = rows.column(name)
