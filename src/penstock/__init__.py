@@ -78,9 +78,11 @@ if TYPE_CHECKING:
         ServiceClosedError,
         ServiceFileMissingError,
         ServiceNotReadyError,
+        SnapshotGoneError,
         StateMismatchError,
         StorageUnavailableError,
         SupersededError,
+        TableConflictError,
         TruncatedFileError,
         WaitTimeoutError,
     )
@@ -91,6 +93,10 @@ if TYPE_CHECKING:
     from penstock.kernels.registered import register_transform
     from penstock.runtime.stats import StageStatistics, Statistics
     from penstock.sources.example_proto import decode_example, encode_example
+    from penstock.warehouse.features import Feature
+    from penstock.warehouse.reading import read_features
+    from penstock.warehouse.table import Table
+    from penstock.warehouse.writing import StripeSize
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
@@ -115,6 +121,7 @@ __all__ = [
     "EmptyInputError",
     "ErrorBudgetExceededError",
     "Expression",
+    "Feature",
     "Feed",
     "FileChangedError",
     "ForkedLoaderError",
@@ -162,13 +169,17 @@ __all__ = [
     "Sharding",
     "Share",
     "SkipErrors",
+    "SnapshotGoneError",
     "StageFigures",
     "StageStatistics",
     "StateMismatchError",
     "Statistics",
     "StorageUnavailableError",
     "StreamStatistics",
+    "StripeSize",
     "SupersededError",
+    "Table",
+    "TableConflictError",
     "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
@@ -188,6 +199,7 @@ __all__ = [
     "range",
     "read_arrow",
     "read_csv",
+    "read_features",
     "read_files",
     "read_images",
     "read_jsonl",
@@ -263,9 +275,11 @@ if not TYPE_CHECKING:
             "ServiceClosedError",
             "ServiceFileMissingError",
             "ServiceNotReadyError",
+            "SnapshotGoneError",
             "StateMismatchError",
             "StorageUnavailableError",
             "SupersededError",
+            "TableConflictError",
             "TruncatedFileError",
             "WaitTimeoutError",
         ),
@@ -276,6 +290,10 @@ if not TYPE_CHECKING:
         "penstock.kernels.registered": ("register_transform",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.warehouse.features": ("Feature",),
+        "penstock.warehouse.reading": ("read_features",),
+        "penstock.warehouse.table": ("Table",),
+        "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
