@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import (
         AuthenticationError,
         BatchShapeError,
-        CacheIgnoredWarning,
+        CacheAwayWarning,
         CannotListenError,
         CannotWriteError,
         CodecError,
@@ -107,7 +107,7 @@ __all__ = [
     "Access",
     "AuthenticationError",
     "BatchShapeError",
-    "CacheIgnoredWarning",
+    "CacheAwayWarning",
     "CannotListenError",
     "CannotWriteError",
     "CodecError",
@@ -234,7 +234,7 @@ if not TYPE_CHECKING:
         "penstock.core.errors": (
             "AuthenticationError",
             "BatchShapeError",
-            "CacheIgnoredWarning",
+            "CacheAwayWarning",
             "CannotListenError",
             "CannotWriteError",
             "CodecError",
