@@ -11,6 +11,7 @@ from penstock.graph.expressions import Expression
 from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
 from penstock.warehouse.features import Feature, FeatureKind
+from penstock.warehouse.read_log import ReadLog
 from penstock.warehouse.table import Table, check_date
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
 
@@ -34,6 +35,7 @@ def read_features(
     version: int | None = None,
     inject: Sequence[Table] = (),
     tier: bool = True,
+    session: str | None = None,
 ) -> Dataset:
     """Batches of a feature table, as they lie in memory when they are read: all rows of a feature side by side.
 
@@ -41,7 +43,8 @@ def read_features(
     features), and each of `columns` (`key`, `time`, `label`) an array. `features` are ids or names, None: all that are
     written. `partitions` are days, `where` keeps rows by `key`, `time`, `label`, `date` or dense features
     (`ps.col("f7") > 0`), `sample` keeps a share of the rows, by a hash of seed, file and row. `inject` are side tables
-    whose features are joined by key and day. The table is read as it is at `version`; None: as it is now.
+    whose features are joined by key and day. The table is read as it is at `version`; None: as it is now. With a name
+    of the `session` the table's read log notes what it reads: `Table.reorder` and `tier` go by that.
 
     >>> import tempfile, pyarrow as pa
     >>> from penstock.warehouse.features import Feature
@@ -89,6 +92,8 @@ def read_features(
         injected=tuple(injected),
         tier=tier,
     )
+    if session is not None:
+        ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)
     return Dataset(node)
 
 
