@@ -48,7 +48,7 @@ def test_logged_filled_in_injected_and_derived_features_are_the_same(tmp_path):
     for day, rows in zip(DAYS, written):
         first.append(logged(rows), date=day)
         side.append(logged(rows).select(["key", "time", "label", "f30", "f31"]), date=day)
-    expected = [batch for batch in batches_of(first)]
+    expected = batches_of(first)
     filled = small_table(tmp_path / "filled")
     filled.add_features([TWICE, TAGGED])
     assert fill(filled, lambda ds: ds.map(twice_and_tagged), {"a": 30, "b": 31}, features=[0, 10]) == 5
@@ -110,7 +110,7 @@ def test_reaped_values_are_in_no_file(tmp_path):
     vacuum(table)
     assert not has_bytes(tmp_path, needle)
     assert rows_by_key(ps.read_features(table, features=[0, 12], columns=["key", "label"])) == rest
-    with pytest.raises(ps.SnapshotGoneError, match="feature f13 .* was reaped"):
+    with pytest.raises(ps.SnapshotGoneError, match=r"feature f13 .* was reaped"):
         ps.read_features(table, features=[13])
     with pytest.raises(
         ps.SnapshotGoneError, match="version 4 of the table, f12, f13 of 2026-01-30: the file was removed"

@@ -109,7 +109,7 @@ def test_a_tier_serves_what_it_has_and_the_table_the_rest(tmp_path):
         assert batches.statistics().stages[0].reading.tier_bytes == 0, "copies are of files that are gone"
     tier(table, tmp_path / "fast", [0, 1, 11])
     assert rows_by_key(ps.read_features(table, columns=["key", "label"])) == EXPECTED
-    copies = [path for path in (tmp_path / "fast").rglob("*.parquet")]
+    copies = list((tmp_path / "fast").rglob("*.parquet"))
     assert len(copies) == 3
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock.cli.service_arguments import add_service_commands
+from penstock.cli.table_arguments import add_table_commands
 from penstock.core.errors import PenstockError
 
 
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "that is needed is missing.",
     )
     add_service_commands(commands)
+    add_table_commands(commands)
     return parser
 
 
@@ -167,6 +169,12 @@ def _keys(options: argparse.Namespace) -> int:
     return run_keys(options)
 
 
+def _table(options: argparse.Namespace) -> int:
+    from penstock.cli.table import run_table
+
+    return run_table(options)
+
+
 _COMMANDS = {
     "demo": _demo,
     "replay": _replay,
@@ -178,4 +186,5 @@ _COMMANDS = {
     "jobs": _jobs,
     "drain": _drain,
     "keys": _keys,
+    "table": _table,
 }

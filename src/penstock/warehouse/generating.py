@@ -36,8 +36,8 @@ def generate(
 ) -> Table:
     """Make a table with the statistics of rm1, rm2 or rm3, and a read log of sessions over it.
 
-    `scale` is the share of the features (1: all of them), `rows` how many a day has, `partitions` how many days (None: as
-    many as the model stores). Each day is a commit of its own: what was stopped goes on where it stopped.
+    `scale` is the share of the features (1: all of them), `rows` how many a day has, `partitions` how many days (None:
+    as many as the model stores). Each day is a commit of its own: what was stopped goes on where it stopped.
     """
     statistics = model(like).scaled(scale)
     days = statistics.stored_partitions if partitions is None else partitions

@@ -1,14 +1,16 @@
 """What is published of three production models' tables (RM1, RM2, RM3), and features with those statistics.
 
-A session's features are drawn by a score: a feature's own worth, which grows with its bytes (popular features are larger
-and cover more rows), and a share of chance that differs from session to session. How strong either is follows from two
-published figures, by bisection: which share of the bytes a session reads, and from which share of the bytes 80 % of all
-traffic comes.
+A session's features are drawn by a score: a feature's own worth, which grows with its bytes (popular features are
+larger and cover more rows), and a share of chance that differs from session to session. How strong either is follows
+from two published figures, by bisection: which share of the bytes a session reads, and from which share of the bytes
+80 % of all traffic comes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -152,7 +154,8 @@ class DrawnFeatures:
         """Return the features that a session reads; session 0 is the representative one."""
         scores = self.worth + self.bias * _standard(self.bytes_per_row, self.model.stored_dense)
         rng = np.random.default_rng([self.seed, 7, number])
-        return _picked(self.model, scores + self.chance * rng.standard_normal(len(scores))).tolist()
+        picked = _picked(self.model, scores + self.chance * rng.standard_normal(len(scores)))
+        return [int(number) for number in picked]
 
 
 def stored_bytes(coverage: Array, length: Array) -> Array:
@@ -181,12 +184,8 @@ def draw_features(statistics: ModelStatistics, *, partitions: int, seed: int) ->
     chances = np.random.default_rng([seed, 2]).standard_normal((_CALIBRATION_SESSIONS, count))
     bias, chance = 1.0, 0.5
     for _ in range(3):  # the two figures depend on each other a little
-        bias = _bisected(
-            lambda x: _bytes_used(statistics, sizes, worth, x, chance, chances), statistics.bytes_used, 5.0
-        )
-        chance = _bisected(
-            lambda x: _popular_bytes(statistics, sizes, worth, bias, x, chances), statistics.popular_bytes, 5.0
-        )
+        bias = _bisected(partial(_bytes_used, statistics, sizes, worth, chances, chance), statistics.bytes_used)
+        chance = _bisected(partial(_popular_bytes, statistics, sizes, worth, chances, bias), statistics.popular_bytes)
     return DrawnFeatures(
         model=statistics,
         coverage=np.clip(coverage, 0.001, 1),
@@ -200,9 +199,9 @@ def draw_features(statistics: ModelStatistics, *, partitions: int, seed: int) ->
     )
 
 
-def _bisected(figure: Any, target: float, most: float) -> float:
+def _bisected(figure: Callable[[float], float], target: float) -> float:
     """Return where a growing figure reaches a target, or the end that is nearest to it."""
-    low, high = 0.0, most
+    low, high = 0.0, 5.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if figure(middle) < target:
@@ -243,14 +242,14 @@ def _sessions(
 
 
 def _bytes_used(
-    statistics: ModelStatistics, sizes: Array, worth: Array, bias: float, chance: float, chances: Array
+    statistics: ModelStatistics, sizes: Array, worth: Array, chances: Array, chance: float, bias: float
 ) -> float:
     picked = _sessions(statistics, sizes, worth, bias, chance, chances[:8])
     return float(np.mean([sizes[ids].sum() for ids in picked]) / sizes.sum())
 
 
 def _popular_bytes(
-    statistics: ModelStatistics, sizes: Array, worth: Array, bias: float, chance: float, chances: Array
+    statistics: ModelStatistics, sizes: Array, worth: Array, chances: Array, bias: float, chance: float
 ) -> float:
     """Return which share of the bytes 80 % of the later sessions' traffic needs, by the popularity of the earlier."""
     picked = _sessions(statistics, sizes, worth, bias, chance, chances)
