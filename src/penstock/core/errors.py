@@ -287,6 +287,10 @@ class CacheIgnoredWarning(UserWarning):
     """A cache was left out of what workers run: elements come out the same, but are computed in every epoch."""
 
 
+class CacheAwayWarning(UserWarning):
+    """Storage that autocache() keeps elements in fails or does not answer: they are computed instead."""
+
+
 class LargeFunctionWarning(UserWarning):
     """A function takes so much data along that sending it, and holding it in every worker, is a burden."""
 

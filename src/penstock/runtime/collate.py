@@ -35,6 +35,8 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
     """Return the batch of `rows`; `leaf` says how leaves are joined (default: equal shapes only)."""
     first = rows[0]
     kind = type(first)
+    if kind in _LEAVES:
+        return (leaf or stack_leaves)(rows, path)
     if isinstance(first, dict):
         try:
             if sum(map(len, rows)) != len(first) * len(rows):  # a row that lacks a key is found below
@@ -51,7 +53,7 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
             raise different_structure(rows, path)
         columns = [collate(column, f"{path}[{i}]", leaf) for i, column in enumerate(zip(*rows))]
         return rebuild_like(first, columns)
-    if kind not in _LEAVES and (entry := leaf_type(kind)).container and entry.flatten is not None:
+    if (entry := leaf_type(kind)).container and entry.flatten is not None:
         if any(type(row) is not kind for row in rows):
             raise different_structure(rows, path)
         return entry.unflatten(collate(list(map(entry.flatten, rows)), path, leaf))
