@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from penstock.sources.example_proto import decode_example, encode_example
     from penstock.warehouse.features import Feature
     from penstock.warehouse.reading import read_features
+    from penstock.warehouse.session import Session
     from penstock.warehouse.table import Table
     from penstock.warehouse.writing import StripeSize
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
@@ -166,6 +167,7 @@ __all__ = [
     "ServiceClosedError",
     "ServiceFileMissingError",
     "ServiceNotReadyError",
+    "Session",
     "Sharding",
     "Share",
     "SkipErrors",
@@ -292,6 +294,7 @@ if not TYPE_CHECKING:
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
         "penstock.warehouse.features": ("Feature",),
         "penstock.warehouse.reading": ("read_features",),
+        "penstock.warehouse.session": ("Session",),
         "penstock.warehouse.table": ("Table",),
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),

@@ -57,14 +57,14 @@ def read_features(
     """
     opened = table if isinstance(table, Table) else Table(table)
     snapshot = opened.snapshot(version)
-    known = _known_features(opened, snapshot)
+    known = known_features(opened, snapshot)
     injected: list[tuple[str, int, tuple[str, ...]]] = []
     chosen = [_found(known, opened, wanted) for wanted in features] if features is not None else None
     chosen = [f for f in known.values() if f.written] if chosen is None else chosen
     side_features: set[str] = set()
     for side in inject:
         side_snapshot = side.snapshot()
-        own = _known_features(side, side_snapshot)
+        own = known_features(side, side_snapshot)
         names = tuple(feature.column for feature in chosen if feature.id in own and feature.column not in side_features)
         side_features.update(names)
         injected.append((side.url, side_snapshot.version, names))
@@ -97,7 +97,7 @@ def read_features(
     return Dataset(node)
 
 
-def _known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:
+def known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:
     """Return the features of the registry, or, of a table of others, those that its columns show."""
     found = table.features if not table.is_remote else {}
     if found:
