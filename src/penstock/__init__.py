@@ -92,8 +92,10 @@ if TYPE_CHECKING:
     from penstock.graph.ops import SkipErrors
     from penstock.kernels.registered import register_transform
     from penstock.runtime.stats import StageStatistics, Statistics
+    from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
     from penstock.warehouse.features import Feature
+    from penstock.warehouse.leases import SnapshotLease
     from penstock.warehouse.reading import read_features
     from penstock.warehouse.session import Session
     from penstock.warehouse.table import Table
@@ -172,6 +174,7 @@ __all__ = [
     "Share",
     "SkipErrors",
     "SnapshotGoneError",
+    "SnapshotLease",
     "StageFigures",
     "StageStatistics",
     "StateMismatchError",
@@ -182,6 +185,7 @@ __all__ = [
     "SupersededError",
     "Table",
     "TableConflictError",
+    "TableSnapshot",
     "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
@@ -292,7 +296,9 @@ if not TYPE_CHECKING:
         "penstock.kernels.registered": ("register_transform",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.sources.delta_log": ("TableSnapshot",),
         "penstock.warehouse.features": ("Feature",),
+        "penstock.warehouse.leases": ("SnapshotLease",),
         "penstock.warehouse.reading": ("read_features",),
         "penstock.warehouse.session": ("Session",),
         "penstock.warehouse.table": ("Table",),

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.element import Array
 from penstock.warehouse.features import Feature
-from penstock.warehouse.model_statistics import Array
 
 
 def flatten(maps: Mapping[str, pa.Array], features: Mapping[int, Feature], rows: int) -> dict[str, pa.Array]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.element import Array
 from penstock.core.errors import InvalidArgumentError
 from penstock.warehouse.features import Feature, Lifecycle
-from penstock.warehouse.model_statistics import BETA_PER_NEW, Array, DrawnFeatures, draw_features, model
+from penstock.warehouse.model_statistics import BETA_PER_NEW, DrawnFeatures, draw_features, model
 from penstock.warehouse.read_log import ReadLog
 from penstock.warehouse.table import Table
 from penstock.warehouse.writing import StripeSize

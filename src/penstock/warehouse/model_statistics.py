@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.core.element import Array
 from penstock.core.errors import InvalidArgumentError, choice
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 LENGTH_SPREAD = 1.0  # of the mean lengths of features, as the sigma of a log-normal: a few features are very long
 COVERAGE_CONCENTRATION = 3.0

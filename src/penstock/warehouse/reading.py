@@ -10,12 +10,12 @@ from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph.expressions import Expression
 from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
-from penstock.warehouse.features import Feature, FeatureKind
+from penstock.warehouse.features import Feature, StoredKind
 from penstock.warehouse.read_log import ReadLog
 from penstock.warehouse.table import Table, check_date
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
 
-_TYPES: Mapping[str, FeatureKind] = {
+_TYPES: Mapping[str, StoredKind] = {
     "float": "dense",
     "array<long>": "sparse",
     "array<struct<id:long,score:float>>": "scored",
