@@ -92,9 +92,12 @@ if TYPE_CHECKING:
     from penstock.graph.ops import SkipErrors
     from penstock.kernels.registered import register_transform
     from penstock.runtime.stats import StageStatistics, Statistics
+    from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
     from penstock.warehouse.features import Feature
+    from penstock.warehouse.leases import SnapshotLease
     from penstock.warehouse.reading import read_features
+    from penstock.warehouse.session import Session
     from penstock.warehouse.table import Table
     from penstock.warehouse.writing import StripeSize
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
@@ -166,10 +169,12 @@ __all__ = [
     "ServiceClosedError",
     "ServiceFileMissingError",
     "ServiceNotReadyError",
+    "Session",
     "Sharding",
     "Share",
     "SkipErrors",
     "SnapshotGoneError",
+    "SnapshotLease",
     "StageFigures",
     "StageStatistics",
     "StateMismatchError",
@@ -180,6 +185,7 @@ __all__ = [
     "SupersededError",
     "Table",
     "TableConflictError",
+    "TableSnapshot",
     "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
@@ -290,8 +296,11 @@ if not TYPE_CHECKING:
         "penstock.kernels.registered": ("register_transform",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.sources.delta_log": ("TableSnapshot",),
         "penstock.warehouse.features": ("Feature",),
+        "penstock.warehouse.leases": ("SnapshotLease",),
         "penstock.warehouse.reading": ("read_features",),
+        "penstock.warehouse.session": ("Session",),
         "penstock.warehouse.table": ("Table",),
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),

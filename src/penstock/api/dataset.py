@@ -104,7 +104,7 @@ class Dataset(Operators):
             if to < 1:
                 raise InvalidArgumentError(f"to={to} must be at least 1 worker process; None reads with threads here")
             # All that can be wrong is checked. It has as much to import as this process: both do so at once.
-            nursery = start_nursery()
+            nursery = start_nursery(warm=",".join(ops.transforms_in(self._node)))
         try:
             from penstock.api.loader import make_loader
 
