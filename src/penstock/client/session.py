@@ -46,7 +46,7 @@ from penstock.wire.messages import (
 )
 
 USUAL_WINDOW_BYTES = 256 << 20  # of a shared job, where nobody says: what a worker gives it is not known here
-BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
+BEAT_S = 1.0  # views are pushed, and leases last long: it is for figures, which decide how many workers there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
 from penstock.core.checks import check_whole
 from penstock.core.errors import (
     CannotListenError,
@@ -99,6 +100,7 @@ class ServiceOptions:
     """What runners give up; None: nothing."""
     inline: int = 0
     """Workers inside this process, beside those that are processes."""
+    scaling: ScalingRules = DEFAULT_RULES
 
 
 class ServiceProcesses:
@@ -386,4 +388,5 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "known": options.keys.known,
         "registry": options.registry or str(scratch / REGISTRY),
         "audit_log": options.audit_log,
+        "scaling": options.scaling,
     }
