@@ -19,7 +19,13 @@ def add_service_commands(commands: Any) -> None:
         help="run a dispatcher and workers on this host",
         description="Run a dispatcher and workers on this host, until Ctrl-C or SIGTERM. What dies is started again.",
     )
-    serve.add_argument("--workers", type=_count, default="auto", metavar="N", help="default: one a core (auto)")
+    serve.add_argument(
+        "--workers",
+        type=_worker_range,
+        default="auto",
+        metavar="N|LEAST-MOST|auto",
+        help="so many, or as many as jobs want between two numbers (default: auto, from 1 to one a core)",
+    )
     _add_listening(serve)
     _add_dispatching(serve)
     _add_resources(serve)
@@ -101,7 +107,9 @@ def add_service_commands(commands: Any) -> None:
     keys.add_argument("folder", metavar="DIR")
     keys.add_argument("name", nargs="?", metavar="NAME")
     keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
-    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it: --key=BEGINNING"
+    )
     keys.add_argument(
         "--keep-old-seconds",
         type=_positive,
@@ -155,8 +163,19 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="USER",
-        help="jobs' code gains no privileges; with USER, as root and by TCP: it runs as that user",
+        help="jobs' code gains no privileges, and cannot trace or signal other processes; with USER, as root and by "
+        "TCP: it runs as that user",
     )
+    parser.add_argument(
+        "--sandbox-write", nargs="*", metavar="DIR", help="jobs' code writes beneath these folders and nowhere else"
+    )
+    parser.add_argument(
+        "--sandbox-read",
+        nargs="*",
+        metavar="DIR",
+        help="it reads these, what it writes to, Python and the system's files, and nothing else",
+    )
+    parser.add_argument("--sandbox-memory-bytes", type=_whole, metavar="N", help="memory of each worker's own, at most")
     parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument(
@@ -178,6 +197,15 @@ def _workers_asked(text: str) -> int | str | tuple[int, int] | None:
     if pair[0] > pair[1]:
         raise argparse.ArgumentTypeError(f"{text!r} has more at the least than at the most")
     return pair
+
+
+def _worker_range(text: str) -> int | str | tuple[int, int]:
+    if text.isdigit():
+        return int(text)
+    asked = _workers_asked(text)
+    if asked is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor of the form 1-8")
+    return asked
 
 
 def _natural(text: str) -> int:

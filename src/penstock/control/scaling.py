@@ -155,7 +155,7 @@ def _keep_what_was_learned(draft: Draft, job: Job, memory: Any) -> None:
         abs(getattr(learned, name) - value) > model_first.MOVED * abs(value) for name, value in asdict(known).items()
     )
     if known is None or learned.workers != known.workers or moved:
-        draft.emit(e.MetricLearned(metric_key(job), asdict(learned)))
+        draft.emit(e.MetricLearned(metric_key(job), {name: float(value) for name, value in asdict(learned).items()}))
 
 
 # Who serves whom

@@ -162,6 +162,8 @@ class Served(ABC, Generic[ReaderKind]):
             return "this worker is closing"
         if message.consumer < 0 or (width > 1 and message.consumer >= width):
             return f"there is no consumer {message.consumer}: the job has {width}"
+        if message.binding < 0:
+            return f"there is no binding {message.binding}"
         if message.binding < self.binding:
             return f"binding {message.binding} is over, the stream has binding {self.binding} by now"
         if message.cut_round > message.round:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import msgspec
 import zmq
 
 from penstock.core.ids import StreamId
@@ -74,7 +75,7 @@ def run(
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
     raise_descriptor_limit()
     if config.sandbox is not None:
-        config.sandbox.enter()
+        config = msgspec.structs.replace(config, listening=config.sandbox.enter(config.listening))
     let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -244,7 +244,7 @@ class DataSocket:
             try:
                 self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
-                _log.exception("a message could not be dealt with", extra={"message": type(message).__name__})
+                _log.exception("a message could not be dealt with", extra={"kind": type(message).__name__})
         return len(messages) == RECEIVE_AT_ONCE
 
     def _complain(self, now: float, reason: str) -> None:
