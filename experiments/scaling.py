@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock as ps
-from penstock.control.scaling_rules import PolicyName, ScalingRules
+from penstock.control.scaling_rules import PolicyName
 
 WORKLOADS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text())
 TRAINER_PER_H, WORKER_PER_H = WORKLOADS["prices"]["tpu-v3-8"], WORKLOADS["prices"]["worker"]
@@ -186,7 +186,7 @@ def trainer_of(
             contention=figures.get("contention", 0.0),
             folder=folder,
         )
-        with ps.LocalService(workers=pool, threads=1, scaling=ScalingRules(policy=policy)) as service:
+        with ps.LocalService(workers=pool, threads=1, scaling={"policy": policy}) as service:
             trainer = Trainer(name, work, service, ps.Placement(workers=workers), speed)
             try:
                 yield trainer
@@ -262,7 +262,7 @@ def shrunk(seconds: float) -> tuple[float, float]:
         time.sleep(3.0)
         trainer._service.scale("job", SHRINK_TO)
         trainer.wait_for(SHRINK_TO)
-        time.sleep(12.0)  # what was granted to retired streams is read, and what was buffered
+        time.sleep(25.0)  # what was granted to retired streams is read, and what was buffered
         after = trainer.watch(seconds)
     with trainer_of("needs-8", SHRINK_TO, pool=SHRINK_FROM, speed=SHRINK_SPEED) as trainer:
         trainer.wait_for(SHRINK_TO)
