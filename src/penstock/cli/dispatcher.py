@@ -10,7 +10,7 @@ from penstock.cli.main import UsageError
 from penstock.dispatcher.main import DispatcherConfig, run
 from penstock.processes.service_folder import ServiceFolder
 from penstock.wire.addresses import Listening
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.credentials import ServiceKeys
 
 
 def run_dispatcher(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from penstock.cli.foreground import (
     scaling_rules,
     service_keys,
 )
-from penstock.processes.nursery_messages import Died, describe_exit
+from penstock.processes.nursery_link import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.provision.local import LocalProvisioner, worker_range
 from penstock.wire.addresses import Listening

@@ -34,8 +34,7 @@ from penstock.control.fitting import fitting_workers
 from penstock.control.placing import granted_streams
 from penstock.control.records import Iteration, Job
 from penstock.core.ids import AttemptId, JobName
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import FeedSpec, Leftover
+from penstock.wire.jobs import FeedSpec, Leftover, delivery_of
 
 
 def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:

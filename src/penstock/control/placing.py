@@ -27,8 +27,7 @@ from penstock.control.fitting import asked_of, may_take_streams, ready_runners, 
 from penstock.control.records import Bound, Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import FeedSpec, JobSpec
+from penstock.wire.jobs import FeedSpec, JobSpec, delivery_of
 
 WAIT_FOR_SHARE_S = (
     3.0  # a process takes a tenth of a second to start; one that takes longer finds its streams elsewhere

@@ -34,7 +34,7 @@ from penstock.policies.allotting import JobClaim, PoolWorker, allot
 from penstock.policies.scaling import model_first
 from penstock.policies.scaling.model_first import Learned, ModelMemory
 from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimits, WorkerTarget
-from penstock.wire.delivery import delivery_of
+from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
 LOOK_AGAIN_S = 0.5  # at a window that should have ended: some beats come late

@@ -28,10 +28,9 @@ from penstock.dispatcher.journaled_state import JournaledState
 from penstock.dispatcher.key_registry import KeyRegistry
 from penstock.dispatcher.service import Service
 from penstock.wire.addresses import Listening
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.positions import PositionSigner
-from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import Guard, bind_router
 
 SOCKET = "dispatcher"  # its name in the service's folder

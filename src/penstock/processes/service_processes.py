@@ -43,7 +43,7 @@ from penstock.processes.agent_messages import (
     new_agent_id,
     new_places,
 )
-from penstock.processes.nursery_messages import (
+from penstock.processes.nursery_link import (
     ChildLine,
     Died,
     FromNursery,
@@ -60,8 +60,7 @@ from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
 from penstock.wire.addresses import ANY_HOSTS, Listening, advertised, join_tcp
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials, ServiceFile
-from penstock.wire.service_keys import REGISTRY, KnownKey, ServiceKeys
+from penstock.wire.credentials import REGISTRY, Credentials, KnownKey, ServiceFile, ServiceKeys
 
 if TYPE_CHECKING:  # a trainer need not have what looks after workers, unless some are its own threads
     from penstock.processes.inline_workers import MakeRunner
