@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
+from penstock.control.scaling_rules import rules_of
 from penstock.core.checks import check_names
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
 from penstock.core.ids import JobName
@@ -42,7 +42,7 @@ class LocalService:
         threads: int | None = None,
         memory_bytes: int | None = None,
         tags: Iterable[str] = (),
-        scaling: ScalingRules | None = None,
+        scaling: Mapping[str, Any] | None = None,
     ) -> None:
         """`workers` is their number, or (least, most): then they come and go as jobs want them; "auto": to one a core.
 
@@ -50,7 +50,7 @@ class LocalService:
 
         `inline` workers are in this process, as threads: what reads the service's jobs runs their functions here too.
         With `journal`, a folder, jobs outlive the service: another one with the same folder goes on with them.
-        `scaling` says how jobs are scaled, where that is not as usual: the policy, prices, what principals may have.
+        `scaling` says how jobs are scaled where that is not as usual, as the file of `penstock serve --scaling` does.
         """
         least, most = worker_range(workers)
         self._processes = ServiceProcesses(
@@ -62,7 +62,7 @@ class LocalService:
                 threads=threads,
                 memory_bytes=memory_bytes,
                 tags=_tags(tags),
-                scaling=scaling or DEFAULT_RULES,
+                scaling=rules_of(scaling or {}),
             ),
             make_runner=_runner_class() if inline else None,
         )
