@@ -79,12 +79,13 @@ def _compile(function: Callable[..., Any], signatures: list[Any]) -> Any:
     directory = cache_directory()
     if directory is None:
         return numba.njit(signatures, nogil=True)(function)
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(directory)  # read once, when the function is made: others keep theirs
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(directory)  # read once, when the function is made: others keep theirs
     try:
         return numba.njit(signatures, nogil=True, cache=True)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before
 
 
 @cache
