@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 DEFAULT_PORT = 5050
@@ -51,6 +52,12 @@ def add_service_commands(commands: Any) -> None:
     worker.add_argument("--advertise", metavar="HOST", help="the name or address others reach this host by")
     worker.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
     worker.add_argument("--keys", metavar="FILE", help="the key of an agent, made by `penstock keys`")
+    worker.add_argument(
+        "--name", type=_name, metavar="NAME", help="call the workers NAME.0, NAME.1, ... (default: names of chance)"
+    )
+    worker.add_argument(
+        "--with-parent", action="store_true", help="leave when the process that started this has ended, too"
+    )
     worker.add_argument(
         "--drain-seconds", type=_positive, default=30.0, metavar="S", help="how long leaving may take (default: 30)"
     )
@@ -144,6 +151,12 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-bytes", type=_whole, metavar="N", help="buffers of each worker (default: its share of a tenth)"
     )
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,99}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: letters, digits, - and _, at most 100")
+    return text
 
 
 def _count(text: str) -> int | str:

@@ -1,0 +1,1 @@
+"""Who brings workers: engines that run `penstock worker` somewhere, and how many the service wants of each."""

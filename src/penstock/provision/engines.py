@@ -1,0 +1,86 @@
+"""What an engine is: something that runs `penstock worker` processes on hosts of its own.
+
+A *place* is one of them: a command that the engine keeps somewhere, with a name that is also its workers' name. Engines
+do not watch the service, and decide nothing: they start, name and release. What they start is told apart from what
+others start by its name alone, so a provisioner that was killed finds its places again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.core.errors import PenstockError
+
+
+class EngineError(PenstockError):
+    """An engine (Ray, Slurm, Kubernetes) did not do what it was asked for; the message has its own words."""
+
+
+class Engine(Protocol):
+    """Runs places. Calls return when the engine has taken the order, not when it is carried out."""
+
+    @property
+    def kind(self) -> str:
+        """What it calls itself to the service: `ray`, `slurm`, `kubernetes`."""
+        ...
+
+    def start(self, count: int) -> None:
+        """Ask for so many more places."""
+        ...
+
+    def names(self) -> frozenset[str]:
+        """Return the places there are, those that are still to begin included, those that were released not."""
+        ...
+
+    def release(self, names: Collection[str]) -> None:
+        """Have places leave in peace: their workers hand over what they have, and end."""
+        ...
+
+    def close(self) -> None:
+        """Release all places."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceCommand:
+    """The command of a place, `penstock worker`, as engines start it.
+
+    >>> PlaceCommand(dispatcher="tcp://head:5050", keys="agent.json").arguments("slurm-7")[-6:]
+    ['--name', 'slurm-7', '--processes', '1', '--drain-seconds', '30']
+    """
+
+    dispatcher: str
+    keys: str
+    """The file with an agent's key, where the place is."""
+    processes: int = 1
+    threads: int | None = None
+    drain_s: float = 30.0
+    tags: tuple[str, ...] = ()
+    bind: str | None = None
+    advertise: str | None = None
+    python: str = sys.executable
+
+    def arguments(self, name: str) -> list[str]:
+        """Return the command's words for a place of this name."""
+        words = [self.python, "-P", "-m", "penstock", "worker", "--dispatcher", self.dispatcher, "--keys", self.keys]
+        if self.threads is not None:
+            words += ["--threads", str(self.threads)]
+        if self.tags:
+            words += ["--tags", ",".join(self.tags)]
+        if self.bind is not None:
+            words += ["--bind", self.bind]
+        if self.advertise is not None:
+            words += ["--advertise", self.advertise]
+        return [*words, "--name", name, "--processes", str(self.processes), "--drain-seconds", f"{self.drain_s:g}"]
+
+
+def place_of(worker: str) -> str:
+    """Return the place of a worker, by the worker's name.
+
+    >>> place_of("slurm-12-3.0"), place_of("slurm-12-3")
+    ('slurm-12-3', 'slurm-12-3')
+    """
+    return worker.partition(".")[0]
