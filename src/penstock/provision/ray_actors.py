@@ -24,7 +24,6 @@ from penstock.wire.credentials import Credentials
 
 KIND = "ray"
 AFTER_DRAIN_S = 10.0
-LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class PlaceActor:
         credentials.write(keys)
         command = replace(command, keys=keys, advertise=command.advertise or ray.util.get_node_ip_address())
         # Its own group: what Ray sends to the actor's is not for the worker, which leaves in peace or with the actor.
-        self._process = subprocess.Popen(command.arguments(name), stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen([*command.arguments(name), "--with-parent"], stdin=subprocess.DEVNULL, start_new_session=True)
         self._drain_s = command.drain_s
 
     def watch(self) -> int:
@@ -60,15 +59,17 @@ class PlaceActor:
     def pid(self) -> int:
         return self._process.pid
 
-    def leave(self) -> int:
-        """Have the worker hand over what it has; return when it is gone."""
+    def leave(self) -> None:
+        """Have the worker hand over what it has, and end with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(self._drain_s + AFTER_DRAIN_S)
+            self._process.wait(self._drain_s + AFTER_DRAIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+        import ray
+
+        ray.actor.exit_actor()
 
 
 @dataclass(slots=True)
@@ -81,6 +82,8 @@ class RayEngine:
     _actors: dict[str, Any] = field(default_factory=dict)
     _watched: dict[Any, str] = field(default_factory=dict)
     """Names of places by the reference of what `PlaceActor.watch` will return."""
+    _leaving: dict[Any, Any] = field(default_factory=dict)
+    """Actors that were released, by what their `leave` will return: an actor without a handle is killed by Ray."""
 
     @property
     def kind(self) -> str:
@@ -88,7 +91,8 @@ class RayEngine:
 
     def start(self, count: int) -> None:
         ray = imported_ray()
-        make = ray.remote(PlaceActor).options(
+        make = ray.remote(PlaceActor)
+        options: dict[str, Any] = dict(
             num_cpus=self.options.cpus,
             resources=dict(self.options.resources) or None,
             namespace=self.options.namespace,
@@ -97,31 +101,40 @@ class RayEngine:
         )
         for _ in range(count):
             name = f"{KIND}-{secrets.token_hex(4)}"
-            actor = make.options(name=name).remote(self.command, name, self.credentials)
+            actor = make.options(name=name, **options).remote(self.command, name, self.credentials)
             self._actors[name] = actor
             self._watched[actor.watch.remote()] = name
 
     def names(self) -> frozenset[str]:
-        if self._watched:
-            ended, _ = imported_ray().wait(list(self._watched), num_returns=len(self._watched), timeout=0)
-            for reference in ended:
-                self._forget(self._watched[reference])
+        for reference in _ended(self._watched):
+            self._forget(self._watched[reference])
+        for reference in _ended(self._leaving):
+            del self._leaving[reference]
         return frozenset(self._actors)
 
     def release(self, names: Collection[str]) -> None:
         for name in set(names) & self._actors.keys():
             actor = self._actors[name]
             self._forget(name)
-            actor.leave.remote()
-            # Queued behind leave(): the actor ends when its worker has left, whoever holds its handle.
-            actor.__ray_terminate__.remote()
+            self._leaving[actor.leave.remote()] = actor
 
     def close(self) -> None:
         self.release(self.names())
+        if self._leaving:
+            limit_s = self.command.drain_s + 2 * AFTER_DRAIN_S
+            imported_ray().wait(list(self._leaving), num_returns=len(self._leaving), timeout=limit_s)
+            self._leaving.clear()
 
     def _forget(self, name: str) -> None:
         del self._actors[name]
         self._watched = {reference: watched for reference, watched in self._watched.items() if watched != name}
+
+
+def _ended(references: Mapping[Any, Any]) -> list[Any]:
+    """Return those of the calls that returned or failed; not those of actors that are still to begin."""
+    if not references:
+        return []
+    return list(imported_ray().wait(list(references), num_returns=len(references), timeout=0)[0])
 
 
 def imported_ray() -> Any:
