@@ -60,12 +60,13 @@ class SlurmEngine:
     def release(self, names: Collection[str]) -> None:
         tasks = self._tasks()
         for name in sorted(set(names) & tasks.keys()):
-            task = _task_of(name)
-            if tasks[name] in WAITING:
-                _run(["scancel", task])
-            else:
-                # To the batch script alone, which is the worker itself: it drains, and the task ends with it.
-                _run(["scancel", "--batch", "--signal=TERM", task])
+            # To the batch script alone, which is the worker itself: it drains, and the task ends with it.
+            how = [] if tasks[name] in WAITING else ["--batch", "--signal=TERM"]
+            try:
+                _run(["scancel", *how, _task_of(name)])
+            except EngineError:
+                if name in self._tasks():  # else it has ended meanwhile
+                    raise
             self._released.add(name)
 
     def close(self) -> None:
