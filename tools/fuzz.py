@@ -45,13 +45,11 @@ from penstock.client import connection as client_connection  # noqa: E402
 from penstock.dispatcher.main import DispatcherConfig  # noqa: E402
 from penstock.wire.addresses import RunnerAddress  # noqa: E402
 from penstock.wire.control import ControlClient  # noqa: E402
-from penstock.wire.credentials import Credentials  # noqa: E402
-from penstock.wire.envelopes import decode_tell  # noqa: E402
+from penstock.wire.credentials import Credentials, KnownKey  # noqa: E402
 from penstock.wire.frames import ToRunner  # noqa: E402
+from penstock.wire.framing import cut_request, decode_tell  # noqa: E402
 from penstock.wire.messages import PROTOCOL, Jobs, ListJobs, Refused, Request  # noqa: E402
-from penstock.wire.pieces import cut_request  # noqa: E402
 from penstock.wire.principals import Role  # noqa: E402
-from penstock.wire.service_keys import KnownKey  # noqa: E402
 from penstock.wire.sockets import dial  # noqa: E402
 
 BATCH = 100

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         TruncatedFileError,
         WaitTimeoutError,
     )
+    from penstock.core.keyed import KeyedDense, KeyedRagged
     from penstock.core.leaves import register_type
     from penstock.graph.expressions import Column, Expression, col
     from penstock.graph.ops import SkipErrors
@@ -129,6 +130,8 @@ __all__ = [
     "JournalError",
     "JournalLockedError",
     "JournalWriteError",
+    "KeyedDense",
+    "KeyedRagged",
     "LargeFunctionWarning",
     "LimitReachedError",
     "Limits",
@@ -262,6 +265,7 @@ if not TYPE_CHECKING:
             "TruncatedFileError",
             "WaitTimeoutError",
         ),
+        "penstock.core.keyed": ("KeyedDense", "KeyedRagged"),
         "penstock.core.leaves": ("register_type",),
         "penstock.graph.expressions": ("Column", "Expression", "col"),
         "penstock.graph.ops": ("SkipErrors",),

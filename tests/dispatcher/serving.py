@@ -19,7 +19,7 @@ from penstock.dispatcher.main import Dispatcher, DispatcherConfig
 from penstock.wire.admissions import ExpectRunner
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.jobs import JobSpec, JobView, Resume, StreamView
 from penstock.wire.messages import (
     Done,
@@ -33,7 +33,6 @@ from penstock.wire.messages import (
     StartRunner,
     WorkerPlace,
 )
-from penstock.wire.service_keys import KnownKey
 from tests.job_specs import job_spec
 from tests.keys import SERVER, new_key
 from tests.waiting import wait_until

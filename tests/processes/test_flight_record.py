@@ -5,7 +5,7 @@ import os
 
 from penstock.core.ids import StreamId
 from penstock.processes.flight_record import FlightRecord, HangWatch, read_flight
-from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.runtime.contract import Origin
 
 

@@ -12,7 +12,7 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.processes.sandbox import Sandbox
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.wire.addresses import Listening
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.credentials import ServiceKeys
 from tests.security.another_user import NOBODY, as_another_user, needs_root
 
 LIMITS = ps.Limits(timeout_s=60)

@@ -38,7 +38,7 @@ SCHEDULES = 250
 
 
 def simulate(seed: int) -> Simulation:
-    simulation = Simulation(make_schedule(seed))
+    simulation = Simulation(make_schedule(seed, scaled=False))
     simulation.run()
     return simulation
 

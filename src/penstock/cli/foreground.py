@@ -12,11 +12,11 @@ from typing import Any
 
 from penstock.cli.main import UsageError
 from penstock.cli.service_arguments import chosen_port
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules, parse_rules
 from penstock.core.errors import PenstockError
 from penstock.processes.sandbox import Sandbox
 from penstock.wire.addresses import Listening
-from penstock.wire.credentials import ServiceFile
-from penstock.wire.service_keys import REGISTRY, ServiceKeys
+from penstock.wire.credentials import REGISTRY, ServiceFile, ServiceKeys
 
 
 class StopSignals:
@@ -86,6 +86,17 @@ def sandbox_of(options: argparse.Namespace, listening: Listening) -> Sandbox | N
     sandbox = Sandbox(user=options.sandbox)
     say(f"sandbox: {sandbox.check(listening)}")
     return sandbox
+
+
+def scaling_rules(options: argparse.Namespace) -> ScalingRules:
+    """Return what --scaling says; without it, what holds where nobody says anything."""
+    if options.scaling is None:
+        return DEFAULT_RULES
+    try:
+        text = Path(options.scaling).read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {options.scaling}: {error.strerror}; give --scaling a TOML file") from None
+    return parse_rules(text, options.scaling)
 
 
 def say(text: str) -> None:

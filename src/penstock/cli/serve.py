@@ -7,8 +7,16 @@ import shlex
 import time
 from pathlib import Path
 
-from penstock.cli.foreground import StopSignals, listening_of, registry_of, sandbox_of, say, service_keys
-from penstock.processes.nursery_messages import Died, describe_exit
+from penstock.cli.foreground import (
+    StopSignals,
+    listening_of,
+    registry_of,
+    sandbox_of,
+    say,
+    scaling_rules,
+    service_keys,
+)
+from penstock.processes.nursery_link import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.runtime.budget import available_cores
 from penstock.wire.addresses import Listening
@@ -37,6 +45,7 @@ def run_serve(options: argparse.Namespace) -> int:
                 threads=options.threads,
                 memory_bytes=options.memory_bytes,
                 tags=options.tags,
+                scaling=scaling_rules(options),
             )
         )
         file = Path(options.service_file or processes.scratch / "service.json").absolute()

@@ -65,12 +65,27 @@ def add_service_commands(commands: Any) -> None:
 
     jobs = commands.add_parser(
         "jobs",
-        help="list the jobs and workers of a service; cancel, pause or resume a job",
-        description="Without ACTION: list the jobs and the workers.",
+        help="list the jobs and workers of a service; cancel, pause or resume a job; why it has its workers, its cost",
+        description="Without ACTION: list the jobs and the workers. why JOB tells each decision about its workers, "
+        "with the numbers it rests on. cost tells what jobs have cost so far, by a file of prices.",
     )
-    jobs.add_argument("action", nargs="?", choices=["cancel", "pause", "resume"], metavar="cancel|pause|resume")
+    actions = ["cancel", "pause", "resume", "why", "cost"]
+    jobs.add_argument("action", nargs="?", choices=actions, metavar="|".join(actions))
     jobs.add_argument("job", nargs="?", metavar="JOB")
+    jobs.add_argument("--prices", metavar="FILE", help="for cost: TOML, for each machine per_h, source and date")
+    jobs.add_argument("--worker", default="worker", metavar="KIND", help="the machine a worker is (default: worker)")
+    jobs.add_argument("--trainer", default="trainer", metavar="KIND", help="that of a rank (default: trainer)")
     jobs.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
+
+    scale = commands.add_parser(
+        "scale",
+        help="say how many workers a job has from now on",
+        description="Have a job keep so many workers: a number, auto (as many as its trainer needs), LEAST-MOST (auto, "
+        "within these), or own (what the job itself asked for).",
+    )
+    scale.add_argument("job", metavar="JOB")
+    scale.add_argument("workers", type=_workers_asked, metavar="N|auto|LEAST-MOST|own")
+    scale.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
 
     drain = commands.add_parser(
         "drain",
@@ -124,6 +139,9 @@ def _add_dispatching(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--audit-log", metavar="FILE", help="write here who opened, joined, steered and drained, and who was refused"
     )
+    parser.add_argument(
+        "--scaling", metavar="FILE", help="a TOML file: the policy, prices, and what each principal may have"
+    )
     parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
     parser.add_argument(
         "--http-bind", metavar="HOST", default="127.0.0.1", help="where that port listens (default: 127.0.0.1)"
@@ -161,6 +179,18 @@ def _name(text: str) -> str:
 
 def _count(text: str) -> int | str:
     return text if text == "auto" else _natural(text)
+
+
+def _workers_asked(text: str) -> int | str | tuple[int, int] | None:
+    if text in ("auto", "own"):
+        return text if text == "auto" else None
+    least, dash, most = text.partition("-")
+    if not dash:
+        return _whole(text)
+    pair = _whole(least), _whole(most)
+    if pair[0] > pair[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} has more at the least than at the most")
+    return pair
 
 
 def _natural(text: str) -> int:

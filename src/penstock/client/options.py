@@ -125,6 +125,11 @@ def check_options(
     if fed is not None or sharding.streams == 1:
         order = "deterministic"  # the sampler's; or a single stream's, which has but one
     check_together(ranks, order, sharding, sharing, fed)
+    if sharding.off and placement.workers is not None:
+        raise InvalidArgumentError(
+            f"workers={placement.workers!r} with sharding='off': every worker reads everything, so that their number "
+            "is what is read; limit it with max_workers=, or use sharding='dynamic'"
+        )
     return JobOptions(
         job=job,
         ranks=ranks.agreed(),

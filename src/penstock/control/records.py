@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.control.events import ElementKey, Suspect, ViewRaised
 from penstock.control.ledger import Ledger
+from penstock.control.scaling_records import JobScaling
 from penstock.control.tables import ABSENT, Rows, Table
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Ranges, Slot
@@ -272,6 +273,7 @@ class Job(Record, frozen=True):
     """Runners whose deaths are counted: a report that comes twice counts once."""
     past_clients: tuple[ClientId, ...] = ()
     """Clients that closed or were superseded: a late duplicate of their opening must not open anything."""
+    scaling: JobScaling = JobScaling()
 
 
 KEPT_BEATS = 8  # of each agent and client: enough for a rate

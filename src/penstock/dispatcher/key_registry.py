@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.errors import InvalidArgumentError
-from penstock.wire.credentials import read_private, write_private
+from penstock.wire.credentials import KnownKey, read_private, write_private
 from penstock.wire.principals import Principal, Role
-from penstock.wire.service_keys import KnownKey
 
 LOOK_EVERY_S = 0.5
 

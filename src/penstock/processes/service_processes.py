@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
 from penstock.core.checks import check_whole
 from penstock.core.errors import (
     CannotListenError,
@@ -42,7 +43,7 @@ from penstock.processes.agent_messages import (
     new_agent_id,
     new_places,
 )
-from penstock.processes.nursery_messages import (
+from penstock.processes.nursery_link import (
     ChildLine,
     Died,
     FromNursery,
@@ -59,8 +60,7 @@ from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
 from penstock.wire.addresses import ANY_HOSTS, Listening, advertised, join_tcp
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import ServiceFile
-from penstock.wire.service_keys import REGISTRY, ServiceKeys
+from penstock.wire.credentials import REGISTRY, ServiceFile, ServiceKeys
 
 if TYPE_CHECKING:  # a trainer need not have what looks after workers, unless some are its own threads
     from penstock.processes.inline_workers import MakeRunner
@@ -100,6 +100,7 @@ class ServiceOptions:
     """What runners give up; None: nothing."""
     inline: int = 0
     """Workers inside this process, beside those that are processes."""
+    scaling: ScalingRules = DEFAULT_RULES
 
 
 class ServiceProcesses:
@@ -387,4 +388,5 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "known": options.keys.known,
         "registry": options.registry or str(scratch / REGISTRY),
         "audit_log": options.audit_log,
+        "scaling": options.scaling,
     }

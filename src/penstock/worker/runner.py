@@ -25,7 +25,7 @@ import zmq
 from penstock.core.ids import StreamId
 from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.flight_record import FlightRecord, HangWatch
-from penstock.processes.nursery_messages import RECORD_BYTES
+from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.wire.addresses import RunnerAddress

@@ -4,7 +4,7 @@ A frame that its maker hands to another thread costs both of them the GIL, once 
 socket instead, and nobody waits for it longer than a message takes. What must not happen in the thread of whoever sends
 (being told that a peer is gone, while it holds locks of its own) is left to the listening thread.
 
-How a header and its buffers become messages is the business of `wire.parcels`. The ROUTER raises for a peer that is
+How a header and its buffers become messages is the business of `wire.framing`. The ROUTER raises for a peer that is
 gone, and that is how the runner learns of it: the listener is told, and what was to be sent goes back through `unsent`.
 """
 
@@ -22,12 +22,9 @@ import msgspec
 import zmq
 
 from penstock.core.errors import ProtocolError
-from penstock.wire.decoding import decode_message
 from penstock.wire.frames import FromRunner, ToRunner
+from penstock.wire.framing import RequestAssembler, decode_message, key_of, pack
 from penstock.wire.guard import Socket
-from penstock.wire.parcels import pack
-from penstock.wire.pieces import RequestAssembler
-from penstock.wire.principals import key_of
 from penstock.wire.sockets import Bell
 
 TICK_S = 0.1

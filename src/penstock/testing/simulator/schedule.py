@@ -26,8 +26,9 @@ from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World
 from penstock.wire.messages import DrainWorker
-from penstock.wire.modes import ShareKind, Uneven
+from penstock.wire.modes import ShareKind, Uneven, WorkersAsked
 from penstock.wire.principals import Principal
+from penstock.wire.scaling import ScaleJob
 
 FaultKind: TypeAlias = Literal[
     "kill runner",
@@ -42,13 +43,25 @@ FaultKind: TypeAlias = Literal[
     "resize training",
     "add worker",
     "drain worker",
+    "scale job",
 ]
 MOVING = frozenset(
-    {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "add worker", "cut connection"}
+    {
+        "kill runner",
+        "kill machine",
+        "freeze machine",
+        "cut off machine",
+        "drain worker",
+        "add worker",
+        "cut connection",
+        "scale job",
+    }
 )
 """The faults that may move streams to other processes."""
 ENDS_AT_S = 90.0
 MOST_HAPPENINGS = 60_000
+WITHOUT_SCALING: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind != "scale job")
+SCALES: tuple[WorkersAsked, ...] = (1, 2, 3, 5, (1, 2), "auto", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +98,8 @@ class SimulationFailed(Failed):
         super().__init__(f"{why}\n{schedule}")
 
 
-def make_schedule(seed: int) -> Schedule:
-    """Return the schedule of a seed."""
+def make_schedule(seed: int, *, scaled: bool = True) -> Schedule:
+    """Return the schedule of a seed; `scaled`: in some of them the job is scaled up and down meanwhile."""
     rng = random.Random(f"schedule {seed}")
     sizes = [rng.choice((0, 1, 2, 3, 4, 6)) for _ in range(rng.randint(1, 7))]
     ids = iter(range(sum(sizes)))
@@ -118,7 +131,7 @@ def make_schedule(seed: int) -> Schedule:
     faults = [
         Fault(
             at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),
-            kind=rng.choice(get_args(FaultKind)),
+            kind=rng.choice(WITHOUT_SCALING),
             which=rng.randrange(6),
             seconds=rng.choice((0.3, 1.0, 2.0, 6.5)),
             tail=rng.choice(get_args(Tail)),
@@ -127,6 +140,12 @@ def make_schedule(seed: int) -> Schedule:
         )
         for _ in range(rng.randint(1, 5))
     ]
+    scaling = random.Random(f"scaling {seed}")
+    if scaled and scaling.random() < 0.3:
+        faults += [
+            Fault(at_s=scaling.uniform(0.2, HEALS_AT_S), kind="scale job", which=scaling.randrange(len(SCALES)))
+            for _ in range(scaling.randint(1, 5))
+        ]
     return Schedule(
         seed=seed,
         shape=shape,
@@ -230,6 +249,8 @@ class Simulation:
             case "drain worker" if len(self.agents) > 1 and agent.alive:
                 self._add_agent()
                 self._operator.ask(DrainWorker(worker=agent.workers[0]))
+            case "scale job":
+                self._operator.ask(ScaleJob(job=trainer.shape.job, workers=SCALES[which % len(SCALES)]))
 
 
 def fails(schedule: Schedule) -> SimulationFailed | None:

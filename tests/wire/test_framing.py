@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CodecError
-from penstock.wire.parcels import FOLLOW_FROM_BYTES, ONE_FRAME_BYTES, Assembly, pack, unpack
+from penstock.wire.framing import FOLLOW_FROM_BYTES, ONE_FRAME_BYTES, Assembly, pack, unpack
 
 
 @dataclass
