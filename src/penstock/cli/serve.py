@@ -18,7 +18,7 @@ from penstock.cli.foreground import (
 )
 from penstock.processes.nursery_link import Died, describe_exit
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-from penstock.runtime.budget import available_cores
+from penstock.provision.local import bring_local_workers, worker_range
 from penstock.wire.addresses import Listening
 
 LOOK_AGAIN_S = 1.0
@@ -27,11 +27,12 @@ PAUSE_S = 0.05
 
 def run_serve(options: argparse.Namespace) -> int:
     listening, keys = listening_of(options), service_keys(options)
-    workers = available_cores() if options.workers == "auto" else options.workers
+    least, most = worker_range(options.workers)
     with StopSignals() as signals:
         processes = ServiceProcesses(
             ServiceOptions(
-                workers=workers,
+                workers=least,
+                most_workers=most,
                 keys=keys,
                 listening=listening,
                 sandbox=sandbox_of(options, listening or Listening(folder="of its own")),
@@ -48,12 +49,13 @@ def run_serve(options: argparse.Namespace) -> int:
                 scaling=scaling_rules(options),
             )
         )
+        provisioner = bring_local_workers(processes, least, most, options.tags) if least < most else None
         file = Path(options.service_file or processes.scratch / "service.json").absolute()
         try:
             _wait_ready(processes, signals)
             if not signals.count:
                 processes.service_file().write(file)
-                _introduce(processes.address, workers, file)
+                _introduce(processes.address, least, most, file)
             while not signals.count:
                 signals.wait(processes.fileno(), LOOK_AGAIN_S)
                 events = processes.take_events()
@@ -63,6 +65,8 @@ def run_serve(options: argparse.Namespace) -> int:
                 if not events:
                     time.sleep(PAUSE_S)  # the nursery may be what was killed: another one is on its way
         finally:
+            if provisioner is not None:
+                provisioner.close()
             processes.close()
             file.unlink(missing_ok=True)
     say("ended")
@@ -75,8 +79,9 @@ def _wait_ready(processes: ServiceProcesses, signals: StopSignals) -> None:
         processes.take_events()
 
 
-def _introduce(address: str, workers: int, file: Path) -> None:
-    say(f"serving at {address} with {workers} worker{'' if workers == 1 else 's'}")
+def _introduce(address: str, least: int, most: int, file: Path) -> None:
+    count = str(most) if least == most else f"{least} to {most}"
+    say(f"serving at {address} with {count} worker{'' if most == 1 else 's'}")
     say(f"service file: {file}")
     say("in a trainer on this host:")
     say(f"  export PENSTOCK_SERVICE={shlex.quote(str(file))}    and dataset.distribute(), or")

@@ -20,7 +20,13 @@ def add_service_commands(commands: Any) -> None:
         help="run a dispatcher and workers on this host",
         description="Run a dispatcher and workers on this host, until Ctrl-C or SIGTERM. What dies is started again.",
     )
-    serve.add_argument("--workers", type=_count, default="auto", metavar="N", help="default: one a core (auto)")
+    serve.add_argument(
+        "--workers",
+        type=_worker_range,
+        default="auto",
+        metavar="N|LEAST-MOST|auto",
+        help="so many, or as many as jobs want between two numbers (default: auto, from 1 to one a core)",
+    )
     _add_listening(serve)
     _add_dispatching(serve)
     _add_resources(serve)
@@ -53,7 +59,7 @@ def add_service_commands(commands: Any) -> None:
     worker.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
     worker.add_argument("--keys", metavar="FILE", help="the key of an agent, made by `penstock keys`")
     worker.add_argument(
-        "--name", type=_name, metavar="NAME", help="call the workers NAME.0, NAME.1, ... (default: names of chance)"
+        "--name", type=_name, metavar="NAME", help="call the worker NAME, or several NAME.0, NAME.1, ... (default: any)"
     )
     worker.add_argument(
         "--with-parent", action="store_true", help="leave when the process that started this has ended, too"
@@ -191,6 +197,15 @@ def _workers_asked(text: str) -> int | str | tuple[int, int] | None:
     if pair[0] > pair[1]:
         raise argparse.ArgumentTypeError(f"{text!r} has more at the least than at the most")
     return pair
+
+
+def _worker_range(text: str) -> int | str | tuple[int, int]:
+    if text.isdigit():
+        return int(text)
+    asked = _workers_asked(text)
+    if asked is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor of the form 1-8")
+    return asked
 
 
 def _natural(text: str) -> int:

@@ -101,6 +101,8 @@ def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentCon
 def _places(count: int, options: argparse.Namespace) -> tuple[WorkerPlace, ...]:
     if options.name is None:
         return new_places(count, options.tags)
+    if count == 1:
+        return (WorkerPlace(WorkerId(options.name), options.tags),)
     return tuple(WorkerPlace(WorkerId(f"{options.name}.{number}"), options.tags) for number in range(count))
 
 

@@ -1,1 +1,1 @@
-"""Who brings workers: engines that run `penstock worker` somewhere, and how many the service wants of each."""
+"""Who brings workers when they are wanted, and lets them go when they are not."""

@@ -1,8 +1,9 @@
 """What an engine is: something that runs `penstock worker` processes on hosts of its own.
 
-A *place* is one of them: a command that the engine keeps somewhere, with a name that is also its workers' name. Engines
-do not watch the service, and decide nothing: they start, name and release. What they start is told apart from what
-others start by its name alone, so a provisioner that was killed finds its places again.
+A *place* is one of them: a command that the engine keeps somewhere, with one worker in it, whose id is the place's name;
+its threads fill what the place has of its host. Engines do not watch the service, and decide nothing: they start, name
+and release. What they start is told apart from what others start by its name alone, so that a provisioner that was
+killed finds its places again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all places."""
+        """Release all places that nobody else would end."""
         ...
 
 
@@ -49,13 +50,12 @@ class PlaceCommand:
     """The command of a place, `penstock worker`, as engines start it.
 
     >>> PlaceCommand(dispatcher="tcp://head:5050", keys="agent.json").arguments("slurm-7")[-6:]
-    ['--name', 'slurm-7', '--processes', '1', '--drain-seconds', '30']
+    ['--processes', '1', '--name', 'slurm-7', '--drain-seconds', '30']
     """
 
     dispatcher: str
     keys: str
     """The file with an agent's key, where the place is."""
-    processes: int = 1
     threads: int | None = None
     drain_s: float = 30.0
     tags: tuple[str, ...] = ()
@@ -74,13 +74,4 @@ class PlaceCommand:
             words += ["--bind", self.bind]
         if self.advertise is not None:
             words += ["--advertise", self.advertise]
-        return [*words, "--name", name, "--processes", str(self.processes), "--drain-seconds", f"{self.drain_s:g}"]
-
-
-def place_of(worker: str) -> str:
-    """Return the place of a worker, by the worker's name.
-
-    >>> place_of("slurm-12-3.0"), place_of("slurm-12-3")
-    ('slurm-12-3', 'slurm-12-3')
-    """
-    return worker.partition(".")[0]
+        return [*words, "--processes", "1", "--name", name, "--drain-seconds", f"{self.drain_s:g}"]
