@@ -65,16 +65,14 @@ def test_the_role_allows_what_is_used_and_no_more(api: KubernetesApi, head: Head
     engine.release(engine.names())
     documents = [each for file in MANIFESTS for each in yaml.safe_load_all(file.read_text())]
     (role,) = [each for each in documents if each["kind"] == "Role"]
-    allowed = {
-        (verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]
-    }
+    allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert set(api.asked) == allowed
 
 
 def test_an_api_server_that_is_away_is_a_sentence(tmp_path: Path, api: KubernetesApi) -> None:
     engine = engine_of(tmp_path)
     api.close()
-    with pytest.raises(EngineError, match="could not set the scale|could not read the scale"):
+    with pytest.raises(EngineError, match=r"could not set the scale|could not read the scale"):
         engine.start(1)
 
 

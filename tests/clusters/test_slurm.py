@@ -58,6 +58,7 @@ def test_places_run_are_listed_and_leave_in_peace(engine: SlurmEngine, head: Hea
 def test_a_cancelled_task_and_a_drained_node_lose_nothing(engine: SlurmEngine, head: Head) -> None:
     engine.start(3)
     wait_until(lambda: set(engine._tasks().values()) == {"RUNNING"}, "all tasks to run")
+
     def cancel() -> None:
         run("scancel", task(min(engine.names())))
 
@@ -89,5 +90,5 @@ def test_a_time_limit_is_a_drain(head: Head, tmp_path: Path, slurm: None) -> Non
 def test_what_slurm_refuses_is_said_in_its_words(head: Head, slurm: None) -> None:
     command = PlaceCommand(dispatcher=head.address, keys=head.agent_key)
     engine = SlurmEngine(command, SlurmOptions(service="test", extra=("--partition=nowhere",)))
-    with pytest.raises(EngineError, match="sbatch failed.*nowhere"):
+    with pytest.raises(EngineError, match=r"sbatch failed.*nowhere"):
         engine.start(1)

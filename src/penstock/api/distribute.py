@@ -10,7 +10,7 @@ from typing import TypeAlias
 from penstock.api.dataset import Dataset
 from penstock.api.epochs import FromService
 from penstock.api.loader import Loader
-from penstock.api.services import LocalService
+from penstock.api.services import OwnedService
 from penstock.client.backend import ServiceBackend
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
@@ -18,14 +18,14 @@ from penstock.processes.nursery_start import StartedNursery
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
 
-Destination: TypeAlias = int | str | os.PathLike[str] | LocalService | None
+Destination: TypeAlias = int | str | os.PathLike[str] | OwnedService | None
 
 
 def make_loader(
     dataset: Dataset, to: Destination, options: JobOptions, nursery: StartedNursery | None = None
 ) -> Loader:
     """Return the loader. Processes of its own are children of `nursery`; nothing is sent before it is read."""
-    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, LocalService, type(None))):
+    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, OwnedService, type(None))):
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
@@ -33,7 +33,7 @@ def make_loader(
         return _here(dataset, options)
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
-    if isinstance(to, LocalService):
+    if isinstance(to, OwnedService):
         find = partial(_described, to._for_clients(), to)
         return _over(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
     text = None if to is None else os.fspath(to)
@@ -70,7 +70,7 @@ def _over(
     find: Callable[[], ServiceFile],
     on_close: Callable[[], None] | None = None,
     workers: Callable[[], int] = lambda: 1,
-    service: LocalService | None = None,
+    service: OwnedService | None = None,
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
     if service is not None:
@@ -79,7 +79,7 @@ def _over(
     return Loader(source, memory_bytes=options.limits.memory_bytes, seed=options.seed)
 
 
-def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
+def _described(service: ServiceFile, owner: OwnedService) -> ServiceFile:
     """Return how to reach a service; whoever can ask holds its owner, so that it lives as long as its loaders."""
     return service
 

@@ -152,9 +152,7 @@ def _move(link: NurseryLink, config: AgentConfig) -> None:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-def _watch(
-    link: NurseryLink, signals: StopSignals, config: AgentConfig, whereabouts: _Whereabouts, parent: int
-) -> int:
+def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig, whereabouts: _Whereabouts, parent: int) -> int:
     """`parent`: the process that this one is not to outlive; 0: it may."""
     registered = draining = False
     while True:

@@ -1,9 +1,9 @@
 """What an engine is: something that runs `penstock worker` processes on hosts of its own.
 
-A *place* is one of them: a command that the engine keeps somewhere, with one worker in it, whose id is the place's name;
-its threads fill what the place has of its host. Engines do not watch the service, and decide nothing: they start, name
-and release. What they start is told apart from what others start by its name alone, so that a provisioner that was
-killed finds its places again.
+A *place* is one of them: a command that the engine keeps somewhere, with one worker in it, whose id is the place's
+name; its threads fill what the place has of its host. Engines do not watch the service, and decide nothing: they start,
+name and release. What they start is told apart from what others start by its name alone, so that a provisioner that
+was killed finds its places again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class PlaceActor:
         credentials.write(keys)
         command = replace(command, keys=keys, advertise=command.advertise or ray.util.get_node_ip_address())
         # Its own group: what Ray sends to the actor's is not for the worker, which leaves in peace or with the actor.
-        self._process = subprocess.Popen([*command.arguments(name), "--with-parent"], stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            [*command.arguments(name), "--with-parent"], stdin=subprocess.DEVNULL, start_new_session=True
+        )
         self._drain_s = command.drain_s
 
     def watch(self) -> int:
@@ -92,13 +94,13 @@ class RayEngine:
     def start(self, count: int) -> None:
         ray = imported_ray()
         make = ray.remote(PlaceActor)
-        options: dict[str, Any] = dict(
-            num_cpus=self.options.cpus,
-            resources=dict(self.options.resources) or None,
-            namespace=self.options.namespace,
-            max_concurrency=3,  # watch() waits while leave() is called
-            max_restarts=0,  # whether another one is wanted, and where, is decided anew
-        )
+        options: dict[str, Any] = {
+            "num_cpus": self.options.cpus,
+            "resources": dict(self.options.resources) or None,
+            "namespace": self.options.namespace,
+            "max_concurrency": 3,  # watch() waits while leave() is called
+            "max_restarts": 0,  # whether another one is wanted, and where, is decided anew
+        }
         for _ in range(count):
             name = f"{KIND}-{secrets.token_hex(4)}"
             actor = make.options(name=name, **options).remote(self.command, name, self.credentials)

@@ -74,7 +74,12 @@ class SlurmEngine:
 
     def _sbatch(self, count: int) -> list[str]:
         words = ["sbatch", "--parsable", f"--job-name={self.options.service}", f"--array=0-{count - 1}"]
-        words += ["--ntasks=1", f"--cpus-per-task={self.options.cpus}", f"--output={self.options.output}", "--no-requeue"]
+        words += [
+            "--ntasks=1",
+            f"--cpus-per-task={self.options.cpus}",
+            f"--output={self.options.output}",
+            "--no-requeue",
+        ]
         if self.options.time_limit_s is not None:
             words.append(f"--time={_minutes(self.options.time_limit_s)}")
         # Slurm looks at time limits now and then, up to a minute late: the signal leaves that much more.
