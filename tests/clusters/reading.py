@@ -15,11 +15,11 @@ def slowly(number: int) -> int:
     return number
 
 
-def read_while(service_file: str, events: Mapping[int, Callable[[], None]], **how: object) -> None:
+def read_while(service: str | ps.RayService, events: Mapping[int, Callable[[], None]]) -> None:
     """Read an epoch; `events` are done after so many batches. Nothing is lost, and nothing comes twice."""
     dataset = ps.range(ELEMENTS).map(slowly).batch(BATCH)
     seen: list[int] = []
-    with dataset.distribute(service_file, job="read", limits=ps.Limits(timeout_s=120), **how) as loader:
+    with dataset.distribute(service, job="read", limits=ps.Limits(timeout_s=120)) as loader:
         for count, batch in enumerate(loader):
             seen += batch.tolist()
             if count in events:

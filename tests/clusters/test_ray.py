@@ -8,6 +8,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+import penstock as ps
 from penstock.provision.engines import PlaceCommand
 from penstock.provision.ray_actors import RayEngine, RayOptions
 from tests.clusters.conftest import Head
@@ -26,6 +27,10 @@ def cluster() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
+def lose_a_node(cluster: Cluster) -> None:
+    cluster.remove_node(min(cluster.worker_nodes, key=lambda node: node.unique_id), allow_graceful=False)
+
+
 def test_a_lost_node_and_a_released_place_lose_nothing(cluster: Cluster, head: Head) -> None:
     engine = RayEngine(
         PlaceCommand(dispatcher=head.address, keys="", drain_s=10),
@@ -36,15 +41,31 @@ def test_a_lost_node_and_a_released_place_lose_nothing(cluster: Cluster, head: H
     assert len(engine.names()) == 3
 
     def lose_node() -> None:
-        cluster.remove_node(sorted(cluster.worker_nodes, key=lambda node: node.unique_id)[0], allow_graceful=False)
+        lose_a_node(cluster)
         wait_until(lambda: len(engine.names()) == 2, "the lost node to be noticed")
-        cluster.add_node(num_cpus=1)
-        engine.start(1)
 
     def release() -> None:
         engine.release([min(engine.names())])
 
     read_while(head.service_file, {20: lose_node, 120: release})
-    assert len(engine.names()) == 2
+    assert len(engine.names()) == 1
     engine.close()
     assert engine.names() == frozenset()
+
+
+def test_a_service_in_a_driver_replaces_what_a_lost_node_had(cluster: Cluster) -> None:
+    with ps.RayService(workers=(0, 3)) as service:
+
+        def replace_node() -> None:
+            wait_until(lambda: len(service.workers()) == 3, "three workers")
+            before = {line.worker for line in service.workers()}
+            lose_a_node(cluster)
+            cluster.add_node(num_cpus=1)
+            wait_until(lambda: {line.worker for line in service.workers()} - before, "another worker", 90.0)
+
+        read_while(service, {20: replace_node})
+
+
+def test_a_driver_outside_a_cluster_is_told_so() -> None:
+    with pytest.raises(ps.PenstockError, match=r"call ray.init\(\) first"):
+        ps.RayService()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +94,28 @@ def test_what_slurm_refuses_is_said_in_its_words(head: Head, slurm: None) -> Non
     engine = SlurmEngine(command, SlurmOptions(service="test", extra=("--partition=nowhere",)))
     with pytest.raises(EngineError, match=r"sbatch failed.*nowhere"):
         engine.start(1)
+
+
+def test_serve_on_slurm_brings_what_a_job_wants_and_leaves_nothing(tmp_path: Path, slurm: None) -> None:
+    file, output = tmp_path / "service.json", tmp_path / "serve.log"
+    words = [sys.executable, "-m", "penstock", "serve", "--on", "slurm", "--workers", "0-3", "--bind", "127.0.0.1"]
+    words += ["--port", "0", "--service-file", str(file), "--drain-seconds", "10", "--keys", keys_of(tmp_path)]
+    with output.open("wb") as log:
+        serving = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(file.exists, "the service file")
+        read_while(str(file), {})
+        assert "more on slurm" in output.read_text()
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(60) == 0
+    wait_until(lambda: not listed(), "Slurm's tasks to end")
+
+
+def keys_of(folder: Path) -> str:
+    subprocess.run([sys.executable, "-m", "penstock", "keys", "make", str(folder / "keys")], check=True, timeout=60)
+    return str(folder / "keys" / "server.json")
+
+
+def listed() -> str:
+    return subprocess.run(["squeue", "-h"], check=True, timeout=30, capture_output=True, text=True).stdout
