@@ -186,6 +186,13 @@ def _twice(x):
     return [x, x]
 
 
+def features_table(folder: Path) -> ps.Table:
+    """Return a table of three days, made when it is first asked for."""
+    from tests.warehouse.tables import small_table
+
+    return ps.Table(folder / "features") if (folder / "features").exists() else small_table(folder / "features")
+
+
 def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
     """Return name → (source the case is for, pipeline); the files are made below `folder`."""
     rng = np.random.default_rng(0)
@@ -241,6 +248,13 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "read_parquet_batches": (readers.ReadParquet, lambda: ps.read_parquet(folder / "*.parquet", batch=3)),
         "read_arrow": (readers.ReadArrow, lambda: ps.read_arrow(folder / "*.arrow")),
         "read_saved": (readers.ReadSaved, lambda: ps.read_saved(saved)),
+        "read_features": (readers.ReadFeatures, lambda: ps.read_features(features_table(folder), batch=3)),
+        "read_features_of_some_rows": (
+            readers.ReadFeatures,
+            lambda: ps.read_features(
+                features_table(folder), batch=3, where=ps.col("label") == 0, sample=0.8, columns=["key"]
+            ),
+        ),
     }
     shuffled = {
         f"{name}_shuffled": (kind, lambda make=make: make().shuffle(6, seed=4).enumerate().map(noisy))
@@ -272,5 +286,7 @@ SOURCE_NAMES = tuple(
         "read_parquet_batches",
         "read_arrow",
         "read_saved",
+        "read_features",
+        "read_features_of_some_rows",
     )
 )

@@ -140,37 +140,6 @@ def test_thirty_scalings_and_ten_kills_in_an_epoch_change_nothing(six_workers: p
         assert all(np.array_equal(one, other) for one, other in zip(read, plain))
 
 
-def test_a_second_run_of_the_same_pipeline_begins_where_the_first_ended() -> None:
-    pipeline = ps.range(100_000).map(work, threads=1).batch(2)
-
-    def run(service: ps.LocalService, job: str, until: Any) -> None:
-        with pipeline.distribute(service, job=job, placement=ps.Placement(workers="auto"), limits=LIMITS) as loader:
-            end = time.monotonic() + 40
-            for _ in loader:
-                time.sleep(2 * WORK_S / 3)
-                if until(service.why(job)):
-                    return
-                assert time.monotonic() < end, service.why(job)
-
-    def is_known(service: ps.LocalService) -> bool:
-        line = next(line for line in service.jobs() if line.job == "first")
-        return line.workers >= 2 and line.workers == line.target and line.reason.startswith("the trainer")
-
-    with ps.LocalService(workers=5, threads=1) as service:
-        began: list[float] = []
-
-        def settled(_: Any) -> bool:
-            if not began and is_known(service):
-                began.append(time.monotonic())
-            return bool(began) and time.monotonic() - began[0] > 7.0  # as long as it takes to see that it is right
-
-        run(service, "first", settled)
-        run(service, "second", lambda decisions: bool(decisions))
-        first = service.why("second")[0]
-        assert first.target == [each for each in service.why("first") if each.target][-1].target >= 2
-        assert "as many as the last run" in first.reason
-
-
 def test_workers_come_and_go_as_jobs_want_them() -> None:
     with ps.LocalService(workers=(1, 4), threads=1) as service:
         job, stop = reading(service, "wants", ps.Placement(workers=3))

@@ -17,6 +17,7 @@ from penstock.graph.functions import UserFunction
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
 from penstock.graph.randomized import is_shuffle, takes_rng
+from penstock.graph.transforms import FeatureTransform
 from penstock.graph.traverse import walk
 from penstock.passes.filters import filtered_batches
 
@@ -283,6 +284,29 @@ class Operators:
     def rename(self, names: Mapping[str, str]) -> Self:
         """Rename keys of dict elements, `{old: new}`."""
         return self._with(ops.Rename, names=tuple(names.items()))
+
+    def transform_features(
+        self,
+        *transforms: FeatureTransform,
+        within: Sequence[str] = (),
+        columns: Sequence[str] = (),
+        dense: Sequence[str] = (),
+        sparse: Sequence[str] = (),
+    ) -> Self:
+        """Make features of others in batches of columns, by records of `ps.transforms`: no function is shipped.
+
+        A feature is a column, an array or a `Ragged`. If keyed columns are named in `within`, features are theirs, but
+        for those in `columns`. What is made becomes a column each; or name features, made or read, in `dense` and
+        `sparse`: then they are gathered into a `KeyedDense` and a `KeyedRagged`, as the columns of these names.
+        """
+        return self._with(
+            ops.TransformFeatures,
+            transforms=tuple(transforms),
+            within=tuple(within),
+            columns=tuple(columns),
+            dense=tuple(dense),
+            sparse=tuple(sparse),
+        )
 
     # Where and when it is made
 

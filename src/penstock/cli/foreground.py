@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import selectors
 import signal
 import socket
@@ -86,11 +87,21 @@ def listening_of(options: argparse.Namespace) -> Listening | None:
 
 def sandbox_of(options: argparse.Namespace, listening: Listening) -> Sandbox | None:
     """Return what runners give up, having said what that does and what it does not; None: nothing is asked for."""
-    if options.sandbox is None:
+    asked = (options.sandbox, options.sandbox_write, options.sandbox_read, options.sandbox_memory_bytes)
+    if all(each is None for each in asked):
         return None
-    sandbox = Sandbox(user=options.sandbox)
+    sandbox = Sandbox(
+        user=options.sandbox or "",
+        write=_absolute(options.sandbox_write),
+        read=_absolute(options.sandbox_read),
+        memory_bytes=options.sandbox_memory_bytes,
+    )
     say(f"sandbox: {sandbox.check(listening)}")
     return sandbox
+
+
+def _absolute(paths: list[str] | None) -> tuple[str, ...] | None:
+    return None if paths is None else tuple(os.path.abspath(path) for path in paths)
 
 
 def scaling_rules(options: argparse.Namespace) -> ScalingRules:

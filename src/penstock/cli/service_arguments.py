@@ -135,7 +135,9 @@ def add_service_commands(commands: Any) -> None:
     keys.add_argument("folder", metavar="DIR")
     keys.add_argument("name", nargs="?", metavar="NAME")
     keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
-    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it: --key=BEGINNING"
+    )
     keys.add_argument(
         "--keep-old-seconds",
         type=_positive,
@@ -210,8 +212,19 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="USER",
-        help="jobs' code gains no privileges; with USER, as root and by TCP: it runs as that user",
+        help="jobs' code gains no privileges, and cannot trace or signal other processes; with USER, as root and by "
+        "TCP: it runs as that user",
     )
+    parser.add_argument(
+        "--sandbox-write", nargs="*", metavar="DIR", help="jobs' code writes beneath these folders and nowhere else"
+    )
+    parser.add_argument(
+        "--sandbox-read",
+        nargs="*",
+        metavar="DIR",
+        help="it reads these, what it writes to, Python and the system's files, and nothing else",
+    )
+    parser.add_argument("--sandbox-memory-bytes", type=_whole, metavar="N", help="memory of each worker's own, at most")
     parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument(

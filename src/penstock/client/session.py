@@ -30,9 +30,8 @@ from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
-from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.framing import refusal
-from penstock.wire.jobs import FeedSpec, Resume
+from penstock.wire.jobs import Delivery, FeedSpec, Resume, delivery_of
 from penstock.wire.messages import (
     Answer,
     Beat,

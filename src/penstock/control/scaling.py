@@ -34,7 +34,7 @@ from penstock.policies.allotting import JobClaim, PoolWorker, allot
 from penstock.policies.scaling import model_first
 from penstock.policies.scaling.model_first import Learned, ModelMemory
 from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimits, WorkerTarget
-from penstock.wire.delivery import delivery_of
+from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
 LOOK_AGAIN_S = 0.5  # at a window that should have ended: some beats come late
@@ -155,7 +155,7 @@ def _keep_what_was_learned(draft: Draft, job: Job, memory: Any) -> None:
         abs(getattr(learned, name) - value) > model_first.MOVED * abs(value) for name, value in asdict(known).items()
     )
     if known is None or learned.workers != known.workers or moved:
-        draft.emit(e.MetricLearned(metric_key(job), asdict(learned)))
+        draft.emit(e.MetricLearned(metric_key(job), {name: float(value) for name, value in asdict(learned).items()}))
 
 
 # Who serves whom

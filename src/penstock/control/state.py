@@ -202,7 +202,14 @@ class ClusterState:
                 self._open_slot(event)
             case e.ConsumerClosed():
                 self._close_slot(event)
-            case e.StreamsCreated() | e.StreamsBound() | e.StreamsLost() | e.StreamReopened() | e.ConsumerEnded():
+            case (
+                e.StreamsCreated()
+                | e.StreamsBound()
+                | e.StreamsLost()
+                | e.StreamsRetired()
+                | e.StreamReopened()
+                | e.ConsumerEnded()
+            ):
                 job = self.jobs[event.job]
                 self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.ranks.count))
             case e.ElementsBlamed():

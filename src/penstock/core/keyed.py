@@ -61,7 +61,7 @@ class KeyedDense:
         found: Array = self.values[self.places[_name(key)]]
         return found
 
-    def present(self, key: str) -> Array:
+    def present(self, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return in which rows a feature has a value."""
         place = self.places[_name(key)]
         return np.ones(len(self), np.bool_) if self.presence is None else self.presence[place]

@@ -35,7 +35,6 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
 import zmq
 
 from penstock.core import errors
@@ -221,6 +220,8 @@ def unpack(frame: memoryview) -> tuple[memoryview, list[ReceivedBuffer | None]]:
     except struct.error as error:
         raise CodecError(f"a torn frame: {error}") from None
     start = 9 + 4 * count
+    import numpy as np  # here: a dispatcher, which only asks and tells, does without it
+
     # One copy of everything: the received frame is neither aligned nor, while ZeroMQ holds it, ours alone.
     own = np.empty(frame.nbytes + _ALIGN, np.uint8)
     shift = -own.ctypes.data % _ALIGN

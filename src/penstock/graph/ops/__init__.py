@@ -10,6 +10,7 @@ from penstock.graph.ops.children import *  # noqa: F403
 from penstock.graph.ops.columns import *  # noqa: F403
 from penstock.graph.ops.combining import *  # noqa: F403
 from penstock.graph.ops.counting import *  # noqa: F403
+from penstock.graph.ops.features import *  # noqa: F403
 from penstock.graph.ops.functions import *  # noqa: F403
 from penstock.graph.ops.fused import *  # noqa: F403
 from penstock.graph.ops.holding_out import *  # noqa: F403

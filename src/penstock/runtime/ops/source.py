@@ -24,6 +24,7 @@ from penstock.sources.base import (
     IndexableSource,
     LocatesElements,
     LocatesRecords,
+    MeasuresReading,
     Reader,
     Records,
     SkipsBadRecords,
@@ -107,6 +108,8 @@ class SplitSource(Stage):
         self._reader: Reader | None = None
         self.quarantine = reading.quarantine
         self._over_budget: Exception | None = None
+        if isinstance(source, MeasuresReading):
+            meter.reading = source.reading
         if reading.quarantine is not None:
             cast(SkipsBadRecords, source).on_bad = self._on_bad
 
