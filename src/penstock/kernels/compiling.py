@@ -76,12 +76,13 @@ def _compile(function: Callable[..., Any], signatures: list[Any]) -> Any:
     directory = cache_directory()
     if directory is None:
         return numba.njit(signatures, nogil=True)(function)
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(directory)  # read once, when the function is made: others keep theirs
+    config: Any = numba.config  # its names are made when it is loaded
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(directory)  # read once, when the function is made: others keep theirs
     try:
         return numba.njit(signatures, nogil=True, cache=True)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 @cache
