@@ -1,7 +1,7 @@
 """Ray Train: two ranks read one job, whose workers are actors of the same cluster.
 
-    pip install 'penstock[ray]' 'ray[train]' torch
-    python examples/ray_train.py
+pip install 'penstock[ray]' 'ray[train]' torch
+python examples/ray_train.py
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
@@ -14,6 +17,8 @@ from penstock.provision.ray_actors import RayEngine, RayOptions
 from tests.clusters.conftest import Head
 from tests.clusters.reading import read_while
 from tests.waiting import wait_until
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
 
 
 @pytest.fixture
@@ -69,3 +74,10 @@ def test_a_service_in_a_driver_replaces_what_a_lost_node_had(cluster: Cluster) -
 def test_a_driver_outside_a_cluster_is_told_so() -> None:
     with pytest.raises(ps.PenstockError, match=r"call ray.init\(\) first"):
         ps.RayService()
+
+
+def test_the_example_with_ray_train_learns(tmp_path: Path) -> None:
+    ray.shutdown()
+    ran = subprocess.run([sys.executable, str(EXAMPLE)], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "after 32 steps of each rank" in ran.stdout
