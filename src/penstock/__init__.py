@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from penstock.api.dataset import Dataset, mix
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
+    from penstock.api.ray_service import RayService
     from penstock.api.readers import (
         from_generator,
         from_huggingface,
@@ -160,6 +161,7 @@ __all__ = [
     "ProtocolError",
     "Ragged",
     "Ranks",
+    "RayService",
     "RefusedError",
     "RemoteError",
     "ReplayError",
@@ -232,6 +234,7 @@ if not TYPE_CHECKING:
         "penstock.api.registered": ("read_registered", "register"),
         "penstock.api.resampling": ("count_classes",),
         "penstock.api.saving": ("SavedDataset",),
+        "penstock.api.ray_service": ("RayService",),
         "penstock.api.services": ("LocalService",),
         "penstock.client.options": ("Limits",),
         "penstock.client.sampling": ("Feed",),

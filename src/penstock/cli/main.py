@@ -201,6 +201,12 @@ def _scale(options: argparse.Namespace) -> int:
     return run_scale(options.service, options.job, options.workers)
 
 
+def _provision(options: argparse.Namespace) -> int:
+    from penstock.cli.provision import run_provision
+
+    return run_provision(options)
+
+
 def _drain(options: argparse.Namespace) -> int:
     from penstock.cli.jobs import run_drain
 
@@ -230,6 +236,7 @@ _COMMANDS = {
     "worker": _worker,
     "jobs": _jobs,
     "scale": _scale,
+    "provision": _provision,
     "drain": _drain,
     "keys": _keys,
     "table": _table,
