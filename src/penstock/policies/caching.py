@@ -22,7 +22,7 @@ TIE = 1.05  # closer than this the measurements do not tell; and computing needs
 COPY_S_PER_BYTE = 1 / 1.5e9  # processor time of putting an element's bytes together and summing them, or of the reverse
 EPOCHS_UNTOLD = 10  # where nobody said how many there will be: few trainings have fewer
 
-Mode: TypeAlias = Literal["compute", "keep"]
+CacheMode: TypeAlias = Literal["compute", "keep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,10 @@ class CacheDemand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CacheChoice:
     """What is done from the next split on."""
 
-    mode: Mode
+    mode: CacheMode
     point: int
     """At which point elements are kept; 0: at none."""
     workers: int
@@ -136,7 +136,7 @@ class _Bounds:
         return max(bounds, key=lambda name: bounds[name])
 
 
-def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: CacheDemand) -> Choice:
+def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: CacheDemand) -> CacheChoice:
     """Return the mode that ends the job soonest; of those that do, the one whose workers cost least.
 
     A function of 20 ms on one core, results of 150 KB, and a disk of 200 MB/s: getting takes 0.75 ms.
@@ -181,7 +181,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         seconds[f"keep {point.number}"] = (written * mean_s + (epochs - written) * get_s) / epochs
     if compute_s <= trainer_s:
         reason = "compute: the trainer is the bound, and waits for nothing"
-        return Choice(
+        return CacheChoice(
             mode="compute",
             point=0,
             workers=_least(computing, demand, trainer_s),
@@ -193,7 +193,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         bound = computing.named(demand, workers, trainer_s)
         best_s = compute_s if best is None else seconds[f"keep {best.number}"]
         reason = f"compute: {_ms(compute_s)} an element, bound by {bound}; kept it would be {_ms(best_s)}"
-        return Choice(
+        return CacheChoice(
             mode="compute",
             point=0,
             workers=_least(computing, demand, trainer_s),
@@ -212,7 +212,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         f"keep at point {chosen.number}: {_ms(seconds[f'keep {chosen.number}'])} an element instead of "
         f"{_ms(compute_s)} over {epochs} epochs, bound by {bounds.named(demand, workers, trainer_s)}"
     )
-    return Choice(
+    return CacheChoice(
         mode="keep",
         point=chosen.number,
         workers=_least(bounds, demand, trainer_s),
@@ -256,7 +256,7 @@ def gluster_s(nbytes: float) -> float:
     return seconds * nbytes / size
 
 
-def cachew_choice(profile: PipelineProfile) -> Choice:
+def cachew_choice(profile: PipelineProfile) -> CacheChoice:
     """Return what Cachew's rule chooses (ATC 2022, section 4.2): sums of times, a table for the storage.
 
     Points are the source (1) and the end (2), or what there is of them; the smallest sum wins, ties compute.
@@ -271,7 +271,7 @@ def cachew_choice(profile: PipelineProfile) -> Choice:
         seconds[f"keep {point.number}"] = max(0.0, profile.cpu_s - point.cpu_s) + gluster_s(point.nbytes)
     name = min(seconds, key=lambda each: (seconds[each], each != "compute"))
     point_number = 0 if name == "compute" else int(name.removeprefix("keep "))
-    return Choice(
+    return CacheChoice(
         mode="compute" if not point_number else "keep",
         point=point_number,
         workers=1,

@@ -17,8 +17,8 @@ from penstock.caching.probe import StorageProbe, storage_of
 from penstock.graph import ops
 from penstock.policies.caching import (
     EPOCHS_UNTOLD,
+    CacheChoice,
     CacheDemand,
-    Choice,
     PipelineProfile,
     PointProfile,
     StorageModel,
@@ -31,7 +31,7 @@ from penstock.runtime.stats import StageMeter
 PROFILE_S = 0.5  # of a run, before its figures are worth a decision
 PROFILE_ELEMENTS = 50
 
-_kept: dict[tuple[str, ...], Choice] = {}
+_kept: dict[tuple[str, ...], CacheChoice] = {}
 """What runs of this process chose to keep, by the points they had."""
 _kept_lock = threading.Lock()
 
@@ -110,8 +110,8 @@ class LiveChoice:
         )
 
 
-def _asked_for(point: int) -> Choice:
-    return Choice(mode="keep", point=point, workers=1, seconds_by_mode={}, reason="keep: always=True asks for it")
+def _asked_for(point: int) -> CacheChoice:
+    return CacheChoice(mode="keep", point=point, workers=1, seconds_by_mode={}, reason="keep: always=True asks for it")
 
 
 def _cpu_s(meters: Sequence[StageMeter]) -> float:
