@@ -5,7 +5,8 @@ keeping at a point makes them once, writes them, and gets them from then on. All
 
 The one idea: stages overlap, so an element takes as long as the slowest of what goes on side by side,
 
-    seconds = max(processor time / (workers x cores), time that holds the GIL / workers, source, cache, trainer)
+    seconds = max(processor time / (workers x cores), time that holds the GIL / workers,
+                  slowest stage on its threads / workers, source, cache, trainer)
 
 of which each mode has its own. Summing them, as Cachew's rule does (`cachew_choice` below, as the paper has it), takes
 a disk for slow that nobody waits for. What is left decides: keeping pays one epoch of writing and then epochs of
@@ -66,6 +67,8 @@ class PointProfile:
     """How much of that is spent with the GIL held."""
     nbytes: float
     """Of an element there."""
+    rest_stage_s: float = 0.0
+    """How long the slowest stage behind it takes, on the threads it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,8 @@ class PipelineProfile:
     source_s: float
     """How long the source's storage takes for an element, with as many requests under way as help."""
     points: tuple[PointProfile, ...]
-    elements: int | None = None
-    """Of an epoch; None: nobody knows."""
+    stage_s: float = 0.0
+    """How long the slowest stage takes, on the threads it has: it may wait for something that is no processor."""
     trainer_s: float = 0.0
     """How long the trainer is busy with an element; 0: it waits for every one."""
 
@@ -119,16 +122,19 @@ class _Bounds:
 
     cpu_s: float
     gil_s: float
+    stage_s: float
     source_s: float
     cache_s: float
 
     def seconds(self, demand: CacheDemand, workers: int, trainer_s: float) -> float:
-        return max(self.cpu_s / (workers * demand.cores), self.gil_s / workers, self.source_s, self.cache_s, trainer_s)
+        shared_s = max(self.cpu_s / demand.cores, self.gil_s, self.stage_s) / workers
+        return max(shared_s, self.source_s, self.cache_s, trainer_s)
 
     def named(self, demand: CacheDemand, workers: int, trainer_s: float) -> str:
         bounds = {
             "processor": self.cpu_s / (workers * demand.cores),
             "the GIL": self.gil_s / workers,
+            "a stage": self.stage_s / workers,
             "reading the source": self.source_s,
             "reading the cache": self.cache_s,
             "the trainer": trainer_s,
@@ -156,7 +162,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
     """
     workers = max(1, demand.max_workers)
     trainer_s = profile.trainer_s
-    computing = _Bounds(profile.cpu_s, profile.gil_s, profile.source_s, 0.0)
+    computing = _Bounds(profile.cpu_s, profile.gil_s, profile.stage_s, profile.source_s, 0.0)
     compute_s = computing.seconds(demand, workers, trainer_s)
     epochs = max(1, demand.epochs_left)
     seconds = {"compute": compute_s}
@@ -165,10 +171,11 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         copied_s = COPY_S_PER_BYTE * point.nbytes
         # The writer has its own thread and leaves what it cannot follow, so that its disk is nobody's bound: what it
         # does not get done in one epoch is computed in the next.
-        putting = _Bounds(profile.cpu_s + copied_s, profile.gil_s, profile.source_s, 0.0)
+        putting = _Bounds(profile.cpu_s + copied_s, profile.gil_s, profile.stage_s, profile.source_s, 0.0)
         getting[point.number] = got = _Bounds(
             max(0.0, profile.cpu_s - point.cpu_s) + copied_s,
             max(0.0, profile.gil_s - point.gil_s),
+            point.rest_stage_s,
             0.0,
             storage.read_s(point.nbytes),
         )

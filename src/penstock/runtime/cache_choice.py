@@ -96,6 +96,7 @@ class LiveChoice:
         return PipelineProfile(
             cpu_s=_cpu_s(self._meters) / count,
             gil_s=_gil_s(self._meters) / count,
+            stage_s=_slowest_s(self._meters, source) / count,
             source_s=max(0.0, source.busy_s + source.work_s - source.cpu_s) / count,
             points=tuple(
                 PointProfile(
@@ -103,6 +104,7 @@ class LiveChoice:
                     cpu_s=_cpu_s(point.meters) / count,
                     gil_s=_gil_s(point.meters) / count,
                     nbytes=0.0 if point.meter is None else point.meter.nbytes / count,
+                    rest_stage_s=_slowest_s([m for m in self._meters if m not in point.meters], source) / count,
                 )
                 for point in self._points
             ),
@@ -120,6 +122,14 @@ def _cpu_s(meters: Sequence[StageMeter]) -> float:
 
 def _gil_s(meters: Sequence[StageMeter]) -> float:
     return sum(meter.cpu_s for meter in meters if meter.holds_gil)
+
+
+def _slowest_s(meters: Sequence[StageMeter], source: StageMeter) -> float:
+    """Return how long the slowest stage was busy, by the thread; the source's waiting has a bound of its own."""
+    each = (
+        meter.cpu_s if meter is source else (meter.busy_s + meter.work_s) / max(1, meter.threads) for meter in meters
+    )
+    return max(each, default=0.0)
 
 
 def _read_speed(probe: StorageProbe) -> float:
