@@ -2,7 +2,7 @@
 
 python experiments/caching.py [--quick]     or: make experiment E=caching
 
-A source of 250 KB an element, which a function makes 100 KB of, in 2.5 times fewer bytes; twelve points: six costs of the
+A source of 250 KB an element, of which a function makes 100 KB, 2.5 times less; twelve points: six costs of the
 function on a fast and on a slow cache. Each is run in every mode (computing, kept after the source, kept after the
 function) by epochs in turns, and then left to the live decision. Source and cache are behind a limit of bytes a second
 (`ThrottledStorage`, an fsspec file system), so that no page cache helps. Printed is, for each point, what every mode
@@ -35,7 +35,7 @@ from penstock.runtime import cache_choice
 
 SOURCE_BYTES, RESULT_BYTES = 250_000, 100_000
 SOURCE_LIMIT = 60e6
-CACHE_LIMITS = {"fast": 60e6, "slow": 6e6}
+CACHE_LIMITS = {"slow": 6e6, "fast": 60e6}
 COSTS_S = (0.0, 0.002, 0.005, 0.010, 0.020, 0.040)
 WITHIN = 1.05
 
@@ -50,7 +50,9 @@ class ThrottledStorage(LocalFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        return super()._strip_protocol(str(path).removeprefix("throttled://"))
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        return "/" + str(path).removeprefix("throttled://").strip("/")
 
     def _wait(self, path: str, nbytes: int) -> None:
         name, limit = next((item for item in self.limits.items() if f"/{item[0]}" in path), ("", float("inf")))
@@ -144,7 +146,7 @@ def run_point(folder: str, cache: str, cost_s: float, repeats: int) -> Point:
     live = made(f"{name}-live", after_source=True, after_function=True, always=False)
     cache_choice.PROFILE_ELEMENTS = 8
     choice = None
-    for epoch in range(6):
+    for epoch in range(20):
         with live.iterator(epoch=epoch, threads=2) as iterator:
             for _ in iterator:
                 pass
@@ -152,7 +154,7 @@ def run_point(folder: str, cache: str, cost_s: float, repeats: int) -> Point:
         if caching.reason:
             choice = caching
             break
-    assert choice is not None, "the live decision was not made in six epochs"
+    assert choice is not None, "the live decision was not made in twenty epochs"
     probe = open_store(f"throttled://{folder}/{cache}/{name}-live").catalogue.fact("storage") or "{}"
     elements = len(os.listdir(f"{folder}/source"))
     by_table = cachew_choice(
