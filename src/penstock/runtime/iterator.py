@@ -33,6 +33,7 @@ class PipelineArguments(TypedDict):
     seed: int
     epoch: int
     source_of: Callable[[SourceNode], Source]
+    cache_scope: str
 
 
 @dataclass(slots=True)
@@ -61,8 +62,9 @@ class Run:
         part: StreamPart | None = None,
         stages: Mapping[SourceNode, MakeStage] | None = None,
         clock: ReaderClock | None = None,
+        cache_scope: str = "user",
     ) -> None:
-        """`clock`: of a reader that others tell of; None: one of its own."""
+        """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
         turned = clock or ReaderClock()
@@ -74,6 +76,7 @@ class Run:
             source_of=source_of,
             part=part,
             stages=stages or {},
+            cache_scope=cache_scope,
             reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)
