@@ -8,7 +8,8 @@ dispatcher: the attacker costs the same processors either way, so that the ratio
 that others use the ratio by the wall says little: beside it stands how much the job makes of the processor time it has.
 
 Garbage is that of `tests/security/attack.py`. It prints what was seen beside what is wanted, then one JSON line, and
-ends with 1 if a bound does not hold: 64 MB of growth, 0.9 of the throughput, every element read once, so many connections held.
+ends with 1 if a bound does not hold: 64 MB of growth, 0.9 of the throughput, every element read once, so many
+connections held.
 """
 
 from __future__ import annotations
