@@ -13,7 +13,7 @@ CLUSTERS := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS)/.installed
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
-OLDEST_TESTS = wire graph passes control dispatcher
+OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
 EXPERIMENTS = coordinated epochs fleet scaling sharing
