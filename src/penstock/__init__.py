@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
+    from penstock.wire.scaling import DecisionLine
 
 __version__ = "0.1.0"
 
@@ -121,6 +122,7 @@ __all__ = [
     "Dataset",
     "DatasetIterator",
     "DeadlyElementError",
+    "DecisionLine",
     "DispatcherUnavailableError",
     "EmptyInputError",
     "ErrorBudgetExceededError",
@@ -308,6 +310,7 @@ if not TYPE_CHECKING:
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
+        "penstock.wire.scaling": ("DecisionLine",),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
     _MODULES = {"image": "penstock.image", "transforms": "penstock.api.transforms"}
