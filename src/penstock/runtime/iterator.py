@@ -200,6 +200,7 @@ class Run:
             buffered_bytes=sum(meter.buffered_bytes for meter in self.meters),
             memory_budget_bytes=self.budget.memory_bytes,
             threads=self.budget.threads,
+            caching=self._lowering.caching(),
         )
 
     @property
