@@ -16,7 +16,7 @@ OLDEST_STAMP := $(OLDEST)/.installed
 OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = coordinated epochs fleet scaling sharing
+EXPERIMENTS = coordinated dsi epochs fleet scaling sharing
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
