@@ -9,6 +9,8 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 FUZZ_STAMP := $(VENV)/.fuzz
 AUDIT_STAMP := $(VENV)/.audit
+TRAINERS := .venv-trainers
+TRAINERS_STAMP := $(TRAINERS)/.installed
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
 OLDEST_TESTS = wire graph passes control dispatcher
@@ -21,7 +23,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers check audit bench experiment
+.PHONY: help setup demo test test-trainers test-oldest crossbar simulate walks mutants fuzz strangers check audit bench experiment
 .PHONY: reference docs dist clean
 
 help:  ## list the recipes
@@ -39,6 +41,16 @@ demo: $(STAMP)  ## show what Penstock does, in under a minute
 
 test: $(STAMP)  ## run the tests, or those of some packages: make test P="graph passes" [ARGS="-x -k filter"]
 	$(BIN)/python -m tests $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
+
+# torch first and exactly: what comes after it must not bring another one.
+$(TRAINERS_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check -e ".[trainers]"
+	touch $@
+
+test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
+	$(TRAINERS)/bin/python -m pytest tests/trainers -n 0 $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -128,4 +140,4 @@ dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel 
 	@ls dist/*
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(OLDEST) build dist site
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) build dist site

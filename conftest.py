@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
+PACKAGES = Path(__file__).parent / "src" / "penstock"
+TRAINERS = Path(__file__).parent / "tests" / "trainers"
+ADAPTERS = {
+    "accelerate": ("accelerate",),
+    "huggingface": ("datasets", "transformers", "accelerate"),
+    "jax": ("jax",),
+    "keras": ("keras",),
+    "lightning": ("lightning",),
+    "tensorflow": ("tensorflow",),
+}
+"""What our packages for frameworks need; torch is in every environment that runs tests."""
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m alone`, leave out files that have no such test: importing all of them takes long."""
+    """Leave out what needs frameworks that are not here; with `-m alone`, files that have no such test.
+
+    Tests with the frameworks are run where they are asked for: `make test-trainers`.
+    """
+    if collection_path == TRAINERS:
+        return None if any("trainers" in argument for argument in config.args) else True
+    needed = ADAPTERS.get(collection_path.name) if collection_path.parent == PACKAGES else None
+    if needed is not None and any(importlib.util.find_spec(each) is None for each in needed):
+        return True
     if config.option.markexpr != "alone" or collection_path.suffix != ".py":
         return None
     return True if "pytest.mark.alone" not in collection_path.read_text() else None

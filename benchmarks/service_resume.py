@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from harness import Bench, BenchError, say
 from report import figures, machine, our_versions, paired
-from trainers import exactly_once
 
 import penstock as ps
+from trainers import exactly_once
 
 ELEMENTS = 1_000_000
 BATCH = 256
