@@ -11,6 +11,7 @@ FUZZ_STAMP := $(VENV)/.fuzz
 AUDIT_STAMP := $(VENV)/.audit
 TRAINERS := .venv-trainers
 TRAINERS_STAMP := $(TRAINERS)/.installed
+TRAINERS_PACKAGES = $(addprefix src/penstock/,accelerate huggingface jax keras lightning tensorflow)
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
 OLDEST_TESTS = wire graph passes control dispatcher
@@ -50,7 +51,7 @@ $(TRAINERS_STAMP): pyproject.toml
 	touch $@
 
 test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
-	$(TRAINERS)/bin/python -m pytest tests/trainers -n 0 $(ARGS)
+	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
