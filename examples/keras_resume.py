@@ -50,7 +50,7 @@ def train(folder, dies_at=None):
     model = make_model()
     loader = ps.range(320).shuffle(seed=1).map(row).batch(32).distribute()
     data = ps.keras.adapt(loader, x="x", y="y")
-    checkpoint = ps.keras.Checkpoint(folder, data, every=3)
+    checkpoint = ps.keras.FitCheckpoint(folder, data, every=3)
     callbacks = [checkpoint] if dies_at is None else [checkpoint, DieAt(dies_at)]
     model.fit(data, initial_epoch=checkpoint.restore(model), epochs=EPOCHS, callbacks=callbacks, verbose=0)
     return model, checkpoint.step

@@ -57,7 +57,7 @@ def weights(model):
 def train(folder, dies_at=None, every=5, loader=None, **compiled):
     model = make_model(**compiled)
     data = ps.keras.adapt(make_loader() if loader is None else loader, x="x", y="y")
-    checkpoint = ps.keras.Checkpoint(folder, data, every=every)
+    checkpoint = ps.keras.FitCheckpoint(folder, data, every=every)
     first = checkpoint.restore(model)
     dying = [] if dies_at is None else [DieAt(dies_at)]
     try:

@@ -3,7 +3,7 @@
 Keras takes objects of its class `DataAdapter` as they are. How it uses them:
 
 1. It asks how many batches an epoch has once, when `fit` begins. So the answer is that of a whole epoch. A resumed
-   epoch has fewer; `Checkpoint` ends it after its last batch.
+   epoch has fewer; `FitCheckpoint` ends it after its last batch.
 2. It stops after so many batches, and does not ask for the end.
 3. A model that is not built is built from the first batch; then `on_epoch_end` is called, and reading begins anew. So
    an epoch that ends before its batches do, and of which none was trained, is begun again at the same place.
@@ -26,12 +26,12 @@ from penstock.api.reading_ahead import ReadAhead, Resumable
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.length import endless_operator
 
-Columns = str | Sequence[str] | None
+ColumnNames = str | Sequence[str] | None
 _LOOKED_AT = 2  # batches: an axis in which they differ has no fixed length
 
 
 def adapt(
-    pipeline: Dataset | Loader | Any, *, x: Columns = None, y: Columns = None, sample_weight: Columns = None
+    pipeline: Dataset | Loader | Any, *, x: ColumnNames = None, y: ColumnNames = None, sample_weight: ColumnNames = None
 ) -> FitData:
     """Return a dataset or a loader as what `model.fit`, `evaluate` and `predict` take.
 
@@ -59,7 +59,7 @@ def adapt(
 class FitData(DataAdapter):
     """A loader as Keras reads it; `adapt` makes it.
 
-    `state_dict()` is the loader's after the batch that was trained last, where a `penstock.keras.Checkpoint` or
+    `state_dict()` is the loader's after the batch that was trained last, where a `penstock.keras.FitCheckpoint` or
     `trained()` says which was; `load_state_dict()` decides where the next epoch begins.
     """
 
@@ -137,7 +137,7 @@ class FitData(DataAdapter):
     # State
 
     def trained(self, count: int = 1) -> None:
-        """Be told that so many more batches were trained; `penstock.keras.Checkpoint` does."""
+        """Be told that so many more batches were trained; `penstock.keras.FitCheckpoint` does."""
         if self._ahead is not None:
             self._ahead.trained(count)
 
@@ -181,7 +181,7 @@ def _tensors_of(batch: Any) -> Any:
     return keras.tree.map_structure(keras.ops.convert_to_tensor, batch, none_is_leaf=False)
 
 
-def _columns_chosen(x: Columns, y: Columns, sample_weight: Columns) -> Callable[[Any], Any]:
+def _columns_chosen(x: ColumnNames, y: ColumnNames, sample_weight: ColumnNames) -> Callable[[Any], Any]:
     def arrange(batch: Any) -> Any:
         if x is None:
             return (batch,) if isinstance(batch, np.ndarray) else tuple(batch) if isinstance(batch, list) else batch
@@ -197,7 +197,7 @@ def _columns_chosen(x: Columns, y: Columns, sample_weight: Columns) -> Callable[
     return arrange
 
 
-def _chosen(batch: Mapping[str, Any], names: Columns) -> Any:
+def _chosen(batch: Mapping[str, Any], names: ColumnNames) -> Any:
     if names is None:
         return None
     missing = [name for name in ([names] if isinstance(names, str) else names) if name not in batch]

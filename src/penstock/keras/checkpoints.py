@@ -17,7 +17,7 @@ from penstock.keras.generators import generators_of, put_generators_back
 LATEST = "latest.json"
 
 
-class Checkpoint(keras.callbacks.Callback):
+class FitCheckpoint(keras.callbacks.Callback):
     """Saves the weights, the optimizer, dropout's generators, and the state of the data after the batch trained last.
 
     It saves after every `every` steps, and at the end of each epoch. A training that is killed at any moment finds the
@@ -25,7 +25,7 @@ class Checkpoint(keras.callbacks.Callback):
     state is put in place of the older one.
 
         data = ps.keras.adapt(loader)
-        checkpoint = ps.keras.Checkpoint("run", data, every=100)
+        checkpoint = ps.keras.FitCheckpoint("run", data, every=100)
         model.fit(data, initial_epoch=checkpoint.restore(model), epochs=3, callbacks=[checkpoint])
     """
 

@@ -13,9 +13,6 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.torch.pipelines import TensorLoader
 from penstock.wire.modes import Ranks
 
-Given = Any
-"""A dataset, a loader, any loader of PyTorch's; or a function that takes `ps.Ranks` and returns one."""
-
 
 class DataModule(LightningDataModule):
     """A data module over Penstock: each part is a dataset, a loader, or a function of this rank that makes one.
@@ -27,7 +24,7 @@ class DataModule(LightningDataModule):
     Arrays arrive as tensors. With `overfit_batches` the same batches come in every epoch.
     """
 
-    def __init__(self, train: Given = None, val: Given = None, test: Given = None, predict: Given = None) -> None:
+    def __init__(self, train: Any = None, val: Any = None, test: Any = None, predict: Any = None) -> None:
         super().__init__()
         self._given = {"train": train, "val": val, "test": test, "predict": predict}
 
