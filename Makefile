@@ -24,7 +24,7 @@ BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-trainers test-oldest crossbar simulate walks mutants fuzz strangers check audit bench experiment
+.PHONY: help setup demo test test-trainers test-oldest crossbar simulate walks mutants fuzz strangers rotation check audit bench experiment
 .PHONY: reference docs dist clean
 
 help:  ## list the recipes
@@ -74,6 +74,9 @@ fuzz: $(FUZZ_STAMP)  ## hostile messages against decoders, a dispatcher and a ru
 
 strangers: $(STAMP)  ## two thousand connections with garbage at each door of a working service: make strangers [ARGS=--quick]
 	$(BIN)/python experiments/strangers.py $(ARGS)
+
+rotation: $(STAMP)  ## rotate all keys of a service whose processes are killed fifty times: make rotation [ARGS="--kills 10"]
+	$(BIN)/python -m tests.security.rotation $(ARGS)
 
 # What needs no extra, and reaches every direct dependency: sockets, arrays, tables, pickles, files.
 $(OLDEST_STAMP): pyproject.toml tools/oldest.py

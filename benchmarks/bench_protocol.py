@@ -15,13 +15,12 @@ SHARING_TRAINERS = 8
 
 
 def ranks(order: str) -> list[dict[str, Any]]:
-    return [{"ranks": {"count": RANKS, "rank": rank}, "order": order} for rank in range(RANKS)]
+    return [{"ranks": RANKS, "rank": rank, "order": order} for rank in range(RANKS)]
 
 
 def sharing(kind: str) -> list[dict[str, Any]]:
     together = {"trainers": SHARING_TRAINERS} if kind == "wait" else {}  # else who comes late misses the beginning
-    shares = [{"kind": kind, "trainer": f"trainer {number}"} | together for number in range(SHARING_TRAINERS)]
-    return [{"sharing": share} for share in shares]
+    return [{"sharing": kind, "trainer": f"trainer {number}"} | together for number in range(SHARING_TRAINERS)]
 
 
 def run(bench: Bench) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from harness import Bench, BenchError, say
+from ours.interface import Reading, distribute
 from report import figures, machine, our_versions, paired
 
 import penstock as ps
@@ -68,9 +69,8 @@ def read(
     def consume(consumer: int) -> None:
         part = parts[consumer]
         try:
-            with source.distribute(
-                service, job=job, ranks=ps.Ranks(consumers, consumer), limits=ps.Limits(timeout_s=60), **options
-            ) as loader:
+            reading = Reading(job=job, ranks=consumers, rank=consumer, timeout_s=60, **options)
+            with distribute(source, service, reading) as loader:
                 begin = time.perf_counter()
                 if states:
                     saved = [json.loads(state) for state in states]
@@ -205,7 +205,7 @@ class Cases:
     def many_streams(self) -> None:
         source = dataset(self.elements)
         steps = int(SAVED_AT * self.elements) // BATCH
-        options: dict[str, Any] = {"order": "deterministic", "sharding": ps.Sharding(streams=256)}
+        options: dict[str, Any] = {"order": "deterministic", "streams": 256}
         with ps.LocalService(workers=4) as service:
             expected = ids(read(service, source, job="whole", **options))
             before = read(service, source, job="many", steps=steps, **options)
@@ -219,7 +219,7 @@ class Cases:
         elements, batch, consumers = 100_003, 64, 2
         source = dataset(elements, batch, drop_last=True)
         with ps.LocalService(workers=2) as service:
-            options: dict[str, Any] = {"order": "deterministic", "sharding": ps.Sharding(streams=64)}
+            options: dict[str, Any] = {"order": "deterministic", "streams": 64}
             parts = read(service, source, job="dropping", consumers=consumers, **options)
             received = ids(parts)
             if len(np.unique(received)) != len(received):

@@ -150,6 +150,28 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "pack": (ops.Pack, lambda: ps.range(60).map(sequence).pack(10, lookahead=13).map(_with_noise)),
         "cache": (ops.Cache, lambda: ps.range(20).map(noisy).cache().map(noisy).repeat(2)),
         "cache_files": (ops.Cache, lambda: ps.range(20).map(image).cache(folder / "cache").map(_with_noise).repeat(2)),
+        "autocache": (
+            ops.Autocache,
+            lambda: (
+                ps.range(40)
+                .shuffle(seed=3)
+                .map(image)
+                .autocache(folder / "kept", always=True)
+                .map(_with_noise)
+                .batch(3)
+            ),
+        ),
+        "autocache_splits": (
+            ops.Autocache,
+            lambda: (
+                ps.from_generator(split_numbers, splits=range(9))
+                .filter(is_even)
+                .map(noisy)
+                .autocache(folder / "kept", always=True, frozen=True, version="1")
+                .map(noisy)
+                .shuffle(7, seed=4)
+            ),
+        ),
         "prefetch": (ops.Prefetch, lambda: ps.range(40).map(double).prefetch(5)),
         "shard": (ops.Shard, lambda: ps.range(40).map(double).shard().shuffle(seed=3).map(noisy)),
         "with_length": (ops.WithLength, lambda: ps.range(40).filter(is_even).with_length(20)),
@@ -184,6 +206,13 @@ def _with_noise(row, rng):
 
 def _twice(x):
     return [x, x]
+
+
+def features_table(folder: Path) -> ps.Table:
+    """Return a table of three days, made when it is first asked for."""
+    from tests.warehouse.tables import small_table
+
+    return ps.Table(folder / "features") if (folder / "features").exists() else small_table(folder / "features")
 
 
 def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
@@ -241,6 +270,13 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "read_parquet_batches": (readers.ReadParquet, lambda: ps.read_parquet(folder / "*.parquet", batch=3)),
         "read_arrow": (readers.ReadArrow, lambda: ps.read_arrow(folder / "*.arrow")),
         "read_saved": (readers.ReadSaved, lambda: ps.read_saved(saved)),
+        "read_features": (readers.ReadFeatures, lambda: ps.read_features(features_table(folder), batch=3)),
+        "read_features_of_some_rows": (
+            readers.ReadFeatures,
+            lambda: ps.read_features(
+                features_table(folder), batch=3, where=ps.col("label") == 0, sample=0.8, columns=["key"]
+            ),
+        ),
     }
     shuffled = {
         f"{name}_shuffled": (kind, lambda make=make: make().shuffle(6, seed=4).enumerate().map(noisy))
@@ -272,5 +308,7 @@ SOURCE_NAMES = tuple(
         "read_parquet_batches",
         "read_arrow",
         "read_saved",
+        "read_features",
+        "read_features_of_some_rows",
     )
 )

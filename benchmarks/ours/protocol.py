@@ -50,7 +50,7 @@ class Rounds:
         self._trainers = [Trainer(given | service | {"options": options}) for options in trainers]
         self._are_sharing = any("sharing" in options for options in trainers)
         # Ranks drop a last incomplete round. A trainer that skips need not read anything.
-        skips = any(options.get("sharing", {}).get("kind") == "skip" for options in trainers)
+        skips = any(options.get("sharing") == "skip" for options in trainers)
         self._may_miss = math.inf if skips else len(trainers) - 1
         self._numbers = itertools.count()
 
@@ -76,7 +76,7 @@ class Rounds:
 
 
 def read(output: str, trainers: list[dict[str, Any]], first: int, after: str = "") -> Workload:
-    """Each trainer is given by its own options of `distribute`.
+    """Each trainer is given by its own fields of `interface.Reading`.
 
     `output` and `after` name what is made and what is done to it behind `distribute` (see `protocol_trainer.py`).
     """

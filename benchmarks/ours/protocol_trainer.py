@@ -1,6 +1,6 @@
 """A trainer of the protocol benchmark: reads a job for each line on stdin, and answers how fast it was.
 
-    python -m ours.protocol_trainer '{"service": ..., "output": ..., "after": ..., "options": {...}}'
+    python -m ours.protocol_trainer '{"service": ..., "output": ..., "after": ..., "options": {...}}'  # of `Reading`
 
 with lines `{"job": ..., "outputs": n}`. The clock is read once for each output: the time between two readings is one
 `next()` and a look at what came. The first fifth of the outputs is not counted.
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import transfers
+from ours.interface import Reading, distribute
 from ours.service import elements_dataset
 
 import penstock as ps
@@ -58,15 +59,7 @@ def check(array: Array) -> None:
 def read(given: dict[str, Any], job: str, outputs: int) -> dict[str, Any]:
     clock, stamps = time.perf_counter, []  # the machine's clock, the same in all processes
     source = dataset(given["output"], outputs)
-    options = given["options"]
-    with source.distribute(
-        given["service"],
-        job=job,
-        ranks=ps.Ranks(**options.get("ranks", {})),
-        order=options.get("order", "relaxed"),
-        sharing=ps.Share(**options["sharing"]) if "sharing" in options else None,
-        limits=ps.Limits(timeout_s=120.0),
-    ) as loader:
+    with distribute(source, given["service"], Reading(job=job, timeout_s=120.0, **given["options"])) as loader:
         for number, array in enumerate(with_operators(loader, given["after"])):
             stamps.append(clock())
             if not number % transfers.CHECK_WHOLE:

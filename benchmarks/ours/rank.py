@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ours.interface import Reading, distribute
 
 import penstock as ps
 
@@ -46,13 +47,17 @@ def dataset(rows: int, seed: int) -> ps.Dataset:
 def main() -> None:
     given = json.loads(sys.argv[1])
     folder = Path(given["folder"])
-    loader = dataset(given["steps"] * given["consumers"] * BATCH, given["seed"]).distribute(
-        given["service"],
+    reading = Reading(
         job=given["job"],
-        ranks=ps.Ranks(given["consumers"], given["consumer"], coordinated=True),
+        ranks=given["consumers"],
+        rank=given["consumer"],
+        coordinated=True,
         order=given["order"],
-        limits=ps.Limits(timeout_s=given.get("timeout_s", 120.0), memory_bytes=4 << 20),
+        timeout_s=given.get("timeout_s", 120.0),
+        memory_bytes=4 << 20,
     )
+    rows = given["steps"] * given["consumers"] * BATCH
+    loader = distribute(dataset(rows, given["seed"]), given["service"], reading)
     with loader, (folder / "received").open("wb") as received:
         for batch in loader:
             record = np.full(RECORD, -1)

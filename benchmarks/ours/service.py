@@ -6,7 +6,6 @@ python -m ours.service latencies ELEMENTS   # of next() on 1 KB elements, one JS
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import tasks
 import transfers
+from ours.interface import encrypted_service
 from side import Workload
 
 import penstock as ps
@@ -60,16 +60,7 @@ def set_path(path: str) -> str:
 
 def one_worker(path: str, threads: int | None = None) -> str | ps.LocalService:
     """Start a service of one worker process, reached as `path` says; return what names it."""
-    if path != "tcp":
-        return ps.LocalService(workers=1, threads=threads)
-    from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-    from penstock.wire.addresses import Listening
-
-    processes = ServiceProcesses(ServiceOptions(workers=1, threads=threads, listening=Listening()))
-    atexit.register(processes.close)
-    file = processes.scratch / "service.json"
-    processes.service_file().write(file)
-    return str(file)
+    return encrypted_service(threads) if path == "tcp" else ps.LocalService(workers=1, threads=threads)
 
 
 def batches(path: str) -> Workload:

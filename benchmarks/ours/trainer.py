@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ours.interface import Reading, distribute
 
 import penstock as ps
 
@@ -52,12 +53,13 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     folder = Path(given["folder"])
     source = dataset(given["elements"], given["seed"], given["work_s"], given["padding_bytes"])
-    loader = source.distribute(
-        given["service"],
+    reading = Reading(
         job=given["job"],
         order=given["order"],
-        limits=ps.Limits(timeout_s=given.get("timeout_s", 120.0), memory_bytes=given.get("memory_bytes", 16 << 20)),
+        timeout_s=given.get("timeout_s", 120.0),
+        memory_bytes=given.get("memory_bytes", 16 << 20),
     )
+    loader = distribute(source, given["service"], reading)
     checkpoint = folder / "checkpoint"
     with (folder / "received").open("ab") as received, loader:
         if checkpoint.exists():

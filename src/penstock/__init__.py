@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock import image
+    from penstock.api import transforms
     from penstock.api.dataset import Dataset, mix
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
@@ -77,17 +78,25 @@ if TYPE_CHECKING:
         ServiceClosedError,
         ServiceFileMissingError,
         ServiceNotReadyError,
+        SnapshotGoneError,
         StateMismatchError,
         StorageUnavailableError,
         SupersededError,
+        TableConflictError,
         TruncatedFileError,
         WaitTimeoutError,
     )
+    from penstock.core.keyed import KeyedDense, KeyedRagged
     from penstock.core.leaves import register_type
     from penstock.graph.expressions import Column, Expression, col
     from penstock.graph.ops import SkipErrors
+    from penstock.kernels.registered import register_transform
     from penstock.runtime.stats import StageStatistics, Statistics
     from penstock.sources.example_proto import decode_example, encode_example
+    from penstock.warehouse.features import Feature
+    from penstock.warehouse.reading import read_features
+    from penstock.warehouse.table import Table
+    from penstock.warehouse.writing import StripeSize
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
@@ -112,6 +121,7 @@ __all__ = [
     "EmptyInputError",
     "ErrorBudgetExceededError",
     "Expression",
+    "Feature",
     "Feed",
     "FileChangedError",
     "ForkedLoaderError",
@@ -129,6 +139,8 @@ __all__ = [
     "JournalError",
     "JournalLockedError",
     "JournalWriteError",
+    "KeyedDense",
+    "KeyedRagged",
     "LargeFunctionWarning",
     "LimitReachedError",
     "Limits",
@@ -157,13 +169,17 @@ __all__ = [
     "Sharding",
     "Share",
     "SkipErrors",
+    "SnapshotGoneError",
     "StageFigures",
     "StageStatistics",
     "StateMismatchError",
     "Statistics",
     "StorageUnavailableError",
     "StreamStatistics",
+    "StripeSize",
     "SupersededError",
+    "Table",
+    "TableConflictError",
     "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
@@ -183,6 +199,7 @@ __all__ = [
     "range",
     "read_arrow",
     "read_csv",
+    "read_features",
     "read_files",
     "read_images",
     "read_jsonl",
@@ -194,7 +211,9 @@ __all__ = [
     "read_tfrecord",
     "read_webdataset",
     "register",
+    "register_transform",
     "register_type",
+    "transforms",
 ]
 
 if not TYPE_CHECKING:
@@ -256,21 +275,30 @@ if not TYPE_CHECKING:
             "ServiceClosedError",
             "ServiceFileMissingError",
             "ServiceNotReadyError",
+            "SnapshotGoneError",
             "StateMismatchError",
             "StorageUnavailableError",
             "SupersededError",
+            "TableConflictError",
             "TruncatedFileError",
             "WaitTimeoutError",
         ),
+        "penstock.core.keyed": ("KeyedDense", "KeyedRagged"),
         "penstock.core.leaves": ("register_type",),
         "penstock.graph.expressions": ("Column", "Expression", "col"),
         "penstock.graph.ops": ("SkipErrors",),
+        "penstock.kernels.registered": ("register_transform",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.warehouse.features": ("Feature",),
+        "penstock.warehouse.reading": ("read_features",),
+        "penstock.warehouse.table": ("Table",),
+        "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
+    _MODULES = {"image": "penstock.image", "transforms": "penstock.api.transforms"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
     # Packages for frameworks, loaded as `ps.keras` is used. Not in `__all__`: `import *` would import the frameworks.
@@ -295,8 +323,8 @@ if not TYPE_CHECKING:
             return _adapter(name)
         if name not in __all__:
             raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-        if name == "image":
-            return import_module("penstock.image")
+        if name in _MODULES:
+            return import_module(_MODULES[name])
         value = getattr(import_module(_HOME_OF.get(name, "penstock.api.readers")), name)
         globals()[name] = value
         return value

@@ -25,7 +25,7 @@ from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.messages import (
     PROTOCOL,
     AgentBeat,
@@ -62,7 +62,6 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Role
-from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import dial
 from tests.dispatcher.serving import (
     AGENT_KEY,

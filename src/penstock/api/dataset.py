@@ -106,7 +106,7 @@ class Dataset(Operators):
             # All that can be wrong is checked. It has as much to import as this process: both do so at once.
             nursery = start_nursery()
         try:
-            from penstock.api.distribute import make_loader
+            from penstock.api.loader import make_loader
 
             return make_loader(self, to, options, nursery)
         except BaseException:

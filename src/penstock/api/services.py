@@ -8,14 +8,19 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
 from penstock.core.checks import check_names
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
+from penstock.core.ids import JobName
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
+from penstock.provision.local import LocalProvisioner, worker_range
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import JobLine, Jobs, ListJobs, ListWorkers, WorkerLine, Workers
+from penstock.wire.modes import check_workers
+from penstock.wire.scaling import DecisionLine, Decisions, GetDecisions, ScaleJob
 
 if TYPE_CHECKING:
     from penstock.client.backend import ServiceBackend
@@ -30,30 +35,38 @@ class LocalService:
 
     def __init__(
         self,
-        workers: int = 2,
+        workers: int | tuple[int, int] | Literal["auto"] = 2,
         *,
         inline: int = 0,
         journal: str | os.PathLike[str] | None = None,
         threads: int | None = None,
         memory_bytes: int | None = None,
         tags: Iterable[str] = (),
+        scaling: ScalingRules | None = None,
     ) -> None:
-        """`threads` and `memory_bytes` are each worker's; without them the workers share what this host allows.
+        """`workers` is their number, or (least, most): then they come and go as jobs want them; "auto": to one a core.
+
+        `threads` and `memory_bytes` are each worker's; without them the workers share what this host allows.
 
         `inline` workers are in this process, as threads: what reads the service's jobs runs their functions here too.
         With `journal`, a folder, jobs outlive the service: another one with the same folder goes on with them.
+        `scaling` says how jobs are scaled, where that is not as usual: the policy, prices, what principals may have.
         """
+        least, most = worker_range(workers)
         self._processes = ServiceProcesses(
             ServiceOptions(
-                workers=workers,
+                workers=least,
+                most_workers=most,
                 inline=inline,
                 journal=_folder(journal),
                 threads=threads,
                 memory_bytes=memory_bytes,
                 tags=_tags(tags),
+                scaling=scaling or DEFAULT_RULES,
             ),
             make_runner=_runner_class() if inline else None,
         )
+        self._provisioner = LocalProvisioner(self._processes, least, most, _tags(tags)) if least < most else None
         self._closed = False
         self._readers: weakref.WeakSet[ServiceBackend] = weakref.WeakSet()
 
@@ -107,6 +120,20 @@ class LocalService:
         assert isinstance(answer, Workers)
         return list(answer.workers)
 
+    def scale(self, job: str, workers: int | tuple[int, int] | Literal["auto"] | None) -> None:
+        """Have a job keep so many workers from now on; None: as many as it asked for itself (`Placement.workers`)."""
+        asked = check_workers("workers", workers)
+        self._processes.control().ask(
+            ScaleJob(job=JobName(job), workers=asked), timeout_s=30.0, what=f"scaling job {job!r}"
+        )
+
+    def why(self, job: str) -> list[DecisionLine]:
+        """Return the last decisions about a job's workers, oldest first, with the numbers each rests on."""
+        answer = self._processes.control().ask(
+            GetDecisions(job=JobName(job)), timeout_s=30.0, what=f"decisions about job {job!r}"
+        )
+        return list(answer.decisions) if isinstance(answer, Decisions) else []
+
     def add_worker(self, tags: Iterable[str] = ()) -> str:
         """Add a worker; return its id. Jobs that run use it at once."""
         return self._processes.add_worker(_tags(tags))
@@ -137,6 +164,8 @@ class LocalService:
         self._closed = True
         for reader in list(self._readers):
             reader.refuse(ServiceClosedError())
+        if self._provisioner is not None:
+            self._provisioner.close()
         self._processes.close()
 
     def __enter__(self) -> LocalService:

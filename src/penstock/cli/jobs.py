@@ -12,7 +12,19 @@ from penstock.wire.credentials import find_service
 from penstock.wire.messages import DrainWorker, Jobs, ListJobs, ListWorkers, SteerJob, Workers
 
 TIMEOUT_S = 10.0
-JOB_COLUMNS = ("job", "owner", "epoch", "ranks", "clients", "workers", "streams", "splits left", "status")
+JOB_COLUMNS = (
+    "job",
+    "owner",
+    "epoch",
+    "ranks",
+    "clients",
+    "workers",
+    "target",
+    "streams",
+    "splits left",
+    "cost",
+    "status",
+)
 TRAINER_COLUMNS = ("job", "trainer", "epoch", "read", "skipped", "shared", "hits")
 WORKER_COLUMNS = ("worker", "host", "tags", "jobs", "streams", "rounds/s", "cores", "memory", "status")
 DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
@@ -53,8 +65,10 @@ def _list(control: ControlClient) -> int:
             str(each.ranks),
             str(each.clients),
             str(each.workers),
+            "all" if each.target is None else str(each.target),
             str(each.streams),
             str(each.splits_left),
+            "" if each.cost is None else f"{each.cost:.2f}",
             each.status,
         )
         for each in jobs.jobs
@@ -74,6 +88,9 @@ def _list(control: ControlClient) -> int:
         for each in workers.workers
     ]
     print_table("jobs", JOB_COLUMNS, job_rows, "a trainer's loader makes one when it is read")
+    for each in jobs.jobs:
+        if each.reason:
+            print(f"{each.job}: {each.target} workers: {each.reason}")
     trainer_rows = [
         (
             each.job,

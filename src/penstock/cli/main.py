@@ -151,8 +151,19 @@ def _worker(options: argparse.Namespace) -> int:
 
 def _jobs(options: argparse.Namespace) -> int:
     from penstock.cli.jobs import run_jobs
+    from penstock.cli.scaling import run_cost, run_why
 
+    if options.action == "why":
+        return run_why(options.service, options.job)
+    if options.action == "cost":
+        return run_cost(options)
     return run_jobs(options.service, options.action, options.job)
+
+
+def _scale(options: argparse.Namespace) -> int:
+    from penstock.cli.scaling import run_scale
+
+    return run_scale(options.service, options.job, options.workers)
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -176,6 +187,7 @@ _COMMANDS = {
     "dispatcher": _dispatcher,
     "worker": _worker,
     "jobs": _jobs,
+    "scale": _scale,
     "drain": _drain,
     "keys": _keys,
 }

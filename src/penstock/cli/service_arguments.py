@@ -19,7 +19,13 @@ def add_service_commands(commands: Any) -> None:
         help="run a dispatcher and workers on this host",
         description="Run a dispatcher and workers on this host, until Ctrl-C or SIGTERM. What dies is started again.",
     )
-    serve.add_argument("--workers", type=_count, default="auto", metavar="N", help="default: one a core (auto)")
+    serve.add_argument(
+        "--workers",
+        type=_worker_range,
+        default="auto",
+        metavar="N|LEAST-MOST|auto",
+        help="so many, or as many as jobs want between two numbers (default: auto, from 1 to one a core)",
+    )
     _add_listening(serve)
     _add_dispatching(serve)
     _add_resources(serve)
@@ -58,12 +64,27 @@ def add_service_commands(commands: Any) -> None:
 
     jobs = commands.add_parser(
         "jobs",
-        help="list the jobs and workers of a service; cancel, pause or resume a job",
-        description="Without ACTION: list the jobs and the workers.",
+        help="list the jobs and workers of a service; cancel, pause or resume a job; why it has its workers, its cost",
+        description="Without ACTION: list the jobs and the workers. why JOB tells each decision about its workers, "
+        "with the numbers it rests on. cost tells what jobs have cost so far, by a file of prices.",
     )
-    jobs.add_argument("action", nargs="?", choices=["cancel", "pause", "resume"], metavar="cancel|pause|resume")
+    actions = ["cancel", "pause", "resume", "why", "cost"]
+    jobs.add_argument("action", nargs="?", choices=actions, metavar="|".join(actions))
     jobs.add_argument("job", nargs="?", metavar="JOB")
+    jobs.add_argument("--prices", metavar="FILE", help="for cost: TOML, for each machine per_h, source and date")
+    jobs.add_argument("--worker", default="worker", metavar="KIND", help="the machine a worker is (default: worker)")
+    jobs.add_argument("--trainer", default="trainer", metavar="KIND", help="that of a rank (default: trainer)")
     jobs.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
+
+    scale = commands.add_parser(
+        "scale",
+        help="say how many workers a job has from now on",
+        description="Have a job keep so many workers: a number, auto (as many as its trainer needs), LEAST-MOST (auto, "
+        "within these), or own (what the job itself asked for).",
+    )
+    scale.add_argument("job", metavar="JOB")
+    scale.add_argument("workers", type=_workers_asked, metavar="N|auto|LEAST-MOST|own")
+    scale.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
 
     drain = commands.add_parser(
         "drain",
@@ -86,7 +107,9 @@ def add_service_commands(commands: Any) -> None:
     keys.add_argument("folder", metavar="DIR")
     keys.add_argument("name", nargs="?", metavar="NAME")
     keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
-    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it: --key=BEGINNING"
+    )
     keys.add_argument(
         "--keep-old-seconds",
         type=_positive,
@@ -117,6 +140,9 @@ def _add_dispatching(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--audit-log", metavar="FILE", help="write here who opened, joined, steered and drained, and who was refused"
     )
+    parser.add_argument(
+        "--scaling", metavar="FILE", help="a TOML file: the policy, prices, and what each principal may have"
+    )
     parser.add_argument("--http-port", type=_port, metavar="N", help="serve /livez, /readyz and /metrics here")
     parser.add_argument(
         "--http-bind", metavar="HOST", default="127.0.0.1", help="where that port listens (default: 127.0.0.1)"
@@ -137,8 +163,19 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="USER",
-        help="jobs' code gains no privileges; with USER, as root and by TCP: it runs as that user",
+        help="jobs' code gains no privileges, and cannot trace or signal other processes; with USER, as root and by "
+        "TCP: it runs as that user",
     )
+    parser.add_argument(
+        "--sandbox-write", nargs="*", metavar="DIR", help="jobs' code writes beneath these folders and nowhere else"
+    )
+    parser.add_argument(
+        "--sandbox-read",
+        nargs="*",
+        metavar="DIR",
+        help="it reads these, what it writes to, Python and the system's files, and nothing else",
+    )
+    parser.add_argument("--sandbox-memory-bytes", type=_whole, metavar="N", help="memory of each worker's own, at most")
     parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument(
@@ -148,6 +185,27 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int | str:
     return text if text == "auto" else _natural(text)
+
+
+def _workers_asked(text: str) -> int | str | tuple[int, int] | None:
+    if text in ("auto", "own"):
+        return text if text == "auto" else None
+    least, dash, most = text.partition("-")
+    if not dash:
+        return _whole(text)
+    pair = _whole(least), _whole(most)
+    if pair[0] > pair[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} has more at the least than at the most")
+    return pair
+
+
+def _worker_range(text: str) -> int | str | tuple[int, int]:
+    if text.isdigit():
+        return int(text)
+    asked = _workers_asked(text)
+    if asked is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor of the form 1-8")
+    return asked
 
 
 def _natural(text: str) -> int:

@@ -14,8 +14,7 @@ from penstock.cli.foreground import StopSignals, sandbox_of, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
 from penstock.processes.agent_messages import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
-from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Died, EndNursery, Ready, Spawn, Stop, describe_exit
+from penstock.processes.nursery_link import Died, EndNursery, NurseryLink, Ready, Spawn, Stop, describe_exit
 from penstock.processes.nursery_start import start_nursery
 from penstock.processes.service_processes import share_of_budget
 from penstock.runtime.budget import available_cores

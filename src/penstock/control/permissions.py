@@ -43,6 +43,7 @@ from penstock.wire.messages import (
     SteerJob,
 )
 from penstock.wire.principals import Principal, Role
+from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
 
 KIND = "not_permitted"
 
@@ -97,7 +98,9 @@ def _opens_job(state: ClusterState, principal: Principal, request: OpenEpoch) ->
     return is_client and may_read(principal, job.spec)
 
 
-def _reads_job(state: ClusterState, principal: Principal, request: GetFigures | SteerJob | GetSpec) -> bool:
+def _reads_job(
+    state: ClusterState, principal: Principal, request: GetFigures | SteerJob | GetSpec | GetDecisions
+) -> bool:
     job = state.jobs.get(request.job)
     return job is None or may_read(principal, job.spec)
 
@@ -212,6 +215,11 @@ def _opened_by(state: ClusterState, job: JobName, attempt: AttemptId, client: Cl
     return [] if iteration is None else [held for held in iteration.opened.values() if held.client == client]
 
 
+def _is_provisioner(state: ClusterState, principal: Principal, request: Provide) -> bool:
+    known = state.provisioners.get(request.provisioner)
+    return known is None or known.by == principal.name
+
+
 ANY = Condition("", _anybody)
 OPENS_IT = Condition("its owner, those it is shared with (share_with=) and operators", _opens_job)
 OF_THE_JOB = Condition("its owner, those it is shared with (share_with=) and operators", _reads_job)
@@ -227,6 +235,7 @@ HAS_THE_PLACE = Condition("the agent that has this id and this worker", _has_pla
 HAD_THE_RUNNER = Condition("the agent that has this id and this worker", _had_runner)
 STARTS_IT = Condition("the agent that has this id and starts this runner", _expects_its_own)
 BOUND_TO_IT = Condition("the runner that the stream is bound to", _has_the_stream)
+THE_PROVISIONER = Condition("the provisioner that has this id", _is_provisioner)
 A_RUNNER_OF_IT = Condition("a runner of the job", _runs_job)
 
 
@@ -276,6 +285,9 @@ PERMISSIONS: dict[type[Request], Row] = {
     GrantSplits: _row("ask for splits of stream {r.stream!r}", runner=BOUND_TO_IT),
     GetBlob: _row("fetch blob {r.hash}", operator=OF_THE_BLOB, runner=OF_THE_BLOB, trainer=OF_THE_BLOB),
     GetSpec: _row("see job {r.job!r}", operator=ANY, runner=A_RUNNER_OF_IT, trainer=OF_THE_JOB),
+    ScaleJob: _row("scale job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
+    GetDecisions: _row("see decisions about job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
+    Provide: _row("bring workers as {r.provisioner!r}", provisioner=THE_PROVISIONER),
     WhoReads: _row("ask who reads job {r.job!r}", runner=A_RUNNER_OF_IT),
 }
 

@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Spawn
+from penstock.processes.nursery_link import NurseryLink, Spawn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15

@@ -31,7 +31,7 @@ from penstock.processes.nursery_children import (
     open_pidfd,
     wait_for,
 )
-from penstock.processes.nursery_messages import (
+from penstock.processes.nursery_link import (
     MAX_PACKET_BYTES,
     RECORD_BYTES,
     Children,

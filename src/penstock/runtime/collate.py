@@ -35,6 +35,8 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
     """Return the batch of `rows`; `leaf` says how leaves are joined (default: equal shapes only)."""
     first = rows[0]
     kind = type(first)
+    if kind in _LEAVES:
+        return (leaf or stack_leaves)(rows, path)
     if isinstance(first, dict):
         try:
             if sum(map(len, rows)) != len(first) * len(rows):  # a row that lacks a key is found below
@@ -51,15 +53,15 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
             raise different_structure(rows, path)
         columns = [collate(column, f"{path}[{i}]", leaf) for i, column in enumerate(zip(*rows))]
         return rebuild_like(first, columns)
-    if kind not in _LEAVES and (entry := leaf_type(kind)).container and entry.flatten is not None:
+    if (entry := leaf_type(kind)).container and entry.flatten is not None:
         if any(type(row) is not kind for row in rows):
             raise different_structure(rows, path)
         return entry.unflatten(collate(list(map(entry.flatten, rows)), path, leaf))
     return (leaf or stack_leaves)(rows, path)
 
 
-def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Array:
-    """Return one array with a leading axis, for leaves of equal shape and type."""
+def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Any:
+    """Return one array with a leading axis, for leaves of equal shape and type; keyed rows become a keyed batch."""
     first = rows[0]
     kind = type(first)
     if kind is int:
@@ -80,7 +82,9 @@ def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Arr
         return _numbers_or_objects(rows, path)
     if hasattr(first, "__array__"):  # torch tensors and other array types
         return _stack_arrays([np.asarray(row) for row in rows], path, empty)
-    if leaf_type(kind).has_rows:
+    if (entry := leaf_type(kind)).has_rows:
+        if entry.rows_are_batches and all(type(row) is kind and entry.length(row) == 1 for row in rows):
+            return entry.join(rows, np.concatenate)
         where = f"leaf {path or 'of the element'} is a {kind.__name__}"
         raise BatchShapeError(f"{where}, which is a column; batch column batches with rebatch()")
     return _objects(rows, path)

@@ -66,6 +66,7 @@ class Run:
         """`clock`: of a reader that others tell of; None: one of its own."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
+        turned = clock or ReaderClock()
         self._lowering = Lowering(
             seed=seed,
             epoch=epoch,
@@ -74,10 +75,11 @@ class Run:
             source_of=source_of,
             part=part,
             stages=stages or {},
+            reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)
         self._sizer = ChunkSizer(CHUNK_LIMIT)
-        self._progress = ReaderCounts(clock or ReaderClock())
+        self._progress = ReaderCounts(turned)
         self._chunk = Chunk((), Fixed(None))
         self._next = self._size = 0
         self._error: BaseException | None = None
@@ -131,11 +133,15 @@ class Run:
         if self.closed:
             raise StreamStopped
         failure: BaseException | None = None
+        clock = self._progress.clock
+        clock.enter(perf_counter())
         try:
             chunk = self._stage.pull(want)
             self._progress.elements += len(chunk.elements)
         except BaseException as error:
             failure = self._failed(error)
+        finally:
+            clock.leave(perf_counter())
         if failure is not None:
             raise failure
         if self.closed:

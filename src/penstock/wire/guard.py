@@ -22,7 +22,8 @@ import zmq
 
 from penstock.core.errors import PenstockError
 from penstock.wire.credentials import verifier_of
-from penstock.wire.principals import KEY_PROPERTY, Principal
+from penstock.wire.framing import KEY_PROPERTY
+from penstock.wire.principals import Principal
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
