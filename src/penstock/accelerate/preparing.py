@@ -124,8 +124,9 @@ class AcceleratedLoader:
 
     @property
     def dataset(self) -> Any:
-        raise InvalidArgumentError(
-            "this loader is prepared by Penstock; skip batches with ps.accelerate.skip_first_batches(loader, n)"
+        # As of an attribute that is not there: whoever can do without it goes on.
+        raise AttributeError(
+            "a loader that Penstock prepared has no dataset; to skip batches, ps.accelerate.skip_first_batches(loader, n)"
         )
 
     def set_epoch(self, epoch: int) -> None:
