@@ -126,7 +126,7 @@ class AcceleratedLoader:
     def dataset(self) -> Any:
         # As of an attribute that is not there: whoever can do without it goes on.
         raise AttributeError(
-            "a loader that Penstock prepared has no dataset; to skip batches, ps.accelerate.skip_first_batches(loader, n)"
+            "a loader that Penstock prepared has no dataset; skip by ps.accelerate.skip_first_batches(loader, n)"
         )
 
     def set_epoch(self, epoch: int) -> None:

@@ -95,6 +95,7 @@ class TrainerMixin:
             pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
+            seed_samples=True,  # a sample that is fetched ahead of a checkpoint draws the same after it
         )
 
 
