@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).parent / "src" / "penstock"
-TRAINERS = Path(__file__).parent / "tests" / "trainers"
+ASKED_FOR = {Path(__file__).parent / "tests" / name for name in ("trainers", "clusters")}
+"""Tests with frameworks and engines that have environments of their own: `make test-trainers`, `make test-clusters`."""
 ADAPTERS = {
     "accelerate": ("accelerate",),
     "huggingface": ("datasets", "transformers", "accelerate"),
@@ -28,12 +29,9 @@ def _caches_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs frameworks that are not here; with `-m alone`, files that have no such test.
-
-    Tests with the frameworks are run where they are asked for: `make test-trainers`.
-    """
-    if collection_path == TRAINERS:
-        return None if any("trainers" in argument for argument in config.args) else True
+    """Leave out what needs what is not here, unless it is asked for; with `-m alone`, files that have no such test."""
+    if collection_path in ASKED_FOR:
+        return None if any(collection_path.name in argument for argument in config.args) else True
     needed = ADAPTERS.get(collection_path.name) if collection_path.parent == PACKAGES else None
     if needed is not None and any(importlib.util.find_spec(each) is None for each in needed):
         return True

@@ -58,6 +58,10 @@ def record(x):
     return {"id": x, "tokens": np.arange(x % 5 + 1), "name": f"n{x}", "skip": None}
 
 
+def clicks(x):
+    return {"id": x, "file": x // 9, "tokens": np.arange(x % 5), "price": np.float32(x)}
+
+
 def image(x):
     return {"pixels": np.full((40, 40, 3), x % 256, np.uint8), "label": x}
 
@@ -126,6 +130,20 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "rename": (ops.Rename, lambda: ps.range(20).map(record).rename({"id": "key"})),
         "repeat": (ops.Repeat, lambda: ps.range(12).shuffle(seed=1).map(noisy).repeat(3)),
         "repeat_for_ever": (ops.Repeat, lambda: ps.range(12).shuffle(seed=1).repeat().take(50)),
+        "transform_features": (
+            ops.TransformFeatures,
+            lambda: (
+                ps.range(40)
+                .map(clicks)
+                .ragged_batch(3)
+                .transform_features(
+                    ps.transforms.FirstX("tokens", out="first", x=2),
+                    ps.transforms.SigridHash("first", out="hashed", salt=3, max_value=100),
+                    ps.transforms.Bucketize("price", out="bucket", borders=(3.0, 20.0)),
+                    ps.transforms.Sampling("file", "id", rate=0.3),
+                )
+            ),
+        ),
         "take": (ops.Take, lambda: ps.range(40).take(11)),
         "skip": (ops.Skip, lambda: ps.range(40).filter(is_even).skip(5)),
         "enumerate": (ops.Enumerate, lambda: ps.range(10, 30).enumerate(5)),

@@ -29,7 +29,7 @@ from penstock.api.epochs import (
 )
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
-from penstock.api.services import LocalService
+from penstock.api.services import OwnedService
 from penstock.api.states import parts_in, with_parts
 from penstock.api.statistics import LoaderStatistics
 from penstock.client.backend import ServiceBackend
@@ -303,14 +303,14 @@ def _check_cache(node: Node, options: JobOptions) -> None:
         )
 
 
-Destination: TypeAlias = int | str | os.PathLike[str] | LocalService | None
+Destination: TypeAlias = int | str | os.PathLike[str] | OwnedService | None
 
 
 def make_loader(
     dataset: Dataset, to: Destination, options: JobOptions, nursery: StartedNursery | None = None
 ) -> Loader:
     """Return the loader. Processes of its own are children of `nursery`; nothing is sent before it is read."""
-    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, LocalService, type(None))):
+    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, OwnedService, type(None))):
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
@@ -318,7 +318,7 @@ def make_loader(
         return _here(dataset, options)
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
-    if isinstance(to, LocalService):
+    if isinstance(to, OwnedService):
         find = partial(_described, to._for_clients(), to)
         return _over_service(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
     text = None if to is None else os.fspath(to)
@@ -355,7 +355,7 @@ def _over_service(
     find: Callable[[], ServiceFile],
     on_close: Callable[[], None] | None = None,
     workers: Callable[[], int] = lambda: 1,
-    service: LocalService | None = None,
+    service: OwnedService | None = None,
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
     if service is not None:
@@ -364,7 +364,7 @@ def _over_service(
     return Loader(source, memory_bytes=options.limits.memory_bytes, seed=options.seed)
 
 
-def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
+def _described(service: ServiceFile, owner: OwnedService) -> ServiceFile:
     """Return how to reach a service; whoever can ask holds its owner, so that it lives as long as its loaders."""
     return service
 

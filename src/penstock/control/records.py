@@ -2,8 +2,8 @@
 
 Rules: records are immutable, and so are the containers in them: a change makes a new record. So a decision can work on
 a shallow copy of the state and throw it away, and what is the same object has not changed. What grows with the number
-of workers is a `Table`. The one exception is the `Ledger`, which only `SplitsGranted` changes: copying it for each
-grant would cost more than granting.
+of workers is a `VersionedTable`. The one exception is the `Ledger`, which only `SplitsGranted` changes: copying it for
+each grant would cost more than granting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from penstock.control.events import ElementKey, Suspect, ViewRaised
 from penstock.control.ledger import Ledger
 from penstock.control.scaling_records import JobScaling
-from penstock.control.tables import ABSENT, Rows, Table
+from penstock.control.tables import ABSENT, Rows, VersionedTable
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Ranges, Slot
 from penstock.wire.messages import Beat
@@ -114,7 +114,7 @@ class _StreamRows(Rows[StreamId, Stream]):
                 _enter_under(self.with_load, load + by, runner, 1)
 
 
-class Streams(Table[StreamId, Stream]):
+class Streams(VersionedTable[StreamId, Stream]):
     """An epoch's streams, in the order they were made."""
 
     __slots__ = ()
@@ -337,7 +337,7 @@ class _RunnerRows(Rows[RunnerId, Runner]):
         return before
 
 
-class Runners(Table[RunnerId, Runner]):
+class Runners(VersionedTable[RunnerId, Runner]):
     """A job's processes."""
 
     __slots__ = ()

@@ -49,12 +49,15 @@ class Kernel:
         self.name = function.__name__
         self._function, self._signatures = function, list(signatures)
         self._compiled: Any = None
+        self.made_in: int | None = None
+        """The process that compiled or loaded it; None: it was not called for yet."""
 
     def ready(self) -> Any:
         """Compile it, or load what was compiled before; return the compiled function."""
         with _compiling:
             if self._compiled is None:
                 self._compiled = _compile(self._function, self._signatures)
+                self.made_in = os.getpid()
             return self._compiled
 
     def __call__(self, *arguments: Any) -> Any:

@@ -85,7 +85,10 @@ class _Sources:
                     f"transform_features: column {name!r} is a {type(column).__name__} and holds no features by name"
                 )
             if isinstance(column, KeyedRagged):
-                checked(Lists(column.values, column.offsets))
+                try:
+                    checked(Lists(column.values, column.offsets))
+                except UnfitFeatureError as error:
+                    raise InvalidPipelineError(f"transform_features: column {name!r}: {error}") from None
 
     def feature(self, name: str) -> FeatureValues:
         if name in self._columns:

@@ -15,7 +15,7 @@ from penstock.core.keyed import offsets_of
 from penstock.graph import transforms as tr
 from penstock.graph.parameters import text
 from penstock.kernels import hashing, lists, single_values
-from penstock.kernels.compiling import Kernel
+from penstock.kernels.catalog import kernels_of
 from penstock.kernels.features import FeatureValues, Lists, Numbers, UnfitFeatureError, as_lists, both_present
 from penstock.kernels.registered import find_transform
 
@@ -38,16 +38,9 @@ class Application:
         return self._apply(inputs)
 
 
-def kernels_of(transforms: Iterable[tr.FeatureTransform]) -> list[Kernel]:
-    """Return the kernels that some transforms call."""
-    ops = {transform.OP for transform in transforms}
-    tables = (hashing.KERNELS, lists.KERNELS, single_values.KERNELS)
-    return [kernel for table in tables for op, kernels in table.items() if op in ops for kernel in kernels]
-
-
 def warm(transforms: Iterable[tr.FeatureTransform]) -> None:
     """Compile the kernels that some transforms call, or load what was compiled before."""
-    for kernel in kernels_of(transforms):
+    for kernel in kernels_of(transform.OP for transform in transforms):
         kernel.ready()
 
 

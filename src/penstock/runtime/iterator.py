@@ -34,6 +34,7 @@ class PipelineArguments(TypedDict):
     seed: int
     epoch: int
     source_of: Callable[[SourceNode], Source]
+    cache_scope: str
 
 
 @dataclass(slots=True)
@@ -62,8 +63,9 @@ class Run:
         part: StreamPart | None = None,
         stages: Mapping[SourceNode, MakeStage] | None = None,
         clock: ReaderClock | None = None,
+        cache_scope: str = "user",
     ) -> None:
-        """`clock`: of a reader that others tell of; None: one of its own."""
+        """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
         turned = clock or ReaderClock()
@@ -75,6 +77,7 @@ class Run:
             source_of=source_of,
             part=part,
             stages=stages or {},
+            cache_scope=cache_scope,
             reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)
@@ -202,6 +205,7 @@ class Run:
             buffered_bytes=sum(meter.buffered_bytes for meter in self.meters),
             memory_budget_bytes=self.budget.memory_bytes,
             threads=self.budget.threads,
+            caching=self._lowering.caching(),
         )
 
     @property

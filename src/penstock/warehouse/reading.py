@@ -10,11 +10,12 @@ from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph.expressions import Expression
 from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
-from penstock.warehouse.features import Feature, FeatureKind
+from penstock.warehouse.features import Feature, StoredKind
+from penstock.warehouse.read_log import ReadLog
 from penstock.warehouse.table import Table, check_date
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
 
-_TYPES: Mapping[str, FeatureKind] = {
+_TYPES: Mapping[str, StoredKind] = {
     "float": "dense",
     "array<long>": "sparse",
     "array<struct<id:long,score:float>>": "scored",
@@ -34,6 +35,7 @@ def read_features(
     version: int | None = None,
     inject: Sequence[Table] = (),
     tier: bool = True,
+    session: str | None = None,
 ) -> Dataset:
     """Batches of a feature table, as they lie in memory when they are read: all rows of a feature side by side.
 
@@ -41,7 +43,8 @@ def read_features(
     features), and each of `columns` (`key`, `time`, `label`) an array. `features` are ids or names, None: all that are
     written. `partitions` are days, `where` keeps rows by `key`, `time`, `label`, `date` or dense features
     (`ps.col("f7") > 0`), `sample` keeps a share of the rows, by a hash of seed, file and row. `inject` are side tables
-    whose features are joined by key and day. The table is read as it is at `version`; None: as it is now.
+    whose features are joined by key and day. The table is read as it is at `version`; None: as it is now. With a name
+    of the `session` the table's read log notes what it reads: `Table.reorder` and `tier` go by that.
 
     >>> import tempfile, pyarrow as pa
     >>> from penstock.warehouse.features import Feature
@@ -54,14 +57,14 @@ def read_features(
     """
     opened = table if isinstance(table, Table) else Table(table)
     snapshot = opened.snapshot(version)
-    known = _known_features(opened, snapshot)
+    known = known_features(opened, snapshot)
     injected: list[tuple[str, int, tuple[str, ...]]] = []
     chosen = [_found(known, opened, wanted) for wanted in features] if features is not None else None
     chosen = [f for f in known.values() if f.written] if chosen is None else chosen
     side_features: set[str] = set()
     for side in inject:
         side_snapshot = side.snapshot()
-        own = _known_features(side, side_snapshot)
+        own = known_features(side, side_snapshot)
         names = tuple(feature.column for feature in chosen if feature.id in own and feature.column not in side_features)
         side_features.update(names)
         injected.append((side.url, side_snapshot.version, names))
@@ -89,10 +92,12 @@ def read_features(
         injected=tuple(injected),
         tier=tier,
     )
+    if session is not None:
+        ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)
     return Dataset(node)
 
 
-def _known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:
+def known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:
     """Return the features of the registry, or, of a table of others, those that its columns show."""
     found = table.features if not table.is_remote else {}
     if found:

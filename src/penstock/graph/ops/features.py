@@ -11,6 +11,7 @@ from penstock.graph.node import Node
 from penstock.graph.ops.columns import ColumnOperator, check_names
 from penstock.graph.traits import Columns, Traits, either, varied
 from penstock.graph.transforms import FeatureTransform, Sampling
+from penstock.graph.traverse import walk
 
 DENSE, SPARSE = "dense", "sparse"
 
@@ -122,3 +123,9 @@ class TransformFeatures(ColumnOperator):
     def names_below(self, columns: Iterable[str], below: Columns) -> dict[str, str] | None:
         named = {column: column for column in columns}
         return named if named.keys().isdisjoint(self.gives) else None
+
+
+def transforms_in(root: Node) -> list[str]:
+    """Return what the feature transforms of a pipeline are called, each once."""
+    found = [node for node in walk(root) if isinstance(node, TransformFeatures)]
+    return sorted({transform.OP for node in found for transform in node.transforms})
