@@ -170,7 +170,8 @@ class FeatureFile:
                 metadata = self.footer.metadata
                 file = pq.ParquetFile(self._sparse.source(), metadata=metadata, page_checksum_verification=True)
                 self._reader = file.reader
-        return self._reader.read_row_group(stripe, column_indices=list(leaves), use_threads=True)
+        reader: Any = self._reader
+        return reader.read_row_group(stripe, column_indices=list(leaves), use_threads=True)
 
     def _named(self, stripe: int, columns: Sequence[str], error: Exception) -> CorruptRecordError:
         """Return the error of a stripe, with the first column that cannot be decoded."""
