@@ -82,13 +82,13 @@ def test_one_more_file_in_a_hundred_keeps_nearly_all_splits(tmp_path):
     folder, location = tmp_path / "data", tmp_path / "kept"
     folder.mkdir()
     for number in range(100):
-        (folder / f"{number:03}.txt").write_text(f"{number} {'x' * 530_000}\n")
+        (folder / f"{number:03}.txt").write_text(f"{number} {'x' * 300_000}\n")
 
     def lengths():
         return ps.read_text(str(folder / "*.txt")).map(len).autocache(location, always=True)
 
     assert misses_of(lengths(), location) == 100
-    (folder / "0505.txt").write_text(f"{'y' * 530_000}\n")
+    (folder / "0505.txt").write_text(f"{'y' * 300_000}\n")
     assert misses_of(lengths(), location) <= 5
 
 

@@ -69,7 +69,7 @@ def test_an_agent_cannot_make_anothers_process_its_own_by_naming_its_key() -> No
 def test_a_state_that_claims_more_outputs_than_there_can_be_is_refused_before_memory_is_taken_for_them(
     claim: object,
 ) -> None:
-    with pytest.raises(StateMismatchError, match="at most 1,048,576 can be"):
+    with pytest.raises(StateMismatchError, match="at most 262,144 can be"):
         claim()  # type: ignore[operator]
 
 

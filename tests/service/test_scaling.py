@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.control.scaling_rules import PrincipalRules, ScalingRules
 from tests.waiting import wait_until
 
 from .checks import Background, assert_exactly_once, kill
@@ -95,8 +94,7 @@ def test_two_jobs_of_weights_two_to_one_share_six_workers_and_a_higher_priority_
 
 
 def test_a_quota_is_never_exceeded() -> None:
-    rules = ScalingRules(others=PrincipalRules(quota=2))
-    with ps.LocalService(workers=4, threads=1, scaling=rules) as service:
+    with ps.LocalService(workers=4, threads=1, scaling={"others": {"quota": 2}}) as service:
         jobs = [reading(service, job, ps.Placement(workers=4)) for job in ("one", "two")]
         wait_until(lambda: sorted(workers_of(service).values()) == [1, 1], "one worker each")
         most = 0

@@ -28,8 +28,8 @@ from penstock.testing.simulator.schedule import (
 )
 from penstock.testing.simulator.streams import FakeSharedStream
 from penstock.testing.simulator.world import Failed, Mail
-from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import OpenStream
+from penstock.wire.jobs import delivery_of
 from penstock.wire.messages import StartRunner
 from penstock.wire.modes import ShareKind, Uneven
 from penstock.wire.positions import PositionSigner

@@ -29,7 +29,7 @@ from penstock.api.epochs import (
 )
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
-from penstock.api.services import LocalService
+from penstock.api.services import OwnedService
 from penstock.api.states import parts_in, with_parts
 from penstock.api.statistics import LoaderStatistics
 from penstock.client.backend import ServiceBackend
@@ -164,13 +164,19 @@ class Loader(Operators):
 
         With `all` it stands for every consumer and is the same on every rank, so that one rank may save it for all.
         """
-        if self._loaded is not None:
-            state = copy.deepcopy(self._loaded.state)
-        elif self._epoch is not None:
-            state = self._epoch.state_dict()
-        else:
-            state = save(self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
+        state = self.note_state()()
         return self._for_all(state) if all else state
+
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        """Note down where this process stands, for less than a state costs; the function returned makes the state.
+
+        For who reads ahead of the training: note the place of each batch, and make the state of the one trained last.
+        """
+        if self._loaded is not None:
+            return partial(copy.deepcopy, self._loaded.state)
+        if self._epoch is not None:
+            return self._epoch.note_state()
+        return partial(save, self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
 
     def _for_all(self, state: dict[str, Any]) -> dict[str, Any]:
         if "states" in state or state.get("consumer", 0) is None or state.get("consumers", 1) == 1:
@@ -297,14 +303,14 @@ def _check_cache(node: Node, options: JobOptions) -> None:
         )
 
 
-Destination: TypeAlias = int | str | os.PathLike[str] | LocalService | None
+Destination: TypeAlias = int | str | os.PathLike[str] | OwnedService | None
 
 
 def make_loader(
     dataset: Dataset, to: Destination, options: JobOptions, nursery: StartedNursery | None = None
 ) -> Loader:
     """Return the loader. Processes of its own are children of `nursery`; nothing is sent before it is read."""
-    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, LocalService, type(None))):
+    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, OwnedService, type(None))):
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
@@ -312,7 +318,7 @@ def make_loader(
         return _here(dataset, options)
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
-    if isinstance(to, LocalService):
+    if isinstance(to, OwnedService):
         find = partial(_described, to._for_clients(), to)
         return _over_service(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
     text = None if to is None else os.fspath(to)
@@ -349,7 +355,7 @@ def _over_service(
     find: Callable[[], ServiceFile],
     on_close: Callable[[], None] | None = None,
     workers: Callable[[], int] = lambda: 1,
-    service: LocalService | None = None,
+    service: OwnedService | None = None,
 ) -> Loader:
     backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
     if service is not None:
@@ -358,7 +364,7 @@ def _over_service(
     return Loader(source, memory_bytes=options.limits.memory_bytes, seed=options.seed)
 
 
-def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
+def _described(service: ServiceFile, owner: OwnedService) -> ServiceFile:
     """Return how to reach a service; whoever can ask holds its owner, so that it lives as long as its loaders."""
     return service
 

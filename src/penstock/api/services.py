@@ -1,22 +1,23 @@
-"""`LocalService`: a dispatcher and workers on this host, owned by this process."""
+"""`LocalService`: a dispatcher and workers on this host, owned by this process; and what all such services have."""
 
 from __future__ import annotations
 
 import os
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
+from penstock.control.scaling_rules import rules_of
 from penstock.core.checks import check_names
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
 from penstock.core.ids import JobName
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
-from penstock.provision.local import LocalProvisioner, worker_range
+from penstock.provision.bringing import Bringer
+from penstock.provision.local import bring_local_workers, worker_range
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import JobLine, Jobs, ListJobs, ListWorkers, WorkerLine, Workers
 from penstock.wire.modes import check_workers
@@ -27,52 +28,17 @@ if TYPE_CHECKING:
     from penstock.processes.inline_workers import MakeRunner
 
 
-class LocalService:
-    """A dispatcher and worker processes on this host, for any number of loaders.
+class OwnedService:
+    """A service whose dispatcher runs beside this process, and ends with it. What its workers are, its kind says."""
 
-    It is closed at the end of the `with` block, by `close()`, when it is collected, and with this process.
-    """
-
-    def __init__(
-        self,
-        workers: int | tuple[int, int] | Literal["auto"] = 2,
-        *,
-        inline: int = 0,
-        journal: str | os.PathLike[str] | None = None,
-        threads: int | None = None,
-        memory_bytes: int | None = None,
-        tags: Iterable[str] = (),
-        scaling: ScalingRules | None = None,
-    ) -> None:
-        """`workers` is their number, or (least, most): then they come and go as jobs want them; "auto": to one a core.
-
-        `threads` and `memory_bytes` are each worker's; without them the workers share what this host allows.
-
-        `inline` workers are in this process, as threads: what reads the service's jobs runs their functions here too.
-        With `journal`, a folder, jobs outlive the service: another one with the same folder goes on with them.
-        `scaling` says how jobs are scaled, where that is not as usual: the policy, prices, what principals may have.
-        """
-        least, most = worker_range(workers)
-        self._processes = ServiceProcesses(
-            ServiceOptions(
-                workers=least,
-                most_workers=most,
-                inline=inline,
-                journal=_folder(journal),
-                threads=threads,
-                memory_bytes=memory_bytes,
-                tags=_tags(tags),
-                scaling=scaling or DEFAULT_RULES,
-            ),
-            make_runner=_runner_class() if inline else None,
-        )
-        self._provisioner = LocalProvisioner(self._processes, least, most, _tags(tags)) if least < most else None
+    def __init__(self, processes: ServiceProcesses, bringer: Bringer | None) -> None:
+        self._processes, self._bringer = processes, bringer
         self._closed = False
         self._readers: weakref.WeakSet[ServiceBackend] = weakref.WeakSet()
 
     @property
     def address(self) -> str:
-        """Where its dispatcher listens: a socket of this user's on this host (`ipc://...`)."""
+        """Where its dispatcher listens: a socket of this user's on this host (`ipc://...`), or a port (`tcp://...`)."""
         return self._processes.address
 
     @property
@@ -87,26 +53,6 @@ class LocalService:
         if not path.exists() and not self._processes.closed:
             self._processes.service_file().write(path)
         return path
-
-    @property
-    def dispatcher_pid(self) -> int:
-        """The dispatcher's process; if it is just being started again, this waits for it."""
-        deadline = time.monotonic() + 30.0
-        while time.monotonic() < deadline:
-            for child in self._processes.children():
-                if child.id == DISPATCHER and child.pid:
-                    return child.pid
-            time.sleep(0.01)
-        raise ServiceNotReadyError("waited 30 s for the dispatcher to be started again")
-
-    def worker_pids(self) -> dict[str, int]:
-        """Return the process in each worker's place. A worker that runs no job has none."""
-        running = (child for child in self._processes.children() if "/" in child.id and child.pid)
-        return {child.id.partition("/")[0]: child.pid for child in running}
-
-    def pids(self) -> list[int]:
-        """Return all processes of the service."""
-        return [self._processes.nursery_pid, *(child.pid for child in self._processes.children() if child.pid)]
 
     def jobs(self) -> list[JobLine]:
         """Return a line for each job that the service has."""
@@ -134,17 +80,6 @@ class LocalService:
         )
         return list(answer.decisions) if isinstance(answer, Decisions) else []
 
-    def add_worker(self, tags: Iterable[str] = ()) -> str:
-        """Add a worker; return its id. Jobs that run use it at once."""
-        return self._processes.add_worker(_tags(tags))
-
-    def remove_worker(self, worker: str | None = None, *, drain_s: float = DRAIN_S) -> str:
-        """Let a worker go (None: the one added last); return its id.
-
-        It takes no new work, and its process ends when others have taken over, after `drain_s` at the latest.
-        """
-        return self._processes.remove_worker(worker, drain_s)
-
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return when the service runs. Not needed: loaders wait for it themselves."""
         self._processes.wait_ready(timeout_s)
@@ -164,11 +99,11 @@ class LocalService:
         self._closed = True
         for reader in list(self._readers):
             reader.refuse(ServiceClosedError())
-        if self._provisioner is not None:
-            self._provisioner.close()
+        if self._bringer is not None:
+            self._bringer.close()
         self._processes.close()
 
-    def __enter__(self) -> LocalService:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -177,7 +112,80 @@ class LocalService:
         self.close()
 
     def __repr__(self) -> str:
-        return f"LocalService({'closed' if self._processes.closed else self.address})"
+        return f"{type(self).__name__}({'closed' if self._processes.closed else self.address})"
+
+
+class LocalService(OwnedService):
+    """A dispatcher and worker processes on this host, for any number of loaders.
+
+    It is closed at the end of the `with` block, by `close()`, when it is collected, and with this process.
+    """
+
+    def __init__(
+        self,
+        workers: int | tuple[int, int] | Literal["auto"] = 2,
+        *,
+        inline: int = 0,
+        journal: str | os.PathLike[str] | None = None,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        tags: Iterable[str] = (),
+        scaling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`workers` is their number, or (least, most): then they come and go as jobs want them; "auto": to one a core.
+
+        `threads` and `memory_bytes` are each worker's; without them the workers share what this host allows.
+
+        `inline` workers are in this process, as threads: what reads the service's jobs runs their functions here too.
+        With `journal`, a folder, jobs outlive the service: another one with the same folder goes on with them.
+        `scaling` says how jobs are scaled where that is not as usual, as the file of `penstock serve --scaling` does.
+        """
+        least, most = worker_range(workers)
+        processes = ServiceProcesses(
+            ServiceOptions(
+                workers=least,
+                most_workers=most,
+                inline=inline,
+                journal=_folder(journal),
+                threads=threads,
+                memory_bytes=memory_bytes,
+                tags=_tags(tags),
+                scaling=rules_of(scaling or {}),
+            ),
+            make_runner=_runner_class() if inline else None,
+        )
+        super().__init__(processes, bring_local_workers(processes, least, most, _tags(tags)) if least < most else None)
+
+    @property
+    def dispatcher_pid(self) -> int:
+        """The dispatcher's process; if it is just being started again, this waits for it."""
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:
+            for child in self._processes.children():
+                if child.id == DISPATCHER and child.pid:
+                    return child.pid
+            time.sleep(0.01)
+        raise ServiceNotReadyError("waited 30 s for the dispatcher to be started again")
+
+    def worker_pids(self) -> dict[str, int]:
+        """Return the process in each worker's place. A worker that runs no job has none."""
+        running = (child for child in self._processes.children() if "/" in child.id and child.pid)
+        return {child.id.partition("/")[0]: child.pid for child in running}
+
+    def pids(self) -> list[int]:
+        """Return all processes of the service."""
+        return [self._processes.nursery_pid, *(child.pid for child in self._processes.children() if child.pid)]
+
+    def add_worker(self, tags: Iterable[str] = ()) -> str:
+        """Add a worker; return its id. Jobs that run use it at once."""
+        return self._processes.add_worker(_tags(tags))
+
+    def remove_worker(self, worker: str | None = None, *, drain_s: float = DRAIN_S) -> str:
+        """Let a worker go (None: the one added last); return its id.
+
+        It takes no new work, and its process ends when others have taken over, after `drain_s` at the latest.
+        """
+        return self._processes.remove_worker(worker, drain_s)
 
 
 def _tags(tags: object) -> tuple[str, ...]:

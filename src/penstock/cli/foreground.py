@@ -46,11 +46,16 @@ class StopSignals:
         self._wake.close()
         self._waker.close()
 
-    def wait(self, descriptor: int, timeout_s: float | None = None) -> None:
+    def wait_for_one(self) -> None:
+        """Return when a signal came."""
+        self.wait(None)
+
+    def wait(self, descriptor: int | None, timeout_s: float | None = None) -> None:
         """Return when a signal came, or the descriptor can be read."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
-            selector.register(descriptor, selectors.EVENT_READ)
+            if descriptor is not None:
+                selector.register(descriptor, selectors.EVENT_READ)
             selector.select(timeout_s)
         try:
             self._wake.recv(4096)

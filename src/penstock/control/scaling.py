@@ -111,12 +111,11 @@ def metric_key(job: Job) -> str:
 
 def _new_window(draft: Draft, job: JobName, tracking: JobTracking) -> JobTracking:
     """Begin to count anew: a window in which workers come or go shows neither number."""
-    tracking = replace(
-        tracking,
-        window=count(draft.state, job, draft.now),
-        serving=serving(draft.state, job),
-        look_at=draft.now + WINDOW_S,
-    )
+    there, window = serving(draft.state, job), count(draft.state, job, draft.now)
+    memory = tracking.memory
+    if isinstance(memory, ModelMemory) and memory.workers != len(window.runners):
+        memory = model_first.with_workers(memory, float(len(window.runners)))
+    tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=draft.now + WINDOW_S)
     draft.emit(e.JobTracked(job, tracking))
     return tracking
 

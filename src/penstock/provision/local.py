@@ -1,26 +1,21 @@
 """Workers on this host, as many as are wanted: `penstock serve --workers 1-8`, `LocalService(workers=(1, 8))`.
 
-A thread asks the dispatcher every second how many workers are wanted (`Provide`), and has the service's agent join or
-drain them. It is a peer like any other: with a key of its own role, and a lease. While the dispatcher is away nothing
-changes, and a thread that ends leaves the workers there are.
+They are the service's own, and end with it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 import weakref
+from collections.abc import Collection
 
 from penstock.core.checks import check_whole
-from penstock.core.errors import InvalidArgumentError, PenstockError
-from penstock.core.ids import WorkerId
+from penstock.core.errors import InvalidArgumentError, ServiceClosedError
 from penstock.processes.service_processes import ServiceProcesses
+from penstock.provision.bringing import Bringer, Offer
 from penstock.runtime.budget import available_cores
-from penstock.wire.scaling import Provide, Provided
+from penstock.wire.control import ControlClient
 
-ASK_EVERY_S = 1.0
-ASK_TIMEOUT_S = 10.0
 DRAIN_S = 30.0
 
 _log = logging.getLogger("penstock")
@@ -50,48 +45,44 @@ def worker_range(workers: int | str | tuple[int, int]) -> tuple[int, int]:
     raise InvalidArgumentError(f"workers={workers!r} must be a number, (least, most) or 'auto'")
 
 
-class LocalProvisioner:
-    """Keeps a service of this process's own at as many workers as are wanted, between the least and the most."""
+class LocalEngine:
+    """Workers of a service of this process's own. See `engines.Engine`: a place is a worker of the service's agent."""
 
-    def __init__(self, processes: ServiceProcesses, least: int, most: int, tags: tuple[str, ...] = ()) -> None:
-        # Not held: a service that nobody has any more ends, and so does this.
+    def __init__(self, processes: ServiceProcesses, tags: tuple[str, ...] = ()) -> None:
+        # Not held: a service that nobody has any more ends, and so does who brings workers for it.
         self._processes = weakref.ref(processes)
-        self._least, self._most, self._tags = least, most, tags
-        self._id = f"local-{processes.address}"
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="penstock-provisioner", daemon=True)
-        self._thread.start()
+        self._tags = tags
+
+    @property
+    def kind(self) -> str:
+        return "local"
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            self._service().add_worker(self._tags)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._service().worker_ids())
+
+    def release(self, names: Collection[str]) -> None:
+        for worker in names:
+            self._service().remove_worker(worker, DRAIN_S)
 
     def close(self) -> None:
-        """Ask no more. The workers stay."""
-        self._stopped.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(ASK_TIMEOUT_S + ASK_EVERY_S)
+        """Nothing: they end with the service."""
 
-    def _serve(self) -> None:
-        while not self._stopped.is_set():
-            began = time.monotonic()
-            processes = self._processes()
-            if processes is None or processes.closed:
-                return
-            try:
-                self._step(processes)
-            except PenstockError as error:
-                _log.debug("the dispatcher did not say how many workers are wanted", extra={"why": error})
-            del processes
-            self._stopped.wait(max(0.0, ASK_EVERY_S - (time.monotonic() - began)))
+    def control(self) -> ControlClient:
+        return self._service().provisioning()
 
-    def _step(self, processes: ServiceProcesses) -> None:
-        have = processes.worker_ids()
-        request = Provide(
-            provisioner=self._id, kind="local", have=have, least=self._least, most=self._most, tags=self._tags
-        )
-        control = processes.provisioning()
-        answer = control.ask(request, timeout_s=ASK_TIMEOUT_S, what="how many workers are wanted")
-        if self._stopped.is_set() or not isinstance(answer, Provided):
-            return
-        for worker in answer.release[: max(0, len(have) - self._least)]:
-            processes.remove_worker(WorkerId(worker), DRAIN_S)
-            _log.info("a worker is let go", extra={"worker": worker, "why": answer.reason})
-        for _ in range(min(answer.wanted, self._most) - len(have)):
-            _log.info("a worker is added", extra={"worker": processes.add_worker(self._tags)})
+    def _service(self) -> ServiceProcesses:
+        found = self._processes()
+        if found is None:
+            raise ServiceClosedError
+        return found
+
+
+def bring_local_workers(processes: ServiceProcesses, least: int, most: int, tags: tuple[str, ...] = ()) -> Bringer:
+    """Keep a service at as many workers of this host as are wanted, between the least and the most."""
+    engine = LocalEngine(processes, tags)
+    offer = Offer(provisioner=f"local-{processes.address}", least=least, most=most, tags=tags)
+    return Bringer(engine.control, engine, offer, _log.info)

@@ -85,6 +85,8 @@ class LiveChoice:
         if self.chosen.mode == "keep":
             with _kept_lock:
                 _kept[self._key] = self.chosen
+        for point in self._points:
+            point.store.note(f"choice {point.prefix}", self.chosen.reason)
 
     def profile(self) -> PipelineProfile:
         """Return what was measured so far, by element of the source."""

@@ -5,7 +5,17 @@
 [[1, 2], [3]]
 """
 
+from penstock.torch.features import KeyedTensors, dense_tensor, keyed_jagged, keyed_tensors
 from penstock.torch.loader import DataLoader
 from penstock.torch.pipelines import PipelineDataset, TensorLoader, tensors
 
-__all__ = ["DataLoader", "PipelineDataset", "TensorLoader", "tensors"]
+__all__ = [
+    "DataLoader",
+    "KeyedTensors",
+    "PipelineDataset",
+    "TensorLoader",
+    "dense_tensor",
+    "keyed_jagged",
+    "keyed_tensors",
+    "tensors",
+]

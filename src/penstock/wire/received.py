@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from penstock.core.errors import StateMismatchError
 from penstock.wire.jobs import Cut, Regroup
 
-MOST_OUTPUTS = 1 << 20  # since an engine's state: it comes with every output, or with one of some hundreds
+MOST_OUTPUTS = 1 << 18  # since an engine's state: it comes with every output, or with one of some hundreds
 
 
 def flags_received(regroup: Regroup | None, *, width: int, given: Sequence[int]) -> list[bool]:

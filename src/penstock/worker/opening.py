@@ -42,6 +42,7 @@ from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.stream.checkpoint import Weights
 from penstock.stream.instructions import StartRun, Terms
 from penstock.wire.control import ControlClient
+from penstock.wire.credentials import user_name
 from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
 from penstock.wire.jobs import Cut, JobSpec, Leftover
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
@@ -216,6 +217,7 @@ class Opening:
             seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
             epoch=self.terms.epoch,
             source_of=job.source_opener(self.storage()),
+            cache_scope=_cache_scope(spec.owner),
         )
         part = StreamPart(
             feed=self.feed,
@@ -318,6 +320,12 @@ class RunOpener:
             stream=stream,
             binding=terms.binding,
         )
+
+
+def _cache_scope(owner: str) -> str:
+    """Return whose entries a job finds and makes: its principal's. The user of this host is one, and finds what
+    pipelines in processes of his own kept."""
+    return "user" if owner in ("", user_name()) else f"principal {owner}"
 
 
 def _left(leftover: Leftover, job: LoadedJob) -> Left:
