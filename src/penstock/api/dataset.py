@@ -94,9 +94,10 @@ class Dataset(Operators):
             access=access,
         )
         if options.feed is not None:
-            from penstock.client.feeds import check_fed
+            from penstock.api.distribute import reads_here
+            from penstock.client.feeds import check_fed, check_fed_here
 
-            check_fed(self._node)
+            (check_fed_here if reads_here(to) else check_fed)(self._node)
         nursery = None
         if isinstance(to, int) and not isinstance(to, bool):
             from penstock.processes.nursery_start import start_nursery

@@ -29,7 +29,7 @@ def make_loader(
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
-    if to is None and not os.environ.get(SERVICE_VARIABLE):
+    if reads_here(to):
         return _here(dataset, options)
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
@@ -44,24 +44,30 @@ def make_loader(
     return _over(dataset, options, lambda: found)
 
 
+def reads_here(to: Destination) -> bool:
+    """Say whether this process does the work itself."""
+    return to is None and not os.environ.get(SERVICE_VARIABLE)
+
+
 def _here(dataset: Dataset, options: JobOptions) -> Loader:
-    if options.feed is not None:
-        raise InvalidArgumentError(
-            "feed= needs workers to feed: give to= a number of worker processes or a service's address, or set "
-            f"${SERVICE_VARIABLE}"
-        )
     if options.sharing is not None:
         raise InvalidArgumentError(
             f"sharing={options.sharing.kind!r} needs a service that other trainers read too: give to= its address, or "
             f"set ${SERVICE_VARIABLE}"
         )
-    if options.ranks.count > 1:
+    if options.ranks.count > 1 and options.feed is None:
         raise InvalidArgumentError(
             f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
     limits = options.limits
-    return Loader(dataset.node, memory_bytes=limits.memory_bytes, seed=options.seed, drawn=dataset._plan.seed)
+    return Loader(
+        dataset.node,
+        memory_bytes=limits.memory_bytes,
+        seed=options.seed,
+        drawn=dataset._plan.seed,
+        fed=None if options.feed is None else options,
+    )
 
 
 def _over(

@@ -23,6 +23,7 @@ from penstock.api.epochs import (
     save,
     walk_through,
 )
+from penstock.api.fed import FedHere
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
 from penstock.api.states import parts_in, with_parts
@@ -58,10 +59,13 @@ class Loader(Operators):
         memory_bytes: int | None = None,
         seed: int | None = None,
         drawn: int | None = None,
+        fed: JobOptions | None = None,
     ) -> None:
-        """`drawn` is the seed of what is read here, where neither `seed` nor an operator says one."""
+        """`drawn` is the seed of what is read here, where neither `seed` nor an operator says one. `fed`: a sampler
+        says the order of what is read here.
+        """
         super().__init__(node)
-        self._threads, self._memory_bytes, self._drawn = threads, memory_bytes, drawn
+        self._threads, self._memory_bytes, self._drawn, self._fed = threads, memory_bytes, drawn, fed
         self._sources = [each for each in walk(node) if isinstance(each, FromService)]
         self._kind = self._choose_kind()
         self._next_epoch = 0
@@ -73,6 +77,8 @@ class Loader(Operators):
 
     def _choose_kind(self) -> WayOfReading:
         node, threads, memory_bytes = self._node, self._threads, self._memory_bytes
+        if self._fed is not None:
+            return FedHere(self._plan, self._fed, threads=threads, memory_bytes=memory_bytes, drawn=self._drawn)
         if not self._sources:
             return Here(self._plan, threads=threads, memory_bytes=memory_bytes, drawn=self._drawn)
         if node is self._sources[0]:
@@ -98,7 +104,8 @@ class Loader(Operators):
         return iter(self._epoch.elements)
 
     def __len__(self) -> int:
-        count = known_length(self._node, self._source_length)
+        kind = self._kind
+        count = kind.length() if isinstance(kind, FedHere) else known_length(self._node, self._source_length)
         if count is None:
             raise TypeError("the length of this loader is not known before it is read; declare it with with_length()")
         return count
@@ -254,7 +261,12 @@ class Loader(Operators):
 
     def _over(self, node: Node) -> Self:
         made = type(self)(
-            node, threads=self._threads, memory_bytes=self._memory_bytes, seed=self._given_seed, drawn=self._drawn
+            node,
+            threads=self._threads,
+            memory_bytes=self._memory_bytes,
+            seed=self._given_seed,
+            drawn=self._drawn,
+            fed=self._fed,
         )
         for source in made._sources:
             _check_cache(node, source.backend.options)
