@@ -97,7 +97,9 @@ def test_files_that_cannot_be_read_are_left_out_of_their_list(tmp_path: Path) ->
         (tmp_path / "b.txt").unlink()  # by now the files are listed
         yield from ([0, 1], [1], [2, 1])
 
-    loader = ps.read_files(str(tmp_path / "*.txt"), on_error="skip").map(lambda file: file["data"]).distribute(feed=lists)
+    loader = (
+        ps.read_files(str(tmp_path / "*.txt"), on_error="skip").map(lambda file: file["data"]).distribute(feed=lists)
+    )
     assert [batch.tolist() for batch in loader] == [[b"a"], [b"c"]]
 
 

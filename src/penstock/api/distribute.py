@@ -14,6 +14,7 @@ from penstock.api.services import LocalService
 from penstock.client.backend import ServiceBackend
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, ServiceFileMissingError
+from penstock.core.host_memory import HostMemory
 from penstock.processes.nursery_start import StartedNursery
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
@@ -35,7 +36,10 @@ def make_loader(
         return _over_own(dataset, options, to, nursery)
     if isinstance(to, LocalService):
         find = partial(_described, to._for_clients(), to)
-        return _over(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
+        expected = to._processes
+        return _over(
+            dataset, options, find, workers=lambda: expected.expected_workers, service=to, memory=to._host_memory
+        )
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
@@ -77,8 +81,9 @@ def _over(
     on_close: Callable[[], None] | None = None,
     workers: Callable[[], int] = lambda: 1,
     service: LocalService | None = None,
+    memory: HostMemory | None = None,
 ) -> Loader:
-    backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
+    backend = ServiceBackend(dataset._plan, options, find, on_close, workers, memory)
     if service is not None:
         service._tell_when_closed(backend)
     source = FromService(backend=backend, dataset=dataset)
@@ -93,4 +98,10 @@ def _described(service: ServiceFile, owner: LocalService) -> ServiceFile:
 def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
     processes = ServiceProcesses(ServiceOptions(workers=workers), nursery)
     service = processes.service_file().for_role("trainer")
-    return _over(dataset, options, lambda: service, processes.close, lambda: workers)
+    memory = HostMemory()
+
+    def close() -> None:
+        processes.close()
+        memory.close()
+
+    return _over(dataset, options, lambda: service, close, lambda: workers, memory=memory)

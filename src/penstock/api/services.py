@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.checks import check_names
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
+from penstock.core.host_memory import HostMemory
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
 from penstock.wire.credentials import Credentials, ServiceFile
@@ -55,6 +56,8 @@ class LocalService:
             make_runner=_runner_class() if inline else None,
         )
         self._closed = False
+        # With a journal jobs outlive this process, and what they need must not be in its memory.
+        self._host_memory = HostMemory() if journal is None else None
         self._readers: weakref.WeakSet[ServiceBackend] = weakref.WeakSet()
 
     @property
@@ -138,6 +141,8 @@ class LocalService:
         for reader in list(self._readers):
             reader.refuse(ServiceClosedError())
         self._processes.close()
+        if self._host_memory is not None:
+            self._host_memory.close()
 
     def __enter__(self) -> LocalService:
         return self
