@@ -17,6 +17,7 @@ from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, i
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.host_memory import HostMemory
 from penstock.core.ids import Fingerprint, JobName
+from penstock.graph.value_digest import arrays_unchanged
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
@@ -65,7 +66,10 @@ class ServiceBackend:
     def prepared(self) -> Prepared:
         """The pipeline, checked and encoded; refused here if it cannot be shipped."""
         if self._prepared is None:
-            self._prepared = prepare(self._pipeline, self.options, fed_lists=bool(self._fed_lists), memory=self._memory)
+            with arrays_unchanged():
+                self._prepared = prepare(
+                    self._pipeline, self.options, fed_lists=bool(self._fed_lists), memory=self._memory
+                )
         return self._prepared
 
     def _prepared_with(self, identities: int | None) -> Prepared:

@@ -5,7 +5,17 @@
 [[1, 2], [3]]
 """
 
+from penstock.torch.devices import OnDevice
 from penstock.torch.loader import DataLoader
 from penstock.torch.pipelines import PipelineDataset, TensorLoader, tensors
+from penstock.torch.repeating import NonDeterministicSampleError, NonDeterministicSampleWarning
 
-__all__ = ["DataLoader", "PipelineDataset", "TensorLoader", "tensors"]
+__all__ = [
+    "DataLoader",
+    "NonDeterministicSampleError",
+    "NonDeterministicSampleWarning",
+    "OnDevice",
+    "PipelineDataset",
+    "TensorLoader",
+    "tensors",
+]
