@@ -93,8 +93,8 @@ $(PEERS_STAMP): benchmarks/requirements-peers.txt
 
 # Peers are made where there are some to compare with: `protocol` has none, nor has another checkout of ours.
 bench: $(STAMP) $(if $(findstring --against,$(ARGS))$(filter protocol,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
-	@test -f benchmarks/bench_$(B).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
-	$(BIN)/python benchmarks/bench_$(B).py $(ARGS)
+	@test -f benchmarks/bench_$(subst -,_,$(B)).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
+	$(BIN)/python benchmarks/bench_$(subst -,_,$(B)).py $(ARGS)
 
 $(EXPERIMENTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[experiments]"

@@ -63,10 +63,13 @@ class SampleFetch:
     def __call__(self, numbers: list[int]) -> Answer:
         order = read_order(numbers)
         with _calls:
+            before = _utils.worker._worker_info  # a worker inside the trainer must not make it one
             try:
                 return self._answer(order)
             except Exception as error:
                 return FAILED, msgspec.msgpack.encode(describe_failure(error)), None, None
+            finally:
+                _utils.worker._worker_info = before
 
     def _answer(self, order: BatchOrder) -> Answer:
         stream = order.task % self.num_workers
