@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.api.operators import Face, Function, Operators, leading, nodes_of, user_function
+from penstock.core.checks import names_arguments
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph import ops
@@ -46,6 +47,7 @@ class Dataset(Operators):
             self._plan, epoch=epoch, seed=seed, threads=threads, memory_bytes=memory_bytes, optimize=optimize
         )
 
+    @names_arguments
     def distribute(
         self,
         to: int | str | PathLike[str] | LocalService | None = None,
