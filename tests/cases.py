@@ -58,6 +58,10 @@ def record(x):
     return {"id": x, "tokens": np.arange(x % 5 + 1), "name": f"n{x}", "skip": None}
 
 
+def clicks(x):
+    return {"id": x, "file": x // 9, "tokens": np.arange(x % 5), "price": np.float32(x)}
+
+
 def image(x):
     return {"pixels": np.full((40, 40, 3), x % 256, np.uint8), "label": x}
 
@@ -126,6 +130,20 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "rename": (ops.Rename, lambda: ps.range(20).map(record).rename({"id": "key"})),
         "repeat": (ops.Repeat, lambda: ps.range(12).shuffle(seed=1).map(noisy).repeat(3)),
         "repeat_for_ever": (ops.Repeat, lambda: ps.range(12).shuffle(seed=1).repeat().take(50)),
+        "transform_features": (
+            ops.TransformFeatures,
+            lambda: (
+                ps.range(40)
+                .map(clicks)
+                .ragged_batch(3)
+                .transform_features(
+                    ps.transforms.FirstX("tokens", out="first", x=2),
+                    ps.transforms.SigridHash("first", out="hashed", salt=3, max_value=100),
+                    ps.transforms.Bucketize("price", out="bucket", borders=(3.0, 20.0)),
+                    ps.transforms.Sampling("file", "id", rate=0.3),
+                )
+            ),
+        ),
         "take": (ops.Take, lambda: ps.range(40).take(11)),
         "skip": (ops.Skip, lambda: ps.range(40).filter(is_even).skip(5)),
         "enumerate": (ops.Enumerate, lambda: ps.range(10, 30).enumerate(5)),
@@ -150,6 +168,28 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "pack": (ops.Pack, lambda: ps.range(60).map(sequence).pack(10, lookahead=13).map(_with_noise)),
         "cache": (ops.Cache, lambda: ps.range(20).map(noisy).cache().map(noisy).repeat(2)),
         "cache_files": (ops.Cache, lambda: ps.range(20).map(image).cache(folder / "cache").map(_with_noise).repeat(2)),
+        "autocache": (
+            ops.Autocache,
+            lambda: (
+                ps.range(40)
+                .shuffle(seed=3)
+                .map(image)
+                .autocache(folder / "kept", always=True)
+                .map(_with_noise)
+                .batch(3)
+            ),
+        ),
+        "autocache_splits": (
+            ops.Autocache,
+            lambda: (
+                ps.from_generator(split_numbers, splits=range(9))
+                .filter(is_even)
+                .map(noisy)
+                .autocache(folder / "kept", always=True, frozen=True, version="1")
+                .map(noisy)
+                .shuffle(7, seed=4)
+            ),
+        ),
         "prefetch": (ops.Prefetch, lambda: ps.range(40).map(double).prefetch(5)),
         "shard": (ops.Shard, lambda: ps.range(40).map(double).shard().shuffle(seed=3).map(noisy)),
         "with_length": (ops.WithLength, lambda: ps.range(40).filter(is_even).with_length(20)),
@@ -184,6 +224,13 @@ def _with_noise(row, rng):
 
 def _twice(x):
     return [x, x]
+
+
+def features_table(folder: Path) -> ps.Table:
+    """Return a table of three days, made when it is first asked for."""
+    from tests.warehouse.tables import small_table
+
+    return ps.Table(folder / "features") if (folder / "features").exists() else small_table(folder / "features")
 
 
 def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
@@ -241,6 +288,13 @@ def source_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "read_parquet_batches": (readers.ReadParquet, lambda: ps.read_parquet(folder / "*.parquet", batch=3)),
         "read_arrow": (readers.ReadArrow, lambda: ps.read_arrow(folder / "*.arrow")),
         "read_saved": (readers.ReadSaved, lambda: ps.read_saved(saved)),
+        "read_features": (readers.ReadFeatures, lambda: ps.read_features(features_table(folder), batch=3)),
+        "read_features_of_some_rows": (
+            readers.ReadFeatures,
+            lambda: ps.read_features(
+                features_table(folder), batch=3, where=ps.col("label") == 0, sample=0.8, columns=["key"]
+            ),
+        ),
     }
     shuffled = {
         f"{name}_shuffled": (kind, lambda make=make: make().shuffle(6, seed=4).enumerate().map(noisy))
@@ -272,5 +326,7 @@ SOURCE_NAMES = tuple(
         "read_parquet_batches",
         "read_arrow",
         "read_saved",
+        "read_features",
+        "read_features_of_some_rows",
     )
 )

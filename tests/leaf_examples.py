@@ -89,6 +89,12 @@ LEAVES: dict[str, Callable[[int], Any]] = {
     "list": lambda i: [i, str(i), None],
     "nested": lambda i: {"a": (i, {"b": np.arange(i)[:0], "c": [np.full(2, i)]})},
     "ragged": lambda i: {"rows": ps.Ragged.of([[1, 2], [], [i]])},
+    "keyed dense": lambda i: ps.KeyedDense(
+        ("a", "b"), np.full((2, 1), i, np.float32), None if i % 3 else np.array([[False], [True]])
+    ),
+    "keyed ragged": lambda i: {
+        "k": ps.KeyedRagged(("a", "b"), np.arange(i), np.array([0, i // 2, i]), np.ones(i, np.float32))
+    },
     "tensor": lambda i: torch.full((2, 3), float(i)),
     "bfloat16 tensor": lambda i: {"t": torch.full((2, 3), float(i), dtype=torch.bfloat16)},
     "named tuple": lambda i: Pair(np.full(2, i), f"{i}"),

@@ -23,7 +23,7 @@ from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.addresses import Listening
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.jobs import JobSpec, StreamView
 from penstock.wire.messages import (
     PROTOCOL,
@@ -41,7 +41,6 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.modes import Ranks, Sharding
-from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import dial
 
 DEADLINE_S = 60.0

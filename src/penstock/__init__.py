@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock import image
+    from penstock.api import transforms
     from penstock.api.dataset import Dataset, mix
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
+    from penstock.api.ray_service import RayService
     from penstock.api.readers import (
         from_generator,
         from_huggingface,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import (
         AuthenticationError,
         BatchShapeError,
-        CacheIgnoredWarning,
+        CacheAwayWarning,
         CannotListenError,
         CannotWriteError,
         CodecError,
@@ -77,17 +79,28 @@ if TYPE_CHECKING:
         ServiceClosedError,
         ServiceFileMissingError,
         ServiceNotReadyError,
+        SnapshotGoneError,
         StateMismatchError,
         StorageUnavailableError,
         SupersededError,
+        TableConflictError,
         TruncatedFileError,
         WaitTimeoutError,
     )
+    from penstock.core.keyed import KeyedDense, KeyedRagged
     from penstock.core.leaves import register_type
     from penstock.graph.expressions import Column, Expression, col
     from penstock.graph.ops import SkipErrors
+    from penstock.kernels.registered import register_transform
     from penstock.runtime.stats import StageStatistics, Statistics
+    from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
+    from penstock.warehouse.features import Feature
+    from penstock.warehouse.leases import SnapshotLease
+    from penstock.warehouse.reading import read_features
+    from penstock.warehouse.session import Session
+    from penstock.warehouse.table import Table
+    from penstock.warehouse.writing import StripeSize
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
@@ -98,7 +111,7 @@ __all__ = [
     "Access",
     "AuthenticationError",
     "BatchShapeError",
-    "CacheIgnoredWarning",
+    "CacheAwayWarning",
     "CannotListenError",
     "CannotWriteError",
     "CodecError",
@@ -112,6 +125,7 @@ __all__ = [
     "EmptyInputError",
     "ErrorBudgetExceededError",
     "Expression",
+    "Feature",
     "Feed",
     "FileChangedError",
     "ForkedLoaderError",
@@ -129,6 +143,8 @@ __all__ = [
     "JournalError",
     "JournalLockedError",
     "JournalWriteError",
+    "KeyedDense",
+    "KeyedRagged",
     "LargeFunctionWarning",
     "LimitReachedError",
     "Limits",
@@ -145,6 +161,7 @@ __all__ = [
     "ProtocolError",
     "Ragged",
     "Ranks",
+    "RayService",
     "RefusedError",
     "RemoteError",
     "ReplayError",
@@ -154,16 +171,23 @@ __all__ = [
     "ServiceClosedError",
     "ServiceFileMissingError",
     "ServiceNotReadyError",
+    "Session",
     "Sharding",
     "Share",
     "SkipErrors",
+    "SnapshotGoneError",
+    "SnapshotLease",
     "StageFigures",
     "StageStatistics",
     "StateMismatchError",
     "Statistics",
     "StorageUnavailableError",
     "StreamStatistics",
+    "StripeSize",
     "SupersededError",
+    "Table",
+    "TableConflictError",
+    "TableSnapshot",
     "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
@@ -183,6 +207,7 @@ __all__ = [
     "range",
     "read_arrow",
     "read_csv",
+    "read_features",
     "read_files",
     "read_images",
     "read_jsonl",
@@ -194,7 +219,9 @@ __all__ = [
     "read_tfrecord",
     "read_webdataset",
     "register",
+    "register_transform",
     "register_type",
+    "transforms",
 ]
 
 if not TYPE_CHECKING:
@@ -207,6 +234,7 @@ if not TYPE_CHECKING:
         "penstock.api.registered": ("read_registered", "register"),
         "penstock.api.resampling": ("count_classes",),
         "penstock.api.saving": ("SavedDataset",),
+        "penstock.api.ray_service": ("RayService",),
         "penstock.api.services": ("LocalService",),
         "penstock.client.options": ("Limits",),
         "penstock.client.sampling": ("Feed",),
@@ -215,7 +243,7 @@ if not TYPE_CHECKING:
         "penstock.core.errors": (
             "AuthenticationError",
             "BatchShapeError",
-            "CacheIgnoredWarning",
+            "CacheAwayWarning",
             "CannotListenError",
             "CannotWriteError",
             "CodecError",
@@ -256,21 +284,33 @@ if not TYPE_CHECKING:
             "ServiceClosedError",
             "ServiceFileMissingError",
             "ServiceNotReadyError",
+            "SnapshotGoneError",
             "StateMismatchError",
             "StorageUnavailableError",
             "SupersededError",
+            "TableConflictError",
             "TruncatedFileError",
             "WaitTimeoutError",
         ),
+        "penstock.core.keyed": ("KeyedDense", "KeyedRagged"),
         "penstock.core.leaves": ("register_type",),
         "penstock.graph.expressions": ("Column", "Expression", "col"),
         "penstock.graph.ops": ("SkipErrors",),
+        "penstock.kernels.registered": ("register_transform",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.sources.delta_log": ("TableSnapshot",),
+        "penstock.warehouse.features": ("Feature",),
+        "penstock.warehouse.leases": ("SnapshotLease",),
+        "penstock.warehouse.reading": ("read_features",),
+        "penstock.warehouse.session": ("Session",),
+        "penstock.warehouse.table": ("Table",),
+        "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
+    _MODULES = {"image": "penstock.image", "transforms": "penstock.api.transforms"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
     def __getattr__(name: str) -> object:
@@ -278,8 +318,8 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'penstock' has no attribute {name!r}")
         from importlib import import_module
 
-        if name == "image":
-            return import_module("penstock.image")
+        if name in _MODULES:
+            return import_module(_MODULES[name])
         value = getattr(import_module(_HOME_OF.get(name, "penstock.api.readers")), name)
         globals()[name] = value
         return value

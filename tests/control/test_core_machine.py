@@ -13,7 +13,7 @@ from penstock.control.records import Streams
 from penstock.control.runners import settle_all
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, JobView, Named, Position, Ranges, Resume, StreamView
+from penstock.wire.jobs import Cut, HeldView, JobView, Named, Position, Ranges, Resume, StreamView
 from penstock.wire.messages import (
     AgentLeaving,
     Beat,
@@ -36,7 +36,7 @@ from penstock.wire.messages import (
     ViewMoved,
     WorkerPlace,
 )
-from penstock.wire.views import HeldView
+from penstock.wire.scaling import ScaleJob
 from tests.control.cluster import JOB, Cluster, spec
 
 CHOICE = st.integers(min_value=0, max_value=1_000_000)
@@ -130,6 +130,10 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(action=st.sampled_from(["pause", "resume"]))
     def steer(self, action: Any) -> None:
         self.ask(SteerJob(job=JOB, action=action))
+
+    @rule(workers=st.sampled_from([1, 2, (1, 3), "auto", None]))
+    def scale(self, workers: Any) -> None:
+        self.ask(ScaleJob(job=JOB, workers=workers))
 
     @rule(consumer=st.integers(0, 2), epoch=st.integers(0, 2), how=st.sampled_from(["fresh", "rejoin", "resume"]))
     def open(self, consumer: int, epoch: int, how: str) -> None:
@@ -252,7 +256,9 @@ class CoreMachine(RuleBasedStateMachine):
         """Right away, it changes nothing that is journaled."""
         request = self.sent[-1]
         hard = [event for event in self.cluster.decide(request).events if event.JOURNALED]
-        if isinstance(request, GrantSplits | Rebind | EndStream | RunnerReady | DrainWorker | SteerJob | AgentLeaving):
+        if isinstance(
+            request, GrantSplits | Rebind | EndStream | RunnerReady | DrainWorker | SteerJob | ScaleJob | AgentLeaving
+        ):
             self.cluster.ask(request)
             hard = [event for event in self.cluster.decide(request).events if event.JOURNALED]
             assert hard == [], hard

@@ -46,10 +46,13 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Principal, Role
+from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
 from tests.control.cluster import ALICE, BOB, FLEET, JOB, OPERATOR, Cluster, rebind, spec, started
 
 PAIRS = list(product(get_args(Request), ROLES))
 RUNNER_KEY = "k" * 40
+POOL = Provide(provisioner="pool", kind="local", have=(), most=3)
+OWN = {"operator": OPERATOR, "agent": FLEET, "trainer": ALICE, "provisioner": Principal("provisioner", "scaler")}
 
 
 def cluster_of_alice(**changes: Any) -> Cluster:
@@ -57,6 +60,7 @@ def cluster_of_alice(**changes: Any) -> Cluster:
     cluster.ask(PutPipeline(id="p", spec=spec(graph="graph of p", **changes)), principal=ALICE)
     cluster.blobs = frozenset({*cluster.blobs, BlobHash("graph of p")})
     assert cluster.ask(PutPipeline(id="p", spec=spec(graph="graph of p", **changes)), principal=ALICE) == Done()
+    cluster.ask(POOL, principal=OWN["provisioner"])
     return cluster
 
 
@@ -92,11 +96,13 @@ def of_alice(cluster: Cluster) -> dict[type[Request], Request]:
         GetSpec(job=JOB),
         ExpectRunner(agent=agent, job=JOB, runner=stream.runner, verifier=RUNNER_KEY),
         WhoReads(job=JOB, verifier="nobody's"),
+        ScaleJob(job=JOB, workers=3),
+        GetDecisions(job=JOB),
+        POOL,
     ]
     return {type(request): request for request in requests}
 
 
-OWN = {"operator": OPERATOR, "agent": FLEET, "trainer": ALICE, "provisioner": Principal("provisioner", "scaler")}
 ONLY_ITS_OWN = {Beat, CloseClient, Rebind, EndStream, PutPipeline}
 """What an operator may do for itself, and not for others."""
 
@@ -107,6 +113,20 @@ def those_it_belongs_to(cluster: Cluster, role: Role) -> Principal:
         assert runner is not None
         return Principal("runner", runner)
     return OWN[role]
+
+
+def test_who_meets_a_name_that_is_taken_is_told_whose_it_is_and_what_to_do() -> None:
+    cluster = cluster_of_alice()
+    for request, other in (
+        (cluster.opening(spec=spec()), "job= name"),
+        (GetPipeline(id="p"), "id"),
+        (PutPipeline(id="p", spec=spec(graph="another")), "id"),
+    ):
+        answer = cluster.ask(request, principal=Principal("trainer", "mallory"))
+        assert isinstance(answer, Refused)
+        assert "it is 'alice''s, and only " in answer.reason, answer
+        share = "have 'alice' share it (access=ps.Access(share_with='mallory'))"
+        assert answer.reason.endswith(f"{share}, or give another {other}"), answer
 
 
 def test_the_table_has_every_request() -> None:

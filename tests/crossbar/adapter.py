@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import penstock as ps
+from penstock.core.errors import RefusedError
+from penstock.core.ids import JobName
+from penstock.wire.modes import WorkersAsked
+from penstock.wire.scaling import ScaleJob
 
 from .modes import Modes
 from .steps import apply
@@ -119,3 +123,22 @@ def add_worker(service: ps.LocalService) -> None:
 
 def remove_worker(service: ps.LocalService) -> None:
     service.remove_worker()
+
+
+def _scale(service: ps.LocalService, workers: WorkersAsked) -> None:
+    control = service._processes.control()
+    for job in service.jobs():
+        with contextlib.suppress(RefusedError):  # it ended meanwhile
+            control.ask(ScaleJob(job=JobName(job.job), workers=workers), timeout_s=30.0, what="scaling")
+
+
+def scale_up(service: ps.LocalService) -> None:
+    _scale(service, 8)
+
+
+def scale_down(service: ps.LocalService) -> None:
+    _scale(service, 1)
+
+
+def scale_auto(service: ps.LocalService) -> None:
+    _scale(service, "auto")

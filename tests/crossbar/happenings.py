@@ -13,12 +13,24 @@ import msgspec
 from .modes import Modes
 from .pipelines import REGROUPING, Pipeline
 
-ON_SERVICE = ("kill_runner", "pause_runner", "kill_dispatcher", "kill_both", "kill_all", "add_worker", "remove_worker")
+ON_SERVICE = (
+    "kill_runner",
+    "pause_runner",
+    "kill_dispatcher",
+    "kill_both",
+    "kill_all",
+    "add_worker",
+    "remove_worker",
+    "scale_up",
+    "scale_down",
+    "scale_auto",
+)
 """Done by the first reader; they need a service that no other case uses."""
 ON_READER = ("rejoin", "reload", "second", "misuse")
 """Done by one reader to itself."""
 ON_ALL = ("break", "weights")
 """Done by all readers at the same step."""
+SCALING = ("scale_up", "scale_down", "scale_auto")
 LOSES_A_STREAM = frozenset({"kill_runner", "pause_runner", "kill_both", "kill_all", "remove_worker", "kill_dispatcher"})
 
 
@@ -122,6 +134,18 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
     return made
 
 
+def _scalings(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg) -> list[Event]:
+    """Return when the job is given other numbers of workers, in some of the cases."""
+    if modes.own_processes or modes.sharding == "off" or leg.workers < 2 or rng.random() >= 0.3:
+        return []
+    last = min(_outputs(pipeline, modes, leg.ranks), 8)
+    iterations = leg.iterations + (leg.stop is not None)
+    return [
+        Event(what=rng.choice(SCALING), iteration=rng.randrange(iterations), step=rng.randint(0, max(0, last)))
+        for _ in range(rng.randint(1, 4))
+    ]
+
+
 def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg, ...]:
     single = modes.sharing is not None or modes.sharding == "off" or modes.own_processes
     count = 1 if single else rng.choices([1, 2, 3], [5, 4, 1])[0]
@@ -154,7 +178,10 @@ def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg
             reads_on=stop is not None and (rng.random() < 0.3 or (modes.uneven == "allow" and ranks > 1)),
             dropped=not last and rng.random() < 0.3,
         )
-        legs.append(msgspec.structs.replace(leg, events=tuple(_events(rng, pipeline, modes, leg, first=number == 0))))
+        events = _events(rng, pipeline, modes, leg, first=number == 0)
+        # By a die of their own: other cases stay what they were.
+        events += _scalings(random.Random(f"scaling {pipeline} {modes} {number}"), pipeline, modes, leg)
+        legs.append(msgspec.structs.replace(leg, events=tuple(events)))
     return _with_workers_left(legs)
 
 

@@ -17,9 +17,9 @@ from penstock.core.ids import BlobHash, JobName
 from penstock.dispatcher.allowances import BURST_S, Allowance, Meter
 from penstock.dispatcher.audit import AuditLog
 from penstock.dispatcher.key_registry import KeyRecord, KeyRegistry, changed_keys
+from penstock.wire.credentials import KnownKey
 from penstock.wire.messages import ListJobs, PutBlob, Refused, SteerJob, TryAgain
 from penstock.wire.principals import Principal
-from penstock.wire.service_keys import KnownKey
 from tests.control.cluster import JOB, started
 
 ALICE, BOB, RUNNER = Principal("trainer", "alice"), Principal("trainer", "bob"), Principal("runner", "r1")

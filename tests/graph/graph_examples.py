@@ -8,16 +8,38 @@ import typing
 from typing import Any
 
 from penstock.graph import ops, readers
+from penstock.graph import transforms as tr
 from penstock.graph.codec import RECORDS
 from penstock.graph.expressions import Expression, col
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
 
 OPERATORS = sorted((cls for cls in RECORDS.values() if issubclass(cls, Node)), key=lambda cls: cls.__name__)
+TRANSFORMS = [
+    tr.Bucketize("a", out="1", borders=((1.0, 2.5), (3.0,))),
+    tr.SigridHash("a", out="2", salt=-1, max_value=2**63 - 1),
+    tr.FirstX("a", out="3", x=5, by="score"),
+    tr.ComputeScore("a", "b", out="4", mode="cosine"),
+    tr.EnumerateIds("a", out="5"),
+    tr.PositiveModulus("a", out="6", divisor=7),
+    tr.IdListTransform("a", "b", out="7", distinct=True),
+    tr.BoxCox("a", out="8", lambda1=0.5, lambda2=1.0),
+    tr.Logit("a", out="9", epsilon=0.01),
+    tr.MapId("a", out="10", mapping=((-(2**63), 1),), default=4, drop=True),
+    tr.GetLocalHour("a", out="11", offset="b"),
+    tr.NGram(("a", "b"), out="12", n=3, form="flat", salt=1, vocabularies=((1, 2), (3,))),
+    tr.Onehot("a", out="13", low=0.0, high=1.0, count=3, form="index"),
+    tr.Clamp("a", out="14", low=-1.0, high=float("inf")),
+    tr.Cartesian("a", "b", out="15", limit=9),
+    tr.Sampling("file", "row", rate=0.5, seed=3),
+    tr.CustomTransform("acme.double", ("a",), out="16", parameters=(("by", 2), ("name", "x"))),
+]
+"""One of each, with no parameter at its default."""
 # Only what the annotations alone cannot tell.
 SPECIAL: dict[type, dict[str, Any]] = {
     ops.Map: {"on_error": None},
     ops.Batch: {"drop_last": False},
+    ops.TransformFeatures: {"transforms": tuple(TRANSFORMS)},
     ops.BucketByLength: {"boundaries": (10, 20), "batch_sizes": (8, 4, 2)},
 }
 

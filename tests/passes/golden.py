@@ -187,6 +187,21 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         prefetch()
         """,
     ),
+    "transform_features": (
+        ps.read_parquet("t.parquet", batch=9)
+        .transform_features(
+            ps.transforms.FirstX("a", out="x", x=2),
+            ps.transforms.SigridHash("x", out="h", max_value=9),
+            ps.transforms.Clamp("b", out="y", low=0, high=1),
+        )
+        .filter(ps.col("c") > 1)
+        .select("h"),
+        """
+        read_parquet('t.parquet', columns='a', predicate=col('c') > 1, batch=9)
+        fused: transform_features((x = FirstX(a), h = SigridHash(x))) + select('h')
+        prefetch()
+        """,
+    ),
     "take": (
         ps.range(9).take(-1).map(f).take(5).take(7),
         """
@@ -287,6 +302,17 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         read_parquet('t.parquet')
         cache()
         fused: select('a') + map(f) + map(g) + batch(2)
+        prefetch()
+        """,
+    ),
+    "autocache": (
+        ps.read_parquet("t.parquet").map(f).map(g).batch(2).autocache("kept").select("a"),
+        """
+        read_parquet('t.parquet')
+        fused: map(f) + map(g)
+        autocache(location='kept')
+        batch(2)
+        select('a')
         prefetch()
         """,
     ),

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
-from penstock.wire.envelopes import decode_ask, encode_tell
+from penstock.wire.framing import decode_ask, encode_tell
 from penstock.wire.messages import Done, RegisterAgent
 from penstock.wire.sockets import Guard, bind_router
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Spawn, Told
+from penstock.processes.nursery_link import NurseryLink, Spawn, Told
 
 
 class Note(msgspec.Struct):

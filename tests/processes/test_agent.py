@@ -18,8 +18,7 @@ from tests.waiting import wait_gone, wait_until
 
 from penstock.core.ids import AgentId, JobName, RunnerId, WorkerId
 from penstock.processes.agent_messages import AgentConfig, JoinWorkers, LeaveWorkers
-from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Died, EndNursery, Prepare, Ready, Spawn, Stop, TellChild
+from penstock.processes.nursery_link import Died, EndNursery, NurseryLink, Prepare, Ready, Spawn, Stop, TellChild
 from penstock.processes.nursery_start import start_nursery
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.messages import (

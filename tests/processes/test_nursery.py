@@ -19,10 +19,10 @@ import pytest
 from tests.waiting import is_alive, wait_gone
 
 from penstock.core.errors import NurseryGoneError
-from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import (
+from penstock.processes.nursery_link import (
     Died,
     EndNursery,
+    NurseryLink,
     Prepare,
     Ready,
     Reported,
@@ -239,7 +239,7 @@ def test_everything_dies_with_a_killed_starter(tmp_path):
 import os, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import Prepare, Ready, Spawn
+from penstock.processes.nursery_link import Prepare, Ready, Spawn
 from penstock.processes.nursery_start import start_nursery
 process, end = start_nursery()
 link = NurseryLink(end)

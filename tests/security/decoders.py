@@ -11,13 +11,10 @@ import numpy as np
 
 from penstock.core.errors import PenstockError
 from penstock.dispatcher.asks import decode_ask
-from penstock.wire.decoding import decode_message
 from penstock.wire.elements import flatten, unflatten
-from penstock.wire.envelopes import decode_tell
 from penstock.wire.frames import FromRunner, ToRunner
+from penstock.wire.framing import Assembly, RequestAssembler, cut_request, decode_message, decode_tell, pack
 from penstock.wire.messages import PROTOCOL, Answer, Push, Request
-from penstock.wire.parcels import Assembly, pack
-from penstock.wire.pieces import RequestAssembler, cut_request
 from penstock.wire.runs import decode_run, encode_run
 from tests.security.hostile import NUMBERS, Hostile, kinds_of
 

@@ -13,14 +13,14 @@ import pytest
 from penstock.core.errors import ProtocolError, RefusedError
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.blobs import blob_hash, fetch_blob, put_blob_pieces
-from penstock.wire.messages import Done
-from penstock.wire.pieces import (
+from penstock.wire.framing import (
     IDLE_S,
     MAX_REQUEST_BYTES,
     PIECE_FRAME_BYTES,
     RequestAssembler,
     cut_request,
 )
+from penstock.wire.messages import Done
 from tests.dispatcher.serving import DEADLINE_S, KNOWN, client, ended, opening, started
 from tests.keys import SERVER
 from tests.security.strangers import connections, flood, frame, resident_mb

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.credentials import ServiceKeys
 from tests.waiting import wait_until
 
 

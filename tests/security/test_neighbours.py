@@ -17,8 +17,8 @@ import zmq
 import penstock as ps
 from penstock.core.errors import AuthenticationError, DispatcherUnavailableError
 from penstock.wire.control import ControlClient
-from penstock.wire.descriptors import DescriptorServer, receive_descriptor
 from penstock.wire.messages import ListJobs
+from penstock.wire.neighbours import DescriptorServer, receive_descriptor
 from tests.keys import new_key
 from tests.security.another_user import as_another_user, needs_root
 from tests.waiting import wait_until

@@ -25,7 +25,7 @@ from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.messages import (
     PROTOCOL,
     AgentBeat,
@@ -62,7 +62,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Role
-from penstock.wire.service_keys import KnownKey
+from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
 from penstock.wire.sockets import dial
 from tests.dispatcher.serving import (
     AGENT_KEY,
@@ -200,6 +200,9 @@ def about_alice(live: Live) -> dict[type[Request], Request]:
         GetBlob(hash=blob_hash(GRAPH)),
         GetSpec(job=JOB),
         WhoReads(job=JOB, verifier=READING),
+        ScaleJob(job=JOB, workers=1),
+        GetDecisions(job=JOB),
+        Provide(provisioner="pool", kind="local", have=(), most=0),
     ]
     return {type(request): request for request in requests}
 

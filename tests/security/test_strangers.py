@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.addresses import Listening
-from penstock.wire.pieces import LISTENER_FRAME_BYTES
+from penstock.wire.framing import LISTENER_FRAME_BYTES
 from tests.dispatcher.serving import KNOWN, ended, started
 from tests.keys import SERVER
 from tests.security.listeners import listening_addresses

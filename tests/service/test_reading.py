@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.testing.conformance import compare_all
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.credentials import ServiceKeys
 from tests.waiting import wait_until
 
 from .checks import DEADLINE_S, Background, assert_exactly_once

@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CodecError, NoFilesError, SaveFailedError, SaveMismatchError, WaitTimeoutError
 from penstock.sources.saved_files import FAILURE, MANIFEST, PROGRESS, Manifest, encode_manifest, load_manifest
-from penstock.wire import liveness
+from penstock.wire import neighbours
 from tests.waiting import wait_until
 
 from .checks import Background, assert_exactly_once, kill
@@ -233,7 +233,7 @@ def test_a_failure_is_forgotten_when_saving_goes_on(one_worker: ps.LocalService,
 
 def test_a_reader_says_that_the_writer_has_died(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as writer:
-        name = liveness._named(writer.pid)
+        name = neighbours._named(writer.pid)
         writer.kill()
     (tmp_path / PROGRESS).write_bytes(encode_manifest(Manifest(fingerprint="x", writer=name)))
     with pytest.raises(WaitTimeoutError, match=r"nothing was added, and the process that saved it has died; go on"):

@@ -10,9 +10,8 @@ import zmq
 from penstock.core.errors import ProtocolError
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import Credentials
-from penstock.wire.envelopes import decode_ask, encode_tell
+from penstock.wire.framing import RequestAssembler, decode_ask, encode_tell
 from penstock.wire.messages import Answer, Ask, Push
-from penstock.wire.pieces import RequestAssembler
 from penstock.wire.sockets import Guard, bind_router
 from tests.keys import SERVER, knows
 

@@ -16,7 +16,7 @@ from penstock.core.errors import (
     RefusedError,
 )
 from penstock.wire.control import ControlClient
-from penstock.wire.envelopes import encode_tell
+from penstock.wire.framing import encode_tell
 from penstock.wire.messages import Answer, Ask, Done, Jobs, ListJobs, Refused, StopRunner, TryAgain
 from tests.keys import new_key
 from tests.waiting import wait_until

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CodecError
-from penstock.wire.descriptors import receive_descriptor
 from penstock.wire.frames import SlabPlaces
+from penstock.wire.neighbours import receive_descriptor
 from penstock.wire.ranges import KEPT_BYTES
 from penstock.wire.runs import decode_run, encode_run
 from penstock.wire.slab_reader import COPY_BELOW_BYTES, RETURN_BYTES, SlabReader

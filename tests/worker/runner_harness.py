@@ -28,7 +28,6 @@ from penstock.wire.addresses import Listening, RunnerAddress, host_id
 from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.blobs import blob_hash
 from penstock.wire.credentials import Credentials
-from penstock.wire.envelopes import decode_ask, encode_tell
 from penstock.wire.frames import (
     NO_STORAGE_OPTIONS,
     CloseStream,
@@ -43,9 +42,9 @@ from penstock.wire.frames import (
     StreamRefused,
     UseSlabs,
 )
+from penstock.wire.framing import Assembly, decode_ask, encode_tell
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Named
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
-from penstock.wire.parcels import Assembly
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial

@@ -17,7 +17,7 @@ from penstock.core.ids import RunnerId
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import Rounds, SourceStorageOptions
 from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named, Regroup
-from penstock.wire.liveness import _named
+from penstock.wire.neighbours import _named
 
 
 @pytest.fixture

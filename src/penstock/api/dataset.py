@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
-    from penstock.api.services import LocalService
+    from penstock.api.services import OwnedService
     from penstock.client.options import Limits
     from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
@@ -50,7 +50,7 @@ class Dataset(Operators):
     @names_arguments
     def distribute(
         self,
-        to: int | str | PathLike[str] | LocalService | None = None,
+        to: int | str | PathLike[str] | OwnedService | None = None,
         *,
         job: str | None = None,
         ranks: Ranks | None = None,
@@ -96,7 +96,7 @@ class Dataset(Operators):
             access=access,
         )
         if options.feed is not None:
-            from penstock.api.distribute import reads_here
+            from penstock.api.loader import reads_here
             from penstock.client.feeds import check_fed, check_fed_here
 
             (check_fed_here if reads_here(to) else check_fed)(self._node)
@@ -107,9 +107,9 @@ class Dataset(Operators):
             if to < 1:
                 raise InvalidArgumentError(f"to={to} must be at least 1 worker process; None reads with threads here")
             # All that can be wrong is checked. It has as much to import as this process: both do so at once.
-            nursery = start_nursery()
+            nursery = start_nursery(warm=",".join(ops.transforms_in(self._node)))
         try:
-            from penstock.api.distribute import make_loader
+            from penstock.api.loader import make_loader
 
             return make_loader(self, to, options, nursery)
         except BaseException:
@@ -120,7 +120,7 @@ class Dataset(Operators):
     def evaluation(
         self,
         batch_size: int,
-        to: int | str | PathLike[str] | LocalService | None = None,
+        to: int | str | PathLike[str] | OwnedService | None = None,
         *,
         ranks: Ranks | None = None,
         mask: str = "mask",
@@ -139,7 +139,7 @@ class Dataset(Operators):
 
     def save(
         self,
-        to: int | str | PathLike[str] | LocalService | None,
+        to: int | str | PathLike[str] | OwnedService | None,
         path: str | PathLike[str],
         *,
         rows_per_file: int = 1024,

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.api.iteration import DatasetIterator, Plan
 from penstock.core.element import Element, Ragged, is_namedtuple
 from penstock.core.errors import EmptyInputError, InvalidPipelineError
+from penstock.core.keyed import KeyedDense, KeyedRagged
 from penstock.graph import ops
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
@@ -89,6 +90,8 @@ def _describe(value: Any, path: str, found: dict[str, str]) -> None:
 def _type_of(leaf: Any) -> str:
     if isinstance(leaf, Ragged):
         return f"ragged {leaf.values.dtype}"
+    if isinstance(leaf, (KeyedDense, KeyedRagged)):
+        return f"{'dense' if isinstance(leaf, KeyedDense) else 'ragged'} of {len(leaf.keys)} features"
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
         dtype = str(leaf.dtype).removeprefix("torch.")
         return f"{dtype}{list(leaf.shape)}" if len(leaf.shape) else dtype

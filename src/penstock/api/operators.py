@@ -17,6 +17,7 @@ from penstock.graph.functions import UserFunction
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
 from penstock.graph.randomized import is_shuffle, takes_rng
+from penstock.graph.transforms import FeatureTransform
 from penstock.graph.traverse import walk
 from penstock.passes.filters import filtered_batches
 
@@ -284,11 +285,60 @@ class Operators:
         """Rename keys of dict elements, `{old: new}`."""
         return self._with(ops.Rename, names=tuple(names.items()))
 
+    def transform_features(
+        self,
+        *transforms: FeatureTransform,
+        within: Sequence[str] = (),
+        columns: Sequence[str] = (),
+        dense: Sequence[str] = (),
+        sparse: Sequence[str] = (),
+    ) -> Self:
+        """Make features of others in batches of columns, by records of `ps.transforms`: no function is shipped.
+
+        A feature is a column, an array or a `Ragged`. If keyed columns are named in `within`, features are theirs, but
+        for those in `columns`. What is made becomes a column each; or name features, made or read, in `dense` and
+        `sparse`: then they are gathered into a `KeyedDense` and a `KeyedRagged`, as the columns of these names.
+        """
+        return self._with(
+            ops.TransformFeatures,
+            transforms=tuple(transforms),
+            within=tuple(within),
+            columns=tuple(columns),
+            dense=tuple(dense),
+            sparse=tuple(sparse),
+        )
+
     # Where and when it is made
 
     def cache(self, path: str | PathLike[str] | None = None, *, max_bytes: int | None = None) -> Self:
         """Compute what is above once, and read it back in later epochs: from memory, or from files below `path`."""
         return self._with(ops.Cache, path=None if path is None else fspath(path), max_bytes=max_bytes)
+
+    def autocache(
+        self,
+        location: str | PathLike[str] | None = None,
+        *,
+        capacity_bytes: int | None = None,
+        always: bool = False,
+        frozen: bool = False,
+        epochs: int | None = None,
+        version: str | None = None,
+    ) -> Self:
+        """Let what is above be kept between epochs and runs, split by split, where measurements say that it pays.
+
+        `location` is a folder or URL (None: a folder of the host's user), `always` keeps without asking whether it
+        pays, `frozen` lets random numbers above be drawn once, `epochs` says how many are expected, and `version`
+        names data that cannot tell by itself whether it changed.
+        """
+        return self._with(
+            ops.Autocache,
+            location=None if location is None else fspath(location),
+            capacity_bytes=capacity_bytes,
+            always=always,
+            frozen=frozen,
+            epochs=epochs,
+            version=version,
+        )
 
     def prefetch(self, size: int | None = None) -> Self:
         """Make up to `size` elements ahead on a thread. One is put at the end anyway, where it helps."""

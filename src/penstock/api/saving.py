@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any
 
 from penstock.api.dataset import Dataset
-from penstock.api.distribute import Destination
+from penstock.api.loader import Destination
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
 from penstock.client.options import Limits
@@ -51,7 +51,7 @@ from penstock.sources.saved_files import (
     write_part,
 )
 from penstock.sources.storage import is_remote, normal_path
-from penstock.wire.liveness import process_name
+from penstock.wire.neighbours import process_name
 
 PROGRESS_EVERY_S = 0.2
 PROGRESS_SHARE = 20  # writing it, which takes longer the more files there are, takes at most 1/20 of the time

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from penstock.cli.foreground import listening_of, registry_of, say, service_keys
+from penstock.cli.foreground import listening_of, registry_of, say, scaling_rules, service_keys
 from penstock.cli.main import UsageError
 from penstock.dispatcher.main import DispatcherConfig, run
 from penstock.processes.service_folder import ServiceFolder
 from penstock.wire.addresses import Listening
-from penstock.wire.service_keys import ServiceKeys
+from penstock.wire.credentials import ServiceKeys
 
 
 def run_dispatcher(options: argparse.Namespace) -> int:
@@ -37,6 +37,7 @@ def run_dispatcher(options: argparse.Namespace) -> int:
             http_port=options.http_port,
             http_bind=options.http_bind,
             http_token_file=options.http_token,
+            scaling=scaling_rules(options),
         )
         run(config, ready=lambda address: _introduce(address, options, keys, listening))
     return 0

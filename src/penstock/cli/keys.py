@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from penstock.cli.main import UsageError
 from penstock.core.errors import PenstockError
 from penstock.dispatcher.key_registry import KeyFile, KeyRecord, changed_keys
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import REGISTRY, ROLES_AT_START, Credentials, ServiceKeys
 from penstock.wire.principals import Role
-from penstock.wire.service_keys import REGISTRY, ROLES_AT_START, ServiceKeys
 
 SERVER = "server.json"
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock.cli.service_arguments import add_service_commands
+from penstock.cli.table_arguments import add_table_commands
 from penstock.core.errors import PenstockError
 
 
@@ -82,6 +83,31 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--seconds", type=_seconds, default=2.0, help="how long to run it (default: 2)")
     explain.add_argument("--mermaid", action="store_true", help="print a Mermaid flowchart")
 
+    session = commands.add_parser(
+        "session",
+        help="run or explain a session over a feature table",
+        description="A session is a TOML or JSON file that names a feature table, features, transforms and a label. "
+        "Nothing of it is code.",
+    )
+    actions = session.add_subparsers(dest="action", metavar="action", required=True)
+    runs = actions.add_parser(
+        "run",
+        help="read its batches, and say how fast they came",
+        description="Read the batches of a session, here or with workers, and say how many rows came how fast. The "
+        "table's version is printed first: with version = N in the file the same rows are read again later.",
+    )
+    runs.add_argument("file", metavar="FILE", help="the session, in TOML or JSON")
+    runs.add_argument("--batches", type=int, metavar="N", help="stop after so many batches (default: at the end)")
+    to = runs.add_mutually_exclusive_group()
+    to.add_argument("--workers", type=int, metavar="N", help="worker processes on this host (default: read here)")
+    to.add_argument("--service", metavar="ADDRESS", help="the service that reads it: its address or its file")
+    explains = actions.add_parser(
+        "explain",
+        help="print what it reads, makes, gives and leaves out, and its plan",
+        description="Print which features a session reads, makes and gives, which are dead, and its plan.",
+    )
+    explains.add_argument("file", metavar="FILE", help="the session, in TOML or JSON")
+
     commands.add_parser(
         "doctor",
         help="print versions, extras, cores and memory as Penstock sees them",
@@ -89,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         "that is needed is missing.",
     )
     add_service_commands(commands)
+    add_table_commands(commands)
     return parser
 
 
@@ -125,6 +152,14 @@ def _explain(options: argparse.Namespace) -> int:
     return print_plan(options.dataset, analyze=options.analyze, mermaid=options.mermaid, seconds=options.seconds)
 
 
+def _session(options: argparse.Namespace) -> int:
+    from penstock.cli.session import explain_session, run_session
+
+    if options.action == "explain":
+        return explain_session(options.file)
+    return run_session(options.file, batches=options.batches, to=options.workers or options.service)
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from penstock.cli.doctor import print_report
 
@@ -151,8 +186,25 @@ def _worker(options: argparse.Namespace) -> int:
 
 def _jobs(options: argparse.Namespace) -> int:
     from penstock.cli.jobs import run_jobs
+    from penstock.cli.scaling import run_cost, run_why
 
+    if options.action == "why":
+        return run_why(options.service, options.job)
+    if options.action == "cost":
+        return run_cost(options)
     return run_jobs(options.service, options.action, options.job)
+
+
+def _scale(options: argparse.Namespace) -> int:
+    from penstock.cli.scaling import run_scale
+
+    return run_scale(options.service, options.job, options.workers)
+
+
+def _provision(options: argparse.Namespace) -> int:
+    from penstock.cli.provision import run_provision
+
+    return run_provision(options)
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -167,15 +219,25 @@ def _keys(options: argparse.Namespace) -> int:
     return run_keys(options)
 
 
+def _table(options: argparse.Namespace) -> int:
+    from penstock.cli.table import run_table
+
+    return run_table(options)
+
+
 _COMMANDS = {
     "demo": _demo,
     "replay": _replay,
     "explain": _explain,
+    "session": _session,
     "doctor": _doctor,
     "serve": _serve,
     "dispatcher": _dispatcher,
     "worker": _worker,
     "jobs": _jobs,
+    "scale": _scale,
+    "provision": _provision,
     "drain": _drain,
     "keys": _keys,
+    "table": _table,
 }

@@ -29,7 +29,6 @@ from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
-from penstock.wire.decoding import decode_message
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -41,9 +40,8 @@ from penstock.wire.frames import (
     StreamLeft,
     ToRunner,
 )
+from penstock.wire.framing import Assembly, cut_request, decode_message
 from penstock.wire.modes import Transport
-from penstock.wire.parcels import Assembly
-from penstock.wire.pieces import cut_request
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Watch, dial

@@ -30,9 +30,8 @@ from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
-from penstock.wire.delivery import Delivery, delivery_of
-from penstock.wire.envelopes import refusal
-from penstock.wire.jobs import FeedSpec, Resume
+from penstock.wire.framing import refusal
+from penstock.wire.jobs import Delivery, FeedSpec, Resume, delivery_of
 from penstock.wire.messages import (
     Answer,
     Beat,
@@ -47,7 +46,7 @@ from penstock.wire.messages import (
 )
 
 USUAL_WINDOW_BYTES = 256 << 20  # of a shared job, where nobody says: what a worker gives it is not known here
-BEAT_S = 2.0  # views are pushed, and leases last long: it is for figures
+BEAT_S = 1.0  # views are pushed, and leases last long: it is for figures, which decide how many workers there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

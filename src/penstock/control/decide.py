@@ -34,10 +34,14 @@ from penstock.control.granting import grant_splits
 from penstock.control.opening import missing_blobs, open_epoch
 from penstock.control.permissions import distrust, readable_jobs, refusal
 from penstock.control.placing import has_waited_for_shares, rebind
+from penstock.control.providing import lose_silent_provisioners, provide
 from penstock.control.records import Job
 from penstock.control.runners import LINGER_S, RESTART_GRACE_S, START_TIMEOUT_S, settle, settle_all
+from penstock.control.scaling import scale_jobs
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
 from penstock.control.state import ClusterState
-from penstock.control.views import job_lines, worker_lines
+from penstock.control.views import decision_lines, job_lines, worker_lines
+from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import BlobHash, JobName
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.messages import (
@@ -72,7 +76,9 @@ from penstock.wire.messages import (
     SteerJob,
     Workers,
 )
+from penstock.wire.modes import check_workers
 from penstock.wire.principals import Principal
+from penstock.wire.scaling import Decisions, GetDecisions, Provide, ScaleJob
 
 __all__ = ["Decision", "decide", "tick"]
 
@@ -92,6 +98,7 @@ def decide(
     peer: str,
     draw: Callable[[], str],
     blobs: Container[BlobHash] = frozenset(),
+    rules: ScalingRules = DEFAULT_RULES,
 ) -> Decision:
     """Return what a request leads to.
 
@@ -103,8 +110,10 @@ def decide(
         return Decision((), refused)
     asker = Asker(principal, key, peer)
     if state.began_at is None:
-        return _begin(state, now, lambda begun: _decide(begun, request, asker, now=now, draw=draw, blobs=blobs))
-    return _decide(state, request, asker, now=now, draw=draw, blobs=blobs)
+        return _begin(
+            state, now, lambda begun: _decide(begun, request, asker, now=now, draw=draw, blobs=blobs, rules=rules)
+        )
+    return _decide(state, request, asker, now=now, draw=draw, blobs=blobs, rules=rules)
 
 
 def _decide(
@@ -115,6 +124,7 @@ def _decide(
     now: float,
     draw: Callable[[], str],
     blobs: Container[BlobHash],
+    rules: ScalingRules,
 ) -> Decision:
     if isinstance(request, GrantSplits):
         return grant_splits(state, request)
@@ -123,7 +133,7 @@ def _decide(
     if isinstance(request, AgentBeat):
         return agent_beat(state, request, now=now, peer=asker.peer, draw=draw)
     draft = Draft(state, now=now, draw=draw)
-    answer = _answer(draft, request, asker, blobs)
+    answer = _answer(draft, request, asker, blobs, rules)
     return draft.decision(answer)
 
 
@@ -137,7 +147,7 @@ def _begin(state: ClusterState, now: float, then: Callable[[ClusterState], Decis
     return Decision(first + rest.events, rest.answer, rest.pushes)
 
 
-def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobHash]) -> Answer:
+def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobHash], rules: ScalingRules) -> Answer:
     match request:
         case OpenEpoch():
             return open_epoch(draft, request, asker, blobs)
@@ -164,7 +174,17 @@ def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobH
         case SteerJob():
             return _steer(draft, request)
         case ListJobs():
-            return Jobs(jobs=job_lines(draft.state, draft.now, readable_jobs(draft.state, asker.principal)))
+            readable = readable_jobs(draft.state, asker.principal)
+            return Jobs(jobs=job_lines(draft.state, draft.now, readable, rules.rent))
+        case ScaleJob():
+            return _scale(draft, request)
+        case GetDecisions():
+            known = draft.state.jobs.get(request.job)
+            if known is None:
+                return NotKnown(what=f"job {request.job!r}")
+            return Decisions(decisions=decision_lines(known, draft.now))
+        case Provide():
+            return provide(draft, request, asker.principal, rules)
         case GetFigures():
             if request.job not in draft.state.jobs:
                 return NotKnown(what=f"job {request.job!r}")
@@ -215,6 +235,29 @@ def _steer(draft: Draft, request: SteerJob) -> Answer:
     return Done()
 
 
+def _scale(draft: Draft, request: ScaleJob) -> Answer:
+    job = draft.state.jobs.get(request.job)
+    if job is None:
+        return Refused(
+            reason=f"there is no job {request.job!r}; `penstock jobs` lists those there are", kind="unknown_job"
+        )
+    if job.spec.sharding.off:
+        return Refused(
+            reason=f"job {request.job!r} has sharding='off': every worker reads everything, so that their number is "
+            "what is read; it is not scaled",
+            kind="invalid_argument",
+        )
+    try:
+        workers = check_workers("workers", request.workers)
+    except InvalidArgumentError as error:
+        return Refused(reason=str(error), kind="invalid_argument")
+    if workers != job.scaling.asked:
+        draft.emit(e.JobRescaled(request.job, workers))
+        settle(draft, request.job)
+        draft.publish()
+    return Done()
+
+
 def _who_reads(state: ClusterState, request: WhoReads) -> Answer:
     job = state.jobs.get(request.job)
     for iteration in () if job is None or not request.verifier else job.iterations.values():
@@ -242,10 +285,10 @@ def _put_pipeline(draft: Draft, request: PutPipeline, principal: Principal, blob
     return Done()
 
 
-def tick(state: ClusterState, *, now: float, draw: Callable[[], str]) -> Decision:
+def tick(state: ClusterState, *, now: float, draw: Callable[[], str], rules: ScalingRules = DEFAULT_RULES) -> Decision:
     """Return what follows from time having passed: who is lost, what is collected, which processes start and stop."""
     if state.began_at is None:
-        return _begin(state, now, lambda begun: tick(begun, now=now, draw=draw))
+        return _begin(state, now, lambda begun: tick(begun, now=now, draw=draw, rules=rules))
     draft = Draft(state, now=now, draw=draw)
     if state.ticked_at is not None and now - state.ticked_at > STOPPED_FOR_S:
         draft.emit(e.LeasesBegan(now))
@@ -261,6 +304,9 @@ def tick(state: ClusterState, *, now: float, draw: Callable[[], str]) -> Decisio
     _collect_jobs(draft)
     for name in list(draft.state.jobs):
         _rebind_orphans(draft, name)
+    lose_silent_provisioners(draft)
+    for name in scale_jobs(draft, rules):
+        settle(draft, name)
     if lost:
         settle_all(draft)
     else:

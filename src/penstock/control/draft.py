@@ -79,6 +79,7 @@ class Draft:
         state, before = self.state, self.before
         fleet_changed = state.workers is not before.workers or state.drained is not before.drained
         fleet_changed |= state.failed_starts is not before.failed_starts
+        fleet_changed |= state.allotted is not before.allotted
         for name, job in state.jobs.items():
             old = before.jobs.get(name)
             same = old is job and state.runners.get(name) is before.runners.get(name) and not fleet_changed

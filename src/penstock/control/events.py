@@ -12,9 +12,11 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from penstock.control.scaling_records import Allotted, JobTracking, Provisioner, ScaleDecision
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Resume, Slot
 from penstock.wire.messages import Beat, WorkerPlace
+from penstock.wire.modes import WorkersAsked
 from penstock.wire.principals import Principal
 
 ElementKey: TypeAlias = tuple[int, int, int]
@@ -157,6 +159,16 @@ class StreamsLost(Journaled, frozen=True, tag="lost"):
     reason: str
 
 
+class StreamsRetired(Journaled, frozen=True, tag="retired"):
+    """There are more streams than a job that shrank has use for: these get nothing more of the passes begun."""
+
+    job: JobName
+    attempt: AttemptId
+    streams: tuple[StreamId, ...]
+    passes: tuple[tuple[int, int], ...]
+    """(source, the last pass of it that was begun)"""
+
+
 class StreamReopened(Journaled, frozen=True, tag="reopened"):
     """A consumer that came back reads an ended stream again."""
 
@@ -195,6 +207,27 @@ class ElementsBlamed(Journaled, frozen=True, tag="blamed"):
     exact: tuple[ElementKey, ...]
     suspects: tuple[Suspect, ...]
     dropped: tuple[ElementKey, ...]
+
+
+class WorkersDecided(Journaled, frozen=True, tag="scaled"):
+    """A job should have so many workers, for a reason; or could not be given them, for another."""
+
+    job: JobName
+    decision: ScaleDecision
+
+
+class JobRescaled(Journaled, frozen=True, tag="rescaled"):
+    """Somebody's word on how many workers a job has: it holds instead of what the job's placement says."""
+
+    job: JobName
+    workers: WorkersAsked
+
+
+class MetricLearned(Journaled, frozen=True, tag="metric"):
+    """Something that the next run of the same is to know: see `metric_store`."""
+
+    key: str
+    values: dict[str, float]
 
 
 # In memory
@@ -314,6 +347,27 @@ class RestartAsked(Soft, frozen=True, tag="restart_asked"):
     now: float
 
 
+class JobTracked(Soft, frozen=True, tag="tracked"):
+    """A window of a job's figures has begun or ended."""
+
+    job: JobName
+    tracking: JobTracking
+
+
+class WorkersAllotted(Soft, frozen=True, tag="allotted"):
+    """From now on these workers serve these jobs."""
+
+    allotted: Allotted
+
+
+class ProvisionerSeen(Soft, frozen=True, tag="provisioner_seen"):
+    provisioner: Provisioner
+
+
+class ProvisionerLost(Soft, frozen=True, tag="provisioner_lost"):
+    provisioner: str
+
+
 class ViewRaised(Soft, frozen=True, tag="view"):
     """What consumers see of an attempt has changed: streams that were made, streams that moved, something else."""
 
@@ -341,10 +395,14 @@ AnyEvent: TypeAlias = (
     | StreamsCreated
     | StreamsBound
     | StreamsLost
+    | StreamsRetired
     | StreamReopened
     | ConsumerEnded
     | SplitsGranted
     | ElementsBlamed
+    | WorkersDecided
+    | JobRescaled
+    | MetricLearned
     | LeasesBegan
     | Ticked
     | AgentRegistered
@@ -360,6 +418,10 @@ AnyEvent: TypeAlias = (
     | ClientSeen
     | ClientGone
     | RestartAsked
+    | JobTracked
+    | WorkersAllotted
+    | ProvisionerSeen
+    | ProvisionerLost
     | ViewRaised
 )
 

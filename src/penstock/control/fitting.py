@@ -9,8 +9,8 @@ import msgspec
 from penstock.control.records import Agent, Iteration, Job, Runner, Runners, Worker
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, RunnerId, WorkerId
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import JobSpec
+from penstock.wire.jobs import JobSpec, delivery_of
+from penstock.wire.modes import WorkersAsked
 
 Hindrance: TypeAlias = Literal["leaving", "tags", "host", "versions"]
 
@@ -65,10 +65,28 @@ def _relevant(package: str, version: str) -> tuple[str, ...]:
             return (version,)
 
 
+def asked_of(job: Job) -> WorkersAsked:
+    """Return how many workers somebody wants a job to have; None: nobody said, and it has all that fit."""
+    return job.spec.placement.workers if job.scaling.asked is None else job.scaling.asked
+
+
+def is_given(state: ClusterState, job: Job, worker: WorkerId) -> bool:
+    """Say whether a worker that fits a job is the job's to use."""
+    return asked_of(job) is None or worker in state.allotted.workers.get(job.name, ())
+
+
 def fitting_workers(state: ClusterState, job: Job) -> list[Worker]:
-    """Return the workers to serve a job: those that do already first, then the least busy."""
+    """Return the workers to serve a job: those that do already first, then the least busy.
+
+    Of one that is scaled: those it was given, and those on which it is and that have not been dealt since they came.
+    """
     spec = job.spec
     serving = {runner.worker for runner in runners_of(state, job.name).values()}
+    if asked_of(job) is not None:
+        kept = (worker for worker in serving if state.allotted.spares(job.name, worker))
+        names = dict.fromkeys((*state.allotted.workers.get(job.name, ()), *sorted(kept)))
+        known = [worker for name in names if (worker := state.workers.get(name)) is not None]
+        return [worker for worker in known if misfit(state, spec, worker) is None]
     busy: dict[WorkerId, int] = {}
     for runners in state.runners.values():
         for runner in runners.values():
@@ -134,6 +152,10 @@ def waiting_for_runners(state: ClusterState, job: Job) -> str:
         return ""
     if not state.workers:
         return "no worker is connected"
+    if asked_of(job) is not None and not state.allotted.workers.get(job.name):
+        shortage = state.allotted.shortages.get(job.name)
+        if shortage:
+            return f"no worker is free for it: {shortage}"
     kinds: set[Hindrance] = set()
     for worker in state.workers.values():
         found = misfit(state, job.spec, worker)

@@ -43,6 +43,7 @@ from penstock.wire.messages import (
     SteerJob,
 )
 from penstock.wire.principals import Principal, Role
+from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
 
 KIND = "not_permitted"
 
@@ -97,7 +98,9 @@ def _opens_job(state: ClusterState, principal: Principal, request: OpenEpoch) ->
     return is_client and may_read(principal, job.spec)
 
 
-def _reads_job(state: ClusterState, principal: Principal, request: GetFigures | SteerJob | GetSpec) -> bool:
+def _reads_job(
+    state: ClusterState, principal: Principal, request: GetFigures | SteerJob | GetSpec | GetDecisions
+) -> bool:
     job = state.jobs.get(request.job)
     return job is None or may_read(principal, job.spec)
 
@@ -212,6 +215,11 @@ def _opened_by(state: ClusterState, job: JobName, attempt: AttemptId, client: Cl
     return [] if iteration is None else [held for held in iteration.opened.values() if held.client == client]
 
 
+def _is_provisioner(state: ClusterState, principal: Principal, request: Provide) -> bool:
+    known = state.provisioners.get(request.provisioner)
+    return known is None or known.by == principal.name
+
+
 ANY = Condition("", _anybody)
 OPENS_IT = Condition("its owner, those it is shared with (share_with=) and operators", _opens_job)
 OF_THE_JOB = Condition("its owner, those it is shared with (share_with=) and operators", _reads_job)
@@ -227,7 +235,12 @@ HAS_THE_PLACE = Condition("the agent that has this id and this worker", _has_pla
 HAD_THE_RUNNER = Condition("the agent that has this id and this worker", _had_runner)
 STARTS_IT = Condition("the agent that has this id and starts this runner", _expects_its_own)
 BOUND_TO_IT = Condition("the runner that the stream is bound to", _has_the_stream)
+THE_PROVISIONER = Condition("the provisioner that has this id", _is_provisioner)
 A_RUNNER_OF_IT = Condition("a runner of the job", _runs_job)
+
+
+NAMED = (OPENS_IT, OF_THE_JOB, OF_THE_PIPELINE, REGISTERED_IT)
+"""What is asked for by a name that anybody may have taken."""
 
 
 class Row(NamedTuple):
@@ -276,6 +289,9 @@ PERMISSIONS: dict[type[Request], Row] = {
     GrantSplits: _row("ask for splits of stream {r.stream!r}", runner=BOUND_TO_IT),
     GetBlob: _row("fetch blob {r.hash}", operator=OF_THE_BLOB, runner=OF_THE_BLOB, trainer=OF_THE_BLOB),
     GetSpec: _row("see job {r.job!r}", operator=ANY, runner=A_RUNNER_OF_IT, trainer=OF_THE_JOB),
+    ScaleJob: _row("scale job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
+    GetDecisions: _row("see decisions about job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
+    Provide: _row("bring workers as {r.provisioner!r}", provisioner=THE_PROVISIONER),
     WhoReads: _row("ask who reads job {r.job!r}", runner=A_RUNNER_OF_IT),
 }
 
@@ -293,9 +309,25 @@ def refusal(state: ClusterState, principal: Principal, request: Request) -> Refu
     if condition is None:
         roles = " or ".join(role for role in _roles(row))
         needed = f"that takes the role {roles}; use a key of that role"
+    elif condition in NAMED and (owner := _owner(state, request)) not in ("", principal.name):
+        # Names are one space for all, so that what is shared is called the same by all: here somebody came first.
+        other = "id" if isinstance(request, PutPipeline | GetPipeline) else "job= name"
+        needed = (
+            f"it is {owner!r}'s, and only {condition.words} may; have {owner!r} share it "
+            f"(access=ps.Access(share_with={principal.name!r})), or give another {other}"
+        )
     else:
         needed = f"only {condition.words} may; ask its owner, or use the key that it belongs to"
     return Refused(reason=f"{principal} may not {row.what(request)}: {needed}", kind=KIND)
+
+
+def _owner(state: ClusterState, request: Request) -> str:
+    """Return whose the job or pipeline is that a request names; "": nobody's, or it names none."""
+    if isinstance(request, PutPipeline | GetPipeline):
+        pipeline = state.pipelines.get(request.id)
+        return "" if pipeline is None else pipeline.owner
+    job = state.jobs.get(getattr(request, "job", JobName("")))
+    return "" if job is None else job.spec.owner
 
 
 def _roles(row: Row) -> list[Role]:

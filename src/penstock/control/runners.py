@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from penstock.control import events as e
 from penstock.control.completing import complete
 from penstock.control.draft import Draft
-from penstock.control.fitting import fitting_workers, misfit, most_workers, runners_of
+from penstock.control.fitting import asked_of, fitting_workers, is_given, misfit, most_workers, runners_of
 from penstock.control.placing import place_streams, release_streams
 from penstock.control.records import Job, Runner, Worker
 from penstock.core.ids import JobName, RunnerId, WorkerId
@@ -28,7 +28,7 @@ def settle(draft: Draft, name: JobName) -> None:
     """Start and stop a job's processes, and give them its streams, whatever may have changed."""
     state = draft.state
     job = state.jobs.get(name)
-    keep = job is not None and _may_run(draft, job)
+    keep = job is not None and is_kept(draft, job)
     fitting = fitting_workers(state, job) if job is not None and keep else []
     allowed = {worker.worker for worker in fitting}
     for runner in runners_of(state, name).values():
@@ -63,15 +63,21 @@ def settle_arrived(draft: Draft, workers: Collection[WorkerId], runners: Sequenc
     for name in {**draft.state.jobs, **draft.state.runners} if workers else arrived:
         job = draft.state.jobs.get(name)
         here = [runner for worker in workers for runner in runners_of(draft.state, name).on(worker)]
-        if job is None or not _may_run(draft, job) or not all(_still_fits(draft, job, runner) for runner in here):
+        if job is None or not is_kept(draft, job) or not all(_still_fits(draft, job, runner) for runner in here):
             settle(draft, name)
             continue
         if workers and _must_run(draft, name):
             unserved = (w for w in sorted(workers) if not runners_of(draft.state, name).on(w))
             found = [draft.state.workers[worker] for worker in unserved]
-            fitting = [worker for worker in found if misfit(draft.state, job.spec, worker) is None]
+            fitting = [
+                worker
+                for worker in found
+                if misfit(draft.state, job.spec, worker) is None and is_given(draft.state, job, worker.worker)
+            ]
             most = most_workers(job.spec)
-            if most is not None:  # below it, all others that fit are served, or are to be spared for a while
+            if (
+                most is not None and asked_of(job) is None
+            ):  # below it, all others that fit are served, or are to be spared for a while
                 fitting = fitting[: max(0, most - len(runners_of(draft.state, name)))]
             _start_on(draft, name, fitting)
         if name in arrived:
@@ -80,7 +86,9 @@ def settle_arrived(draft: Draft, workers: Collection[WorkerId], runners: Sequenc
 
 def _still_fits(draft: Draft, job: Job, runner: Runner) -> bool:
     worker = draft.state.workers.get(runner.worker)
-    return worker is not None and misfit(draft.state, job.spec, worker) is None
+    if worker is None or misfit(draft.state, job.spec, worker) is not None:
+        return False
+    return asked_of(job) is None or draft.state.allotted.spares(job.name, runner.worker)
 
 
 def _start_on(draft: Draft, name: JobName, workers: Iterable[Worker]) -> None:
@@ -97,7 +105,7 @@ def start_of(runner: Runner) -> StartRunner:
     return StartRunner(worker=runner.worker, job=runner.job, runner=runner.runner)
 
 
-def _may_run(draft: Draft, job: Job) -> bool:
+def is_kept(draft: Draft, job: Job) -> bool:
     """Whether processes that are there stay."""
     if job.paused or job.failure:
         return False

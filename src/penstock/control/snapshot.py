@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.control.metric_store import MetricStore
 from penstock.control.records import Job, Stream, Streams
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, StreamId, WorkerId
@@ -20,6 +21,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[JobName, Job]
     pipelines: dict[str, JobSpec]
     drained: tuple[WorkerId, ...]
+    metrics: dict[str, dict[str, float]] = {}
 
 
 def _as_dict(table: Any) -> dict[StreamId, Stream]:
@@ -47,6 +49,7 @@ def snapshot(state: ClusterState) -> bytes:
             jobs=state.jobs,
             pipelines=state.pipelines,
             drained=tuple(sorted(state.drained)),
+            metrics=dict(state.metrics.items()),
         )
     )
 
@@ -61,4 +64,5 @@ def restore(data: bytes) -> ClusterState:
     state.jobs = read.jobs
     state.pipelines = read.pipelines
     state.drained = frozenset(read.drained)
+    state.metrics = MetricStore(read.metrics)
     return state

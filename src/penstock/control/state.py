@@ -19,6 +19,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from penstock.control import events as e
+from penstock.control.metric_store import MetricStore
 from penstock.control.records import (
     BLAMED_RUNNERS,
     KEPT_BEATS,
@@ -36,8 +37,9 @@ from penstock.control.records import (
     Worker,
 )
 from penstock.control.resuming import new_iteration
+from penstock.control.scaling_records import NOTHING_ALLOTTED, Allotted, JobTracking, Provisioner
 from penstock.control.streams import after
-from penstock.control.tables import Table
+from penstock.control.tables import VersionedTable
 from penstock.control.totals import JobTotals, samples_of
 from penstock.core.errors import PenstockError
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, WorkerId
@@ -60,6 +62,7 @@ class ClusterState:
 
     __slots__ = (
         "agents",
+        "allotted",
         "began_at",
         "clients",
         "drained",
@@ -68,11 +71,14 @@ class ClusterState:
         "heard",
         "idle_since",
         "jobs",
+        "metrics",
         "pipelines",
+        "provisioners",
         "runners",
         "story",
         "ticked_at",
         "totals",
+        "tracked",
         "view_logs",
         "wishes",
         "workers",
@@ -84,21 +90,26 @@ class ClusterState:
         self.jobs: dict[JobName, Job] = {}
         self.pipelines: dict[str, JobSpec] = {}
         self.drained: frozenset[WorkerId] = frozenset()
+        self.metrics = MetricStore()
         # soft
         self.began_at: float | None = None
         self.ticked_at: float | None = None
-        self.agents: Table[AgentId, Agent] = Table()
-        self.workers: Table[WorkerId, Worker] = Table()
+        self.agents: VersionedTable[AgentId, Agent] = VersionedTable()
+        self.workers: VersionedTable[WorkerId, Worker] = VersionedTable()
         self.runners: dict[JobName, Runners] = {}
-        self.heard: Table[RunnerId, float] = Table()
+        self.heard: VersionedTable[RunnerId, float] = VersionedTable()
         """When a process that serves was last known to be alive."""
-        self.failed_starts: Table[tuple[WorkerId, JobName], FailedStart] = Table()
-        self.clients: dict[JobName, Table[ClientId, Lease]] = {}
+        self.failed_starts: VersionedTable[tuple[WorkerId, JobName], FailedStart] = VersionedTable()
+        self.clients: dict[JobName, VersionedTable[ClientId, Lease]] = {}
         self.idle_since: dict[JobName, float] = {}
         self.wishes: dict[AttemptId, dict[Slot, RestartWish]] = {}
         self.view_logs: dict[AttemptId, ViewLog] = {}
         self.totals: dict[JobName, JobTotals] = {}
         """What was done for jobs by processes and clients that are gone."""
+        self.tracked: dict[JobName, JobTracking] = {}
+        """Jobs of which somebody said how many workers they have, as they are measured."""
+        self.allotted: Allotted = NOTHING_ALLOTTED
+        self.provisioners: dict[str, Provisioner] = {}
         self.story: deque[e.AnyEvent] = deque(maxlen=STORY_LENGTH)
 
     def copy(self) -> ClusterState:
@@ -170,6 +181,7 @@ class ClusterState:
                     self._forget_attempt(attempt)
                 self.clients.pop(event.job, None)
                 self.totals.pop(event.job, None)
+                self.tracked.pop(event.job, None)
                 self.idle_since.pop(event.job, None)
                 self.failed_starts = self.failed_starts.drop(
                     *(key for key in self.failed_starts if key[1] == event.job)
@@ -190,20 +202,36 @@ class ClusterState:
                 self._open_slot(event)
             case e.ConsumerClosed():
                 self._close_slot(event)
-            case e.StreamsCreated() | e.StreamsBound() | e.StreamsLost() | e.StreamReopened() | e.ConsumerEnded():
+            case (
+                e.StreamsCreated()
+                | e.StreamsBound()
+                | e.StreamsLost()
+                | e.StreamsRetired()
+                | e.StreamReopened()
+                | e.ConsumerEnded()
+            ):
                 job = self.jobs[event.job]
                 self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.ranks.count))
             case e.ElementsBlamed():
                 self._blame(event)
+            case e.WorkersDecided():
+                job = self.jobs[event.job]
+                self.jobs[event.job] = replace(job, scaling=job.scaling.after(event.decision))
+            case e.JobRescaled():
+                job = self.jobs[event.job]
+                self.jobs[event.job] = replace(job, scaling=replace(job.scaling, asked=event.workers))
+            case e.MetricLearned():
+                self.metrics = self.metrics.put(event.key, event.values)
             case e.LeasesBegan():
                 self.began_at = event.now if self.began_at is None else self.began_at
-                self.agents = Table({k: replace(agent, seen=event.now) for k, agent in self.agents.items()})
+                self.agents = VersionedTable({k: replace(agent, seen=event.now) for k, agent in self.agents.items()})
                 self.clients = {
-                    job: Table({k: replace(lease, seen=event.now) for k, lease in leases.items()})
+                    job: VersionedTable({k: replace(lease, seen=event.now) for k, lease in leases.items()})
                     for job, leases in self.clients.items()
                 }
-                self.heard = Table(dict.fromkeys(self.heard, event.now))
+                self.heard = VersionedTable(dict.fromkeys(self.heard, event.now))
                 self.idle_since = {job: event.now for job in self.jobs if not self.clients.get(job)}
+                self.provisioners = {name: replace(found, seen=event.now) for name, found in self.provisioners.items()}
             case e.Ticked():
                 self.ticked_at = event.now
             case e.AgentRegistered():
@@ -275,6 +303,14 @@ class ClusterState:
                 since = before.since if before is not None and before.client == event.client else event.now
                 wish = RestartWish(client=event.client, seen=event.now, since=since)
                 self.wishes[event.attempt] = {**wishes, event.slot: wish}
+            case e.JobTracked():
+                self.tracked[event.job] = event.tracking
+            case e.WorkersAllotted():
+                self.allotted = event.allotted
+            case e.ProvisionerSeen():
+                self.provisioners[event.provisioner.provisioner] = event.provisioner
+            case e.ProvisionerLost():
+                self.provisioners.pop(event.provisioner, None)
             case e.ViewRaised():
                 log = self.view_logs.get(event.attempt) or ViewLog(base=self.view_version(event.attempt))
                 self.view_logs[event.attempt] = log.add(event)
@@ -350,7 +386,7 @@ class ClusterState:
     # soft
 
     def _see_client(self, event: e.ClientSeen) -> None:
-        leases = self.clients.get(event.job) or Table()
+        leases = self.clients.get(event.job) or VersionedTable()
         held = leases.get(event.client)
         before = () if held is None else held.beats
         lease = Lease(
@@ -414,7 +450,18 @@ class ClusterState:
 
 
 _UNTOLD = frozenset(
-    {e.SplitsGranted, e.AgentSeen, e.AgentDoubted, e.ClientSeen, e.Ticked, e.ViewRaised, e.RestartAsked}
+    {
+        e.SplitsGranted,
+        e.AgentSeen,
+        e.AgentDoubted,
+        e.ClientSeen,
+        e.Ticked,
+        e.ViewRaised,
+        e.RestartAsked,
+        e.JobTracked,
+        e.WorkersAllotted,
+        e.ProvisionerSeen,
+    }
 )
 
 

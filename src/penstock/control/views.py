@@ -6,13 +6,16 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from penstock.control.events import ElementKey
-from penstock.control.figures import ServingRunner, per_second, serving_runners
-from penstock.control.fitting import is_served, ready_runners, version_failure, waiting_for_runners
+from penstock.control.figures import ServingRunner, job_figures, per_second, serving_runners
+from penstock.control.fitting import asked_of, is_served, ready_runners, version_failure, waiting_for_runners
 from penstock.control.records import Iteration, Job, Stream
 from penstock.control.state import ClusterState
 from penstock.core.ids import AttemptId, JobName, StreamId, WorkerId
+from penstock.policies.cost import cost_of
+from penstock.policies.scaling.records import Rent
 from penstock.wire.jobs import JobView, StreamMove, StreamView, ViewChange
 from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
+from penstock.wire.scaling import DecisionLine
 
 # Two beats of a client, and a second for the way. Its lease lasts longer: beats need the trainer's interpreter, which
 # may be busy with something else for a while, and the job's processes are not to be stopped for that.
@@ -136,11 +139,14 @@ def element_name(element: ElementKey) -> str:
     return f"element {index} of split {split} of source {source}"
 
 
-def job_lines(state: ClusterState, now: float, readable: Container[JobName]) -> tuple[JobLine, ...]:
-    return tuple(_job_line(state, job, now) for job in state.jobs.values() if job.name in readable)
+def job_lines(
+    state: ClusterState, now: float, readable: Container[JobName], rent: Rent | None = None
+) -> tuple[JobLine, ...]:
+    return tuple(_job_line(state, job, now, rent) for job in state.jobs.values() if job.name in readable)
 
 
-def _job_line(state: ClusterState, job: Job, now: float) -> JobLine:
+def _job_line(state: ClusterState, job: Job, now: float, rent: Rent | None) -> JobLine:
+    last = job.scaling.last if asked_of(job) is not None else None
     iteration = next(reversed(job.iterations.values()), None)
     return JobLine(
         job=job.name,
@@ -153,6 +159,23 @@ def _job_line(state: ClusterState, job: Job, now: float) -> JobLine:
         splits_left=0 if iteration is None else splits_left(iteration),
         status=_job_status(state, job, iteration, now),
         trainers=_trainer_lines(state, job),
+        target=None if last is None else last.target,
+        reason="" if last is None else "; ".join(filter(None, (last.reason, last.shortage))),
+        cost=None if rent is None else cost_of(job_figures(state, job.name), rent).total,
+    )
+
+
+def decision_lines(job: Job, now: float) -> tuple[DecisionLine, ...]:
+    return tuple(
+        DecisionLine(
+            ago_s=now - each.at_s if now >= each.at_s else -1.0,
+            target=each.target,
+            allotted=each.allotted,
+            reason=each.reason,
+            shortage=each.shortage,
+            figures=each.figures,
+        )
+        for each in job.scaling.decisions
     )
 
 

@@ -60,6 +60,15 @@ class Ragged:
         offsets = self.offsets[start : stop + 1]
         return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
+    def take(self, rows: np.ndarray[Any, Any]) -> Ragged:
+        """Return some rows, by number or by a flag for each."""
+        lengths = self.lengths[rows]
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Ragged(
+            self.values[np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)], offsets
+        )
+
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """How many values each row has."""
@@ -100,6 +109,7 @@ add_type(
         unflatten=lambda parts: Ragged(*parts),
         has_rows=True,
         slice=Ragged.slice,
+        take=Ragged.take,
         rows=_ragged_rows,
         join=_join_ragged,
         nbytes=lambda ragged: ragged.nbytes,

@@ -63,6 +63,17 @@ class FileChangedError(TruncatedFileError):
         )
 
 
+class TableConflictError(DataError):
+    """A commit to a table would undo what another has done meanwhile: nothing was changed, and it may be repeated."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(path, what, remedy="nothing was changed by this; run it again")
+
+
+class SnapshotGoneError(DataError):
+    """Files of an older version of a table were removed for good: a newer one has to be read."""
+
+
 class StorageUnavailableError(PenstockError, OSError):
     """Storage did not answer, after retries. Not a `DataError`: skipping bad data must not hide an outage."""
 
@@ -272,8 +283,8 @@ class ServiceClosedError(PenstockError):
         super().__init__("this service is closed; make a new one")
 
 
-class CacheIgnoredWarning(UserWarning):
-    """A cache was left out of what workers run: elements come out the same, but are computed in every epoch."""
+class CacheAwayWarning(UserWarning):
+    """Storage that autocache() keeps elements in fails or does not answer: they are computed instead."""
 
 
 class LargeFunctionWarning(UserWarning):

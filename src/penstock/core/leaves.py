@@ -63,7 +63,11 @@ class LeafType:
     has_rows: bool = False
     length: Callable[[Any], int] = len
     slice: Callable[[Any, int, int], Any] = lambda leaf, start, stop: leaf[start:stop]
+    take: Callable[[Any, np.ndarray[Any, Any]], Any] = lambda leaf, rows: leaf[rows]
+    """Some rows of a leaf that has rows, by number or by a flag for each."""
     rows: Callable[[Any], list[Any]] = list
+    rows_are_batches: bool = False
+    """Whether a row is a value of the class again, of length 1: then `batch` joins them."""
     join: Callable[[Sequence[Any], JoinArrays], Any] = lambda leaves, join_arrays: join_arrays(leaves)
     """One column of the rows of several; arrays are joined by `join_arrays`, which gives their memory."""
     nbytes: Callable[[Any], int] = sys.getsizeof

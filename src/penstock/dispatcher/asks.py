@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.errors import ProtocolError
-from penstock.wire.decoding import UNDECODABLE
+from penstock.wire.framing import UNDECODABLE
 from penstock.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Answer, Ask, Push, Refused, Tell
 
 HIGHEST_POSITION = 1 << 60  # SQLite's integers end at 2^63; no journal gets here

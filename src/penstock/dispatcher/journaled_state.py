@@ -25,6 +25,7 @@ from penstock.control.events import (
     ElementsBlamed,
     JobCollected,
     JobCreated,
+    JobRescaled,
     JobSteered,
     LeasesBegan,
     decode,
@@ -33,6 +34,7 @@ from penstock.control.events import (
 from penstock.control.permissions import may_use_blob, refusal
 from penstock.control.records import Job
 from penstock.control.revoking import revoke
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
 from penstock.core.errors import JournalCorruptError, JournalError, JournalWriteError, PenstockError
@@ -58,8 +60,16 @@ class StateBrokenError(PenstockError):
 class JournaledState:
     """See the module. Raises `JournalWriteError` where a write failed; memory is then right again, answers are not."""
 
-    def __init__(self, journal: Journal, blobs: BlobStore, *, draw: Callable[[], str], now: float) -> None:
-        self._journal, self._blobs, self._draw = journal, blobs, draw
+    def __init__(
+        self,
+        journal: Journal,
+        blobs: BlobStore,
+        *,
+        draw: Callable[[], str],
+        now: float,
+        rules: ScalingRules = DEFAULT_RULES,
+    ) -> None:
+        self._journal, self._blobs, self._draw, self._rules = journal, blobs, draw, rules
         self._pending: list[AnyEvent] = []
         self.state = ClusterState()
         self.broken = ""
@@ -123,6 +133,7 @@ class JournaledState:
                 peer=peer,
                 draw=self._draw,
                 blobs=UsableBlobs(self._blobs, self.state, principal),
+                rules=self._rules,
             )
         except Exception as error:
             self.failures += 1
@@ -136,7 +147,7 @@ class JournaledState:
         if self.broken and now >= self._retry_at:
             self._try_writing(now)
         try:
-            decision = tick(self.state, now=now, draw=self._draw)
+            decision = tick(self.state, now=now, draw=self._draw, rules=self._rules)
         except Exception:
             self.failures += 1
             if now >= self._complain_at:
@@ -290,6 +301,8 @@ def _without_attempts(job: Job) -> list[AnyEvent]:
         events.append(ElementsBlamed(job.name, RunnerId(""), (), job.suspects, job.dropped))
     if job.paused or job.failure:
         events.append(JobSteered(job.name, job.paused, job.failure))
+    if job.scaling.asked is not None:
+        events.append(JobRescaled(job.name, job.scaling.asked))
     return events
 
 

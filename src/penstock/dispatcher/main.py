@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
 from penstock.core.errors import CannotListenError, JournalWriteError
 from penstock.core.private_memory import keep_memory_private
 from penstock.dispatcher.allowances import Allowance, Meter
@@ -27,10 +28,9 @@ from penstock.dispatcher.journaled_state import JournaledState
 from penstock.dispatcher.key_registry import KeyRegistry
 from penstock.dispatcher.service import Service
 from penstock.wire.addresses import Listening
-from penstock.wire.credentials import Credentials
+from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.positions import PositionSigner
-from penstock.wire.service_keys import KnownKey
 from penstock.wire.sockets import Guard, bind_router
 
 SOCKET = "dispatcher"  # its name in the service's folder
@@ -57,6 +57,7 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     http_bind: str = "127.0.0.1"
     http_token_file: str | None = None
     """What to show for `/metrics`; None: nobody is shown them."""
+    scaling: ScalingRules = DEFAULT_RULES
 
 
 class Dispatcher:
@@ -76,7 +77,9 @@ class Dispatcher:
         self._closers.append(journal.close)
         blobs = BlobStore(directory)
         self._closers.append(blobs.close)
-        journaled = JournaledState(journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic())
+        journaled = JournaledState(
+            journal, blobs, draw=lambda: secrets.token_hex(8), now=time.monotonic(), rules=config.scaling
+        )
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._closers.append(lambda: context.destroy(linger=0))
         registry = KeyRegistry(None if config.registry is None else Path(config.registry), config.known)

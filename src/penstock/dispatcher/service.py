@@ -24,10 +24,10 @@ from penstock.core.errors import JournalWriteError, ProtocolError
 from penstock.dispatcher.asks import Refusable, Unanswerable, decode_ask, encode_tell
 from penstock.dispatcher.doors import Doors
 from penstock.dispatcher.journaled_state import JournaledState, StateBrokenError, refusal_of
+from penstock.wire.framing import RequestAssembler, key_of, sender_of
 from penstock.wire.guard import Socket
 from penstock.wire.messages import PROTOCOL, Answer, Ask, Push, Refused, Request, TryAgain
-from penstock.wire.pieces import RequestAssembler
-from penstock.wire.principals import Principal, key_of, sender_of
+from penstock.wire.principals import Principal
 
 TURN_REQUESTS = 2_000
 TURN_BYTES = 32 << 20  # a turn is one commit: everybody in it waits for the largest

@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock.core.errors import CodecError
 from penstock.core.host_memory import HostMemory
-from penstock.graph import ops, readers
+from penstock.graph import ops, readers, transforms
 from penstock.graph.expressions import Expression
 from penstock.graph.fields import checked
 from penstock.graph.functions import Payload, Shipped, UserFunction
@@ -43,9 +43,9 @@ def _records() -> dict[str, type[Any]]:
     """Return every operator and parameter record by name. A class that others are made of is no operator."""
     found = {
         value
-        for module in (ops, readers)
+        for module in (ops, readers, transforms)
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, (Node, ops.SkipErrors))
+        if isinstance(value, type) and issubclass(value, (Node, ops.SkipErrors, transforms.FeatureTransform))
     }
     bases = {base for cls in found for base in cls.__mro__[1:]}
     return {cls.__name__: cls for cls in found - bases}
@@ -97,7 +97,7 @@ class _Encoder:
 
     def _fields(self, record: Any, where: str) -> dict[str, Any]:
         private = record.PRIVATE if isinstance(record, Node) else ()
-        names = [field.name for field in dataclasses.fields(record) if field.name not in private]
+        names = [field.name for field in dataclasses.fields(record) if field.init and field.name not in private]
         return {name: self._value(getattr(record, name), f"{where}: {name}") for name in names}
 
     def _value(self, value: Any, where: str) -> Any:

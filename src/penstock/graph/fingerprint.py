@@ -22,6 +22,7 @@ from penstock.graph.node import Node
 from penstock.graph.ops import SkipErrors
 from penstock.graph.parameters import given_parameters, short_label, text
 from penstock.graph.readers import FileSource, SourceNode
+from penstock.graph.transforms import FeatureTransform
 from penstock.graph.traverse import numbered, walk
 
 _NO_EFFECT = frozenset({"threads"})
@@ -123,6 +124,9 @@ def _value_digest(value: Any) -> bytes:
             return digest(
                 "skip_errors", (name.encode() + _value_digest(part) for name, part, _ in given_parameters(value))
             )
+        case FeatureTransform():
+            own = (name.encode() + _value_digest(part) for name, part, _ in given_parameters(value))
+            return digest(f"transform {value.OP}", own)
         case tuple():
             return digest("tuple", map(_value_digest, value))
         case list():

@@ -92,6 +92,10 @@ class Node:
         """Return which keys it needs of an input that has those `below`, where `asked` are needed of it."""
         return asked if self.traits.same_columns else None
 
+    def narrowed(self, asked: Sequence[str]) -> Node:
+        """Return what gives the columns that are `asked` of it and may leave out others; itself, if that is no less."""
+        return self
+
     def names_below(self, columns: Iterable[str], below: Columns) -> dict[str, str] | None:
         """Return what columns with the same values are called in its input, which has those `below`.
 

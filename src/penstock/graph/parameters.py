@@ -12,8 +12,9 @@ from penstock.graph.expressions import Expression
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
 from penstock.graph.ops import FusedBatch, OfSteps, SkipErrors
+from penstock.graph.transforms import FeatureTransform
 
-INTERNAL = frozenset({"salt"})  # given by position, not by the user
+INTERNAL = frozenset({"salt", "prefix_key"})  # given by position, not by the user
 _LONG_TEXT = 60
 _MANY_ITEMS = 6
 
@@ -70,6 +71,8 @@ def text(value: Any) -> str:
         case SkipErrors():
             given = [f"{name}={text(part)}" for name, part, _ in given_parameters(value)]
             return f"skip({', '.join(given)})" if given else "skip"
+        case FeatureTransform():
+            return f"{', '.join(value.outputs) or 'rows'} = {value.OP}({', '.join(value.inputs)})"
         case Node():
             return label(value)
         case Expression() | None | bool() | int() | float() | np.generic():

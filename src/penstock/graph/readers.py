@@ -278,3 +278,50 @@ class ReadSaved(FileSource):
         FileSource.__post_init__(self)
         if not self.wait_s >= 0:
             raise InvalidArgumentError(f"wait={self.wait_s!r} must be a number of seconds, at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadFeatures(FileSource):
+    """Feature-major batches of a table at one version: `dense`, `sparse`, `scored`, and columns of the rows."""
+
+    NARROWED: ClassVar[frozenset[str]] = frozenset({"dense", "sparse", "scored", "columns", "predicate"})
+    version: int
+    dense: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    scored: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    partitions: tuple[str, ...] | None = None
+    predicate: Expression | None = None
+    sample: float = 1.0
+    seed: int = 0
+    batch: int = 1024
+    injected: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
+    """Side tables: each one's URL, version and the features that come from it."""
+    tier: bool = True
+    """Whether columns come from a faster tier where there is one."""
+
+    def __post_init__(self) -> None:
+        FileSource.__post_init__(self)
+        check_at_least("batch", self.batch, 1)
+        if not 0 < self.sample <= 1:
+            raise InvalidArgumentError(f"sample={self.sample!r} is a share of the rows: above 0, at most 1")
+        if not (self.dense or self.sparse or self.scored or self.columns):
+            raise InvalidArgumentError("features= names none, and columns= neither: nothing would be read")
+
+    def columns_given(self, inputs: Sequence[Columns]) -> Columns:
+        return (*(kind for kind in FEATURE_KINDS if getattr(self, kind)), *self.columns)
+
+    def projected(self, columns: tuple[str, ...]) -> Self | None:
+        given = self.columns_given(()) or ()
+        if not columns or set(columns) == set(given) or not set(columns) <= set(given):
+            return None
+        return replace(
+            self,
+            dense=self.dense if "dense" in columns else (),
+            sparse=self.sparse if "sparse" in columns else (),
+            scored=self.scored if "scored" in columns else (),
+            columns=tuple(column for column in self.columns if column in columns),
+        )
+
+
+FEATURE_KINDS = ("dense", "sparse", "scored")

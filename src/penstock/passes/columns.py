@@ -74,19 +74,25 @@ def needed_columns(root: Node) -> dict[Node, Columns]:
 
 
 def push_projections(root: Node) -> Node:
-    """Let sources that can leave out columns read only those that are asked for above.
+    """Let sources that can leave out columns read only those that are asked for above, and operators make only those.
 
     The selects stay where they are: they also fix the order of the keys. `merge_columns` removes them where the
     source's own order has become the right one.
     """
     needed = needed_columns(root)
 
-    def rule(node: Node) -> Node:
-        if not isinstance(node, SourceNode) or (asked := needed[node]) is None:
-            return node
-        return node.projected(asked) or node
+    made: dict[Node, Node] = {}
+    for old in walk(root):  # what is needed is known of an operator as it was
+        inputs = [made[upstream] for upstream in old.inputs]
+        moved = any(new is not upstream for new, upstream in zip(inputs, old.inputs))
+        made[old] = _lesser(old.with_inputs(*inputs) if moved else old, needed[old])
+    return made[root]
 
-    return rewrite(root, rule)
+
+def _lesser(node: Node, asked: Columns) -> Node:
+    if asked is None:
+        return node
+    return node.projected(asked) or node if isinstance(node, SourceNode) else node.narrowed(asked)
 
 
 def merge_columns(root: Node) -> Node:

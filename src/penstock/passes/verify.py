@@ -8,7 +8,8 @@ their shape and counters count the same elements. Between two anchors,
 - shuffles stay on their side of everything that leaves elements out, with their seeds and salts; those that only
   one-to-one operators lie between count as one, of the largest size.
 
-Filters on columns may end up in the predicate of a source. Selects, drops and renames may go, but none may come.
+Filters on columns may end up in the predicate of a source. Selects, drops and renames may go, but none may come. Nor
+may feature transforms, or change their order: those of which nothing is needed may go, but for samplings.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from penstock.graph.expressions import (
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
 from penstock.graph.readers import ColumnarSource, SourceNode
+from penstock.graph.transforms import FeatureTransform, Sampling
 from penstock.graph.traverse import walk
 from penstock.passes.no_ops import is_identity
 
@@ -128,6 +130,8 @@ class _Stretch:
     """Functions, conditions and whatever else computes, in order."""
     order: list[Token] = field(default_factory=list)
     """Shuffles and whatever leaves elements out, in order."""
+    transforms: list[FeatureTransform] = field(default_factory=list)
+    """Feature transforms that leave out nothing, from the last to the first."""
     column_choices: int = 0
     prefetches: Counter[int] = field(default_factory=Counter)
 
@@ -144,6 +148,13 @@ class _Stretch:
                     self.prefetches[node.size] += 1
             case ops.ColumnChoice():
                 self.column_choices += 1
+            case ops.TransformFeatures():
+                for transform in reversed(node.transforms):
+                    if not isinstance(transform, Sampling):
+                        self.transforms.append(transform)
+                        continue
+                    self.calls.append(("sampling", transform))
+                    self.order.append(("sampling", transform))
             case _:
                 token = _token(node)
                 self.calls.append(token)
@@ -217,6 +228,9 @@ def _check_stretch(old: _Stretch, new: _Stretch, at: Node) -> None:
         raise _Wrong(at, "functions or conditions were lost, added, changed or reordered")
     if old.order != new.order:
         raise _Wrong(at, "a shuffle changed, or moved across what leaves elements out")
+    rest = iter(old.transforms)
+    if not all(transform in rest for transform in new.transforms):
+        raise _Wrong(at, "feature transforms were added, changed or reordered")
     if new.column_choices > old.column_choices:
         raise _Wrong(at, "a column operator was added")
     if new.prefetches != old.prefetches:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from penstock.policies.scaling.records import Rent
+from penstock.wire.figures import JobFigures
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePrice:
@@ -65,3 +68,45 @@ def job_cost(
     (80.2, 40.6)
     """
     return seconds / 3600 * (trainers * trainer_per_h + workers * used * worker_per_h)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """What a job has cost so far, and what it would have if its trainers had never waited."""
+
+    trainers: float
+    """Their hosts and accelerators, whole, for as long as they read."""
+    workers: float
+    """What they used of their processors."""
+    idle: float
+    """Of `trainers`: for waiting."""
+
+    @property
+    def total(self) -> float:
+        return self.trainers + self.workers
+
+    @property
+    def ideal(self) -> float:
+        return self.total - self.idle
+
+
+def cost_of(figures: JobFigures, rent: Rent) -> JobCost:
+    """Return what a job has cost so far. A worker is charged for the share of its threads that a processor worked.
+
+    >>> from penstock.wire.figures import TrainerFigures
+    >>> rank = TrainerFigures(
+    ...     rank=0, replica=0, trainer="", batches=9, nbytes=0, wait_s=900.0, run_s=2700.0, skipped=0, shared=0
+    ... )
+    >>> cost = cost_of(JobFigures(job="j", cpu_s=7200.0, trainers=(rank,)), Rent(trainer_per_h=4.5, worker_per_h=0.5))
+    >>> cost.total, cost.ideal
+    (5.5, 4.375)
+    """
+    threads = [worker.threads for worker in figures.workers if worker.threads]
+    share = len(threads) / sum(threads) if threads else 1.0
+    run_s = sum(each.run_s for each in figures.trainers)
+    wait_s = sum(each.wait_s for each in figures.trainers)
+    return JobCost(
+        trainers=(run_s + wait_s) / 3600 * rent.trainer_per_h,
+        workers=figures.cpu_s * share / 3600 * rent.worker_per_h,
+        idle=wait_s / 3600 * rent.trainer_per_h,
+    )

@@ -58,8 +58,3 @@ def new_agent_id() -> AgentId:
 
 def new_places(count: int, tags: tuple[str, ...] = ()) -> tuple[WorkerPlace, ...]:
     return tuple(WorkerPlace(WorkerId(f"w{secrets.token_hex(4)}"), tags) for _ in range(count))
-
-
-def runner_child(worker: WorkerId, runner: str) -> str:
-    """Return the id that a runner's process has in its nursery."""
-    return f"{worker}/{runner}"

@@ -20,7 +20,7 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.processes.agent import HostAgent
 from penstock.processes.agent_messages import AgentConfig
-from penstock.processes.nursery_messages import (
+from penstock.processes.nursery_link import (
     Died,
     FromNursery,
     Ready,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.processes.nursery_messages import ChildLine, Died, FromNursery, Ready, Reported, Spawn
+from penstock.processes.nursery_link import ChildLine, Died, FromNursery, Ready, Reported, Spawn
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0

@@ -1,25 +1,154 @@
-"""The link over which a nursery (`processes.nursery`) is asked: a Unix socket that no other process has."""
+"""What is said to a nursery (`processes.nursery`) and what it tells, and the link over which it is asked.
+
+The link is a Unix socket that no other process has, and every message on it is one packet. A child's spawner hears of
+it: `Spawned`, `Ready`, `Reported`, `Died`. A child that was given a link of its own may spawn others; they die with it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import select
+import signal
 import socket
 import time
+from typing import TypeAlias
 
 import msgspec
 
 from penstock.core.errors import NurseryGoneError
-from penstock.processes.nursery_messages import (
-    MAX_PACKET_BYTES,
-    ChildLine,
-    Children,
-    FromNursery,
-    ListChildren,
-    Spawn,
-    ToNursery,
-)
+
+RECORD_BYTES = 64 << 10  # of the memory a child shares with the nursery, and leaves
+MAX_PACKET_BYTES = 1 << 20
+
+
+# Requests
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
+    """`path` is the starter's `sys.path`; `scratch` is a folder to be removed when the nursery ends."""
+
+    path: tuple[str, ...] = ()
+    scratch: str = ""
+
+
+class Spawn(msgspec.Struct, frozen=True, kw_only=True, tag="spawn"):
+    """Fork a child that calls `entry`, a `module:function`, and ends with it.
+
+    The function's first parameter is `config`, decoded to the type it is annotated with. It may also take `ready` (a
+    function of one text), `report` (the same, for what it has to say again and again), `record` (shared memory that
+    outlives the child, if asked for here) and `nursery` (a link of its own, if asked for here). Asked again while the
+    child is there, the new config is for its next start.
+    """
+
+    id: str
+    entry: str
+    config: bytes
+    """Comes and stays apart from the rest: a descriptor that the child alone reads. It may hold a secret."""
+    restart: bool = False
+    """Whether the nursery forks it again when it ends."""
+    record: bool = False
+    nursery: bool = False
+    grace_s: float = 0.0
+    """How long it may take after SIGTERM when the nursery ends; 0: it is killed at once."""
+    environment: dict[str, str] = {}
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """SIGTERM, and SIGKILL after `grace_s`. It is not started again."""
+
+    id: str
+    grace_s: float
+
+
+class TellChild(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
+    """Pass `body` to a child that has a link."""
+
+    id: str
+    body: bytes
+
+
+class ListChildren(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
+    number: int
+
+
+class EndNursery(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """End all children, then yourself."""
+
+
+ToNursery: TypeAlias = Prepare | Spawn | Stop | TellChild | ListChildren | EndNursery
+
+
+# Events
+
+
+class Spawned(msgspec.Struct, frozen=True, kw_only=True, tag="spawned"):
+    id: str
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The child called `ready(text)`."""
+
+    id: str
+    text: str
+
+
+class Died(msgspec.Struct, frozen=True, kw_only=True, tag="died"):
+    """`code` is negative for a signal. `record` is what the child left in its shared memory."""
+
+    id: str
+    pid: int
+    code: int
+    failure: str = ""
+    """The exception that ended it, for people."""
+    record: bytes = b""
+    again: bool = False
+    """Whether the nursery is going to start it again."""
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True, tag="reported"):
+    """The child called `report(text)`. A reader that falls behind misses some: only the newest matters."""
+
+    id: str
+    text: str
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    body: bytes
+
+
+class ChildLine(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    entry: str
+    pid: int
+    ready: str | None
+    """What the child said when it was ready; None: it is not ready yet."""
+    starts: int
+
+
+class Children(msgspec.Struct, frozen=True, kw_only=True, tag="children"):
+    number: int
+    children: tuple[ChildLine, ...]
+
+
+FromNursery: TypeAlias = Spawned | Ready | Reported | Died | Told | Children
+
+
+def describe_exit(code: int, failure: str = "") -> str:
+    """
+    >>> describe_exit(-9)
+    'killed by SIGKILL'
+    >>> describe_exit(1, "ValueError: no")
+    'exited with code 1 (ValueError: no)'
+    """
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"killed by {name}"
+    return f"exited with code {code}" + (f" ({failure})" if failure else "")
 
 
 class NurseryLink:

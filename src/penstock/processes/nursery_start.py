@@ -41,10 +41,15 @@ class StartedNursery(NamedTuple):
         self.process.wait()
 
 
-def start_nursery(*, preload: str = "") -> StartedNursery:
+WARM_VARIABLE = "PENSTOCK_WARM_KERNELS"
+"""Names transforms whose kernels `penstock.kernels.warmed` compiles when a nursery imports it, before it forks."""
+
+
+def start_nursery(*, preload: str = "", warm: str = "") -> StartedNursery:
     """Start a nursery of this process's own; return at once, while it still imports. What it is told waits for it.
 
-    Its runners are forked when it has imported the module `preload` too, and what $PENSTOCK_PRELOAD names.
+    Its runners are forked when it has imported the module `preload` too, and what $PENSTOCK_PRELOAD names, and
+    when the kernels of the feature transforms in `warm` are compiled, which are named with commas between them.
 
     It has a session of its own: Ctrl-C in a terminal or a notebook is for the starter, who decides what ends.
     """
@@ -54,7 +59,7 @@ def start_nursery(*, preload: str = "") -> StartedNursery:
             # -P: a file of the working directory named like a module of ours or of Python's must not be taken for it.
             [sys.executable, "-P", "-m", "penstock.processes.nursery", str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
-            env=_environment(preload),
+            env=_environment(preload, warm),
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
@@ -66,8 +71,11 @@ def start_nursery(*, preload: str = "") -> StartedNursery:
     return StartedNursery(process, ours)
 
 
-def _environment(preload: str) -> dict[str, str]:
+def _environment(preload: str, warm: str) -> dict[str, str]:
     environment = {**os.environ, **ENVIRONMENT}
+    if warm:
+        environment[WARM_VARIABLE] = ",".join(filter(None, [environment.get(WARM_VARIABLE, ""), warm]))
+        preload = ",".join(filter(None, [preload, "penstock.kernels.warmed"]))
     if preload:
         environment[PRELOAD_VARIABLE] = ",".join(filter(None, [environment.get(PRELOAD_VARIABLE, ""), preload]))
     root = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.core.ids import JobName, RunnerId, WorkerId
-from penstock.processes.agent_messages import runner_child
 from penstock.wire.credentials import Credentials
 from penstock.wire.figures import RunnerFigures
 from penstock.wire.messages import RunnerPlace, WorkerPlace
@@ -61,7 +60,8 @@ class SupervisedRunner:
 
     @property
     def child(self) -> str:
-        return runner_child(self.worker, self.runner)
+        """The id that its process has in the nursery."""
+        return f"{self.worker}/{self.runner}"
 
     @property
     def place(self) -> RunnerPlace:

@@ -25,8 +25,7 @@ from typing import Protocol
 from weakref import WeakMethod
 
 from penstock.core.errors import PenstockError
-from penstock.processes.nursery_link import NurseryLink
-from penstock.processes.nursery_messages import EndNursery, describe_exit
+from penstock.processes.nursery_link import EndNursery, NurseryLink, describe_exit
 from penstock.processes.nursery_start import StartedNursery, start_nursery
 from penstock.processes.service_folder import ServiceFolder
 

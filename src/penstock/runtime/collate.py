@@ -60,8 +60,8 @@ def collate(rows: Sequence[Element], path: str = "", leaf: LeafCollator | None =
     return (leaf or stack_leaves)(rows, path)
 
 
-def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Array:
-    """Return one array with a leading axis, for leaves of equal shape and type."""
+def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Any:
+    """Return one array with a leading axis, for leaves of equal shape and type; keyed rows become a keyed batch."""
     first = rows[0]
     kind = type(first)
     if kind is int:
@@ -82,7 +82,9 @@ def stack_leaves(rows: Sequence[Any], path: str, empty: Empty = np.empty) -> Arr
         return _numbers_or_objects(rows, path)
     if hasattr(first, "__array__"):  # torch tensors and other array types
         return _stack_arrays([np.asarray(row) for row in rows], path, empty)
-    if leaf_type(kind).has_rows:
+    if (entry := leaf_type(kind)).has_rows:
+        if entry.rows_are_batches and all(type(row) is kind and entry.length(row) == 1 for row in rows):
+            return entry.join(rows, np.concatenate)
         where = f"leaf {path or 'of the element'} is a {kind.__name__}"
         raise BatchShapeError(f"{where}, which is a column; batch column batches with rebatch()")
     return _objects(rows, path)

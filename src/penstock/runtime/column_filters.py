@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.element import Element, Ragged
 from penstock.core.errors import InvalidPipelineError
+from penstock.core.keyed import KeyedDense, KeyedRagged
 from penstock.graph.arithmetic import COMPARE
 from penstock.graph.expressions import And, Column, Compare, Expression, Not, Or
 
@@ -85,10 +86,8 @@ def _by_rows(batch: dict[str, Any], condition: Expression) -> tuple[Flags, Flags
 def _taken(name: str, column: Any, rows: Flags) -> Any:
     if isinstance(column, np.ndarray) and column.ndim > 0 and len(column) == len(rows):
         return column[rows]
-    if isinstance(column, Ragged) and len(column) == len(rows):
-        lengths = np.diff(column.offsets)
-        kept = lengths[rows]
-        return Ragged(column.values[np.repeat(rows, lengths)], np.concatenate([[0], np.cumsum(kept)]))
+    if isinstance(column, (Ragged, KeyedDense, KeyedRagged)) and len(column) == len(rows):
+        return column.take(rows)
     if isinstance(column, list) and len(column) == len(rows):
         return [value for value, keep in zip(column, rows) if keep]
     raise InvalidPipelineError(

@@ -33,6 +33,7 @@ class PipelineArguments(TypedDict):
     seed: int
     epoch: int
     source_of: Callable[[SourceNode], Source]
+    cache_scope: str
 
 
 @dataclass(slots=True)
@@ -61,10 +62,12 @@ class Run:
         part: StreamPart | None = None,
         stages: Mapping[SourceNode, MakeStage] | None = None,
         clock: ReaderClock | None = None,
+        cache_scope: str = "user",
     ) -> None:
-        """`clock`: of a reader that others tell of; None: one of its own."""
+        """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
+        turned = clock or ReaderClock()
         self._lowering = Lowering(
             seed=seed,
             epoch=epoch,
@@ -73,10 +76,12 @@ class Run:
             source_of=source_of,
             part=part,
             stages=stages or {},
+            cache_scope=cache_scope,
+            reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)
         self._sizer = ChunkSizer(CHUNK_LIMIT)
-        self._progress = ReaderCounts(clock or ReaderClock())
+        self._progress = ReaderCounts(turned)
         self._chunk = Chunk((), Fixed(None))
         self._next = self._size = 0
         self._error: BaseException | None = None
@@ -130,11 +135,15 @@ class Run:
         if self.closed:
             raise StreamStopped
         failure: BaseException | None = None
+        clock = self._progress.clock
+        clock.enter(perf_counter())
         try:
             chunk = self._stage.pull(want)
             self._progress.elements += len(chunk.elements)
         except BaseException as error:
             failure = self._failed(error)
+        finally:
+            clock.leave(perf_counter())
         if failure is not None:
             raise failure
         if self.closed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, thread_time
 
 from penstock.core.element import Element, element_bytes
+from penstock.sources.coalescing import ReadingStatistics
 
 WEIGH_EVERY_S = 0.01  # one element is weighed for all that a stage gives meanwhile
 
@@ -89,6 +90,7 @@ class StageMeter:
         "nbytes",
         "node",
         "padding",
+        "reading",
         "skipped",
         "threads",
         "wait_s",
@@ -113,6 +115,7 @@ class StageMeter:
         self._weigh_at = 0.0
         self.holds_gil: bool | None = None
         self.padding: dict[int | None, PaddingCount] = {}
+        self.reading: Callable[[], ReadingStatistics] | None = None
 
     def count_padding(self, up_to: int | None, **counts: int) -> None:
         """Count batches of the bucket of lengths up to `up_to`; None: there is no limit."""
@@ -174,6 +177,7 @@ class StageMeter:
             buffered_bytes=self.buffered_bytes,
             holds_gil=self.holds_gil,
             padding=self._padding(),
+            reading=None if self.reading is None else self.reading(),
         )
 
     def _padding(self) -> tuple[PaddingStatistics, ...]:
@@ -231,6 +235,8 @@ class StageStatistics:
     """Whether its function was found to keep other threads from running; None: not known."""
     padding: tuple[PaddingStatistics, ...] = ()
     """Of a stage that pads, by bucket."""
+    reading: ReadingStatistics | None = None
+    """Of a source that counts its reads: how many there were, and what they brought."""
 
     @property
     def seconds_per_element(self) -> float:

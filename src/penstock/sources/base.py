@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.core.element import Element
 from penstock.core.errors import DataError
+from penstock.sources.coalescing import ReadingStatistics
 
 OnBad: TypeAlias = Callable[[DataError, int], None]
 """Is told of a record that cannot be read, and of its index in the split."""
@@ -121,3 +122,10 @@ class IndexableSource(Source, Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, indices: Sequence[int]) -> Sequence[Element]: ...
+
+
+@runtime_checkable
+class MeasuresReading(Protocol):
+    """A source that counts what it asks of its storage."""
+
+    def reading(self) -> ReadingStatistics: ...

@@ -31,6 +31,7 @@ IMPLEMENTATIONS: dict[type[SourceNode], str] = {
     readers.ReadParquet: "parquet.ParquetSource",
     readers.ReadArrow: "arrow.ArrowSource",
     readers.ReadSaved: "saved.SavedSource",
+    readers.ReadFeatures: "features.FeaturesSource",
 }
 
 

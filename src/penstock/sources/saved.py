@@ -22,7 +22,7 @@ from penstock.sources.listing import FileSplits
 from penstock.sources.projection import group_ranges
 from penstock.sources.saved_files import PROGRESS, Manifest, SavedPart, decode, load_failure, load_manifest, read_part
 from penstock.sources.storage import Options, folder_of, is_remote, normal_path
-from penstock.wire.liveness import is_gone
+from penstock.wire.neighbours import is_gone
 
 LOOK_S = 0.1  # between two looks for more
 

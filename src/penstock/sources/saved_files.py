@@ -57,7 +57,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: dict[str, Any] | None = None
     """The state of the loader that reads what is saved, while it is being written."""
     writer: str = ""
-    """The process that writes it (see `wire.liveness`), while it is being written."""
+    """The process that writes it (see `wire.neighbours`), while it is being written."""
 
     @property
     def elements(self) -> int:

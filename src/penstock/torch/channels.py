@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import penstock as ps
-from penstock.api.distribute import make_loader
+from penstock.api.loader import make_loader
 from penstock.client.options import check_options
 from penstock.graph.value_digest import arrays_unchanged
 from penstock.processes.nursery_start import start_nursery
-from penstock.torch.fetching import Answer, SampleFetch
+from penstock.torch.fetching import BatchAnswer, SampleFetch
 from penstock.torch.orders import LARGEST
 
 _LONGEST_ORDER = 1 << 30  # numbers
@@ -53,7 +53,7 @@ class Channel:
         self._to, self._ahead, self._streams, self._timeout_s = to, ahead, streams, timeout_s
         self._loader: ps.Loader | None = None
 
-    def open(self) -> Iterator[Answer]:
+    def open(self) -> Iterator[BatchAnswer]:
         """Begin an epoch: answers come in the order of the orders."""
         if self._loader is not None:
             return iter(self._loader)

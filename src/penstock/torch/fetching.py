@@ -28,7 +28,7 @@ from penstock.torch.repeating import NonDeterministicSampleError, difference, is
 from penstock.torch.seeding import GlobalStates, seed_globals
 from penstock.wire.failures import describe_failure
 
-Answer: TypeAlias = tuple[int, Any, Any, str | None]
+BatchAnswer: TypeAlias = tuple[int, Any, Any, str | None]
 """What it is, what was made, where an iterable dataset then stood, and what the trainer is to be warned of."""
 MADE, ENDED, FAILED = 0, 1, 2
 """What an answer is: a batch, the end of an iterable dataset's stream, or an exception."""
@@ -60,7 +60,7 @@ class SampleFetch:
         self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
         self.seed_samples, self.repeats, self.strict = seed_samples, repeats, strict
 
-    def __call__(self, numbers: list[int]) -> Answer:
+    def __call__(self, numbers: list[int]) -> BatchAnswer:
         order = read_order(numbers)
         with _calls:
             before = _utils.worker._worker_info  # a worker inside the trainer must not make it one
@@ -71,7 +71,7 @@ class SampleFetch:
             finally:
                 _utils.worker._worker_info = before
 
-    def _answer(self, order: BatchOrder) -> Answer:
+    def _answer(self, order: BatchOrder) -> BatchAnswer:
         stream = order.task % self.num_workers
         worker = _workers.get(stream)
         if worker is None or not worker.can_serve(order):

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from penstock.core.errors import StateMismatchError, WaitTimeoutError
 from penstock.torch.channels import Channel
-from penstock.torch.fetching import ENDED, FAILED, MADE, Answer, is_stateful
+from penstock.torch.fetching import ENDED, FAILED, MADE, BatchAnswer, is_stateful
 from penstock.torch.orders import BatchOrder, write_order
 from penstock.torch.resuming import LoaderPlace, generators_of, put_back, written
 from penstock.torch.seeding import seed_globals, undisturbed
@@ -272,7 +272,7 @@ class WorkersIter(_Resumable):
     def _pinned(self, data: Any) -> Any:
         return _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> BatchAnswer:
         try:
             return next(self._answers)
         except WaitTimeoutError as error:

@@ -23,10 +23,9 @@ import zmq
 from penstock.core.errors import AuthenticationError, DispatcherUnavailableError, PenstockError, ProtocolError
 from penstock.wire.addresses import check_address, is_unix
 from penstock.wire.credentials import Credentials
-from penstock.wire.envelopes import decode_tell, encode_ask, encode_body, refusal
+from penstock.wire.framing import check_request_size, cut_request, decode_tell, encode_ask, encode_body, refusal
 from penstock.wire.guard import Context
 from penstock.wire.messages import Answer, Push, Refused, Request, TryAgain
-from penstock.wire.pieces import check_request_size, cut_request
 from penstock.wire.sockets import Watch, dial
 
 RESEND_S = 1.0

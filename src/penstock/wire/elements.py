@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from penstock.core import keyed as keyed  # fills the table
 from penstock.core.element import Array, Element, Ragged
 from penstock.core.errors import CodecError
 from penstock.core.leaf_types import remedy_for

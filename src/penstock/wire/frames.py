@@ -81,7 +81,7 @@ class UseSlabs(Message, frozen=True, tag="slabs"):
     """First and last on a connection of one that has mapped the runner's arena."""
 
     reader: str
-    """Its process (`wire.liveness.process_name`), whose end is the end of its leases, a slash, and a secret."""
+    """Its process (`wire.neighbours.process_name`), whose end is the end of its leases, a slash, and a secret."""
     connection: int
     """The number of this connection among the reader's own."""
     live: tuple[int, ...] = ()

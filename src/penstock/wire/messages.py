@@ -14,6 +14,7 @@ from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, R
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
+from penstock.wire.scaling import Decisions, GetDecisions, Provide, Provided, ScaleJob
 
 PROTOCOL = 4
 OLDEST_PROTOCOL = 4
@@ -302,6 +303,12 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     trainers: tuple[TrainerLine, ...] = ()
     """Of a job with `sharing`."""
+    target: int | None = None
+    """How many workers it should have; None: all that fit, as nobody said."""
+    reason: str = ""
+    """Why so many, and why it has fewer."""
+    cost: float | None = None
+    """What it has cost so far; None: the dispatcher was told no prices."""
 
 
 class TrainerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,6 +413,9 @@ Request: TypeAlias = (
     | GetSpec
     | ExpectRunner
     | WhoReads
+    | ScaleJob
+    | GetDecisions
+    | Provide
 )
 Answer: TypeAlias = (
     Done
@@ -420,6 +430,8 @@ Answer: TypeAlias = (
     | Workers
     | FiguresAnswer
     | KnownReader
+    | Decisions
+    | Provided
     | NotKnown
     | Refused
     | TryAgain

@@ -14,7 +14,15 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from penstock.core.checks import check_choice, check_count, check_flag, check_names, check_positive, check_whole
+from penstock.core.checks import (
+    MOST_COUNTED,
+    check_choice,
+    check_count,
+    check_flag,
+    check_names,
+    check_positive,
+    check_whole,
+)
 from penstock.core.errors import InvalidArgumentError
 
 Order: TypeAlias = Literal["relaxed", "deterministic"]
@@ -23,6 +31,8 @@ Policy: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "h
 Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
 ShareKind: TypeAlias = Literal["skip", "wait"]
 Target: TypeAlias = Literal["local", "remote", "any"]
+WorkersAsked: TypeAlias = Literal["auto"] | int | tuple[int, int] | None
+"""auto: as many as the trainer needs. A number: so many. (least, most): as auto, within these. None: all that fit."""
 Transport: TypeAlias = Literal["auto", "sockets", "lz4", "zstd"]
 """auto: shared memory where a worker and its reader are on one host, sockets elsewhere. sockets: always. lz4, zstd: as
 auto, with what goes through sockets compressed."""
@@ -31,6 +41,8 @@ LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLUR
 """Where launchers say which process this is, and of how many. The first that does is believed."""
 STATIC_POLICIES = frozenset({"file", "data", "file_or_data", "hint", "custom"})
 SMALLEST_WINDOW_BYTES = 4096
+MOST_PRIORITY = 1000
+MOST_WEIGHT = 1000.0
 
 
 class Mode(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -232,11 +244,32 @@ class Share(Mode, frozen=True):
         return replace(self, trainer=None, writable=False)
 
 
+def check_workers(name: str, asked: object) -> WorkersAsked:
+    """Return how many workers are asked for, as records hold it.
+
+    >>> check_workers("workers", [2, 8])
+    (2, 8)
+    >>> check_workers("workers", (8, 2))
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: workers=(8, 2) must be 'auto', a number of workers, or (least, most)
+    """
+    if asked is None or asked == "auto":
+        return "auto" if asked else None
+    pair = tuple(asked) if isinstance(asked, (tuple, list)) else (asked, asked)
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in pair)
+    if len(pair) != 2 or not whole or not 1 <= pair[0] <= pair[1] <= MOST_COUNTED:
+        raise InvalidArgumentError(f"{name}={asked!r} must be 'auto', a number of workers, or (least, most)")
+    return pair if isinstance(asked, (tuple, list)) else pair[0]
+
+
 class Placement(Mode, frozen=True):
     """Which workers serve the job.
 
     >>> Placement(requires="gpu").requires
     ('gpu',)
+    >>> Placement(workers=(2, 8), priority=1).workers
+    (2, 8)
     """
 
     target: Target = "any"
@@ -244,12 +277,37 @@ class Placement(Mode, frozen=True):
     requires: tuple[str, ...] = ()
     """Tags that a worker must have, all of them; one may be given as it is."""
     max_workers: int | None = None
+    workers: WorkersAsked = None
+    """How many of them: "auto" for as many as the trainer needs, a number, or (least, most) to keep "auto" within; such
+    workers are the job's alone while there are enough. None: all that fit, up to `max_workers`, beside other jobs."""
+    priority: int = 0
+    """Jobs of a higher priority are given workers first, and take them over. Of jobs that say `workers`."""
+    weight: float = 1.0
+    """How much of its owner's share of the workers the job gets, beside the owner's other jobs of the priority."""
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, get_args(Target))
         force_setattr(self, "requires", check_names("requires", self.requires, "tags of workers: names"))
         if self.max_workers is not None:
             check_count("max_workers", self.max_workers)
+        force_setattr(self, "workers", check_workers("workers", self.workers))
+        check_whole("priority", self.priority, -MOST_PRIORITY)
+        check_positive("weight", self.weight)
+        if self.priority > MOST_PRIORITY or self.weight > MOST_WEIGHT:
+            raise InvalidArgumentError(
+                f"priority={self.priority} with weight={self.weight}: priorities are {-MOST_PRIORITY} to "
+                f"{MOST_PRIORITY}, weights {MOST_WEIGHT} at most"
+            )
+        if self.workers is None and (self.priority or self.weight != 1.0):
+            raise InvalidArgumentError(
+                "priority= and weight= say who is given workers first, and a job without workers= takes all that fit; "
+                "say workers='auto' too"
+            )
+        if self.workers is not None and self.max_workers is not None:
+            raise InvalidArgumentError(
+                f"max_workers={self.max_workers} with workers={self.workers!r}: give the most with "
+                f"workers=(1, {self.max_workers}), and leave max_workers= out"
+            )
 
     def takes(self, host: str, *, creator: str) -> bool:
         """Say whether workers on `host` may serve a job that was made on the host `creator`."""

@@ -7,21 +7,25 @@ it there. A routing id, which the peer chooses, says where an answer goes and no
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
-import zmq
 
 from penstock.core.errors import InvalidArgumentError
 
 Role: TypeAlias = Literal["operator", "agent", "provisioner", "runner", "trainer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-KEY_PROPERTY = "Penstock-Key"
-"""The property of a connection that says which key was shown: a principal may have several, and one be revoked."""
-
 _NAME = re.compile(r"[\w.@+-]{1,100}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether a principal can have this name.
+
+    >>> is_name("w0.3f"), is_name("a/b")
+    (True, False)
+    """
+    return _NAME.fullmatch(text) is not None
 
 
 class Principal(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +43,7 @@ class Principal(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise InvalidArgumentError(f"role={self.role!r} must be one of {', '.join(ROLES)}")
-        if not _NAME.fullmatch(self.name):
+        if not is_name(self.name):
             raise InvalidArgumentError(f"name={self.name!r} must be 1 to 100 letters, digits or any of ._@+-")
 
     @staticmethod
@@ -52,20 +56,3 @@ class Principal(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return f"{self.role}/{self.name}"
-
-
-def sender_of(frame: zmq.Frame) -> Principal:
-    """Return who sent a message, as the guard said when its connection was made."""
-    text = frame.get("User-Id")
-    assert isinstance(text, str)
-    return _parsed(text)
-
-
-def key_of(frame: zmq.Frame) -> str:
-    """Return the verifier of the key that the sender of a message has shown."""
-    text = frame.get(KEY_PROPERTY)
-    assert isinstance(text, str)
-    return text
-
-
-_parsed = lru_cache(4096)(Principal.parse)

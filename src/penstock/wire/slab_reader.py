@@ -22,9 +22,8 @@ import numpy as np
 
 from penstock.core.element import Array
 from penstock.core.errors import CodecError
-from penstock.wire.descriptors import receive_descriptor
 from penstock.wire.frames import SlabPlaces, UseSlabs
-from penstock.wire.liveness import process_name
+from penstock.wire.neighbours import process_name, receive_descriptor
 
 COPY_BELOW_BYTES = 1 << 20  # what is smaller is copied: the lease goes back at once, and nothing small pins a range
 RETURN_BYTES, RETURN_LEASES = 4 << 20, 4  # so much is given back without waiting for another occasion

@@ -31,10 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.element import Array
-from penstock.wire.descriptors import DescriptorServer
 from penstock.wire.elements import bytes_over
 from penstock.wire.frames import SlabPlaces, UseSlabs
-from penstock.wire.liveness import is_gone
+from penstock.wire.neighbours import DescriptorServer, is_gone
 from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
 from penstock.wire.slab_reader import Mapping, array_interface
 

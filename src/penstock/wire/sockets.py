@@ -7,7 +7,7 @@ Rules, each bought with a lost message somewhere:
 - A data socket never reconnects by itself: frames lost in between would go unnoticed. `Watch` says that it is lost.
 - Nothing is queued for a peer that is not there (IMMEDIATE), no high-water mark drops what credit allowed, a ROUTER
   raises for a peer it does not know, and nothing lingers.
-- A listener takes frames of 8 KiB, whoever sends them (`wire.pieces`): what a stranger can have allocated is that.
+- A listener takes frames of 8 KiB, whoever sends them (`wire.framing`): what a stranger can have allocated is that.
 - TCP is always CURVE, on loopback too. A Unix socket lies in a folder that only its user can enter, and both ends look
   at that: the one that binds and, before a key is shown, the one that dials.
 """
@@ -31,8 +31,8 @@ import zmq
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import Listening, advertised, is_unix, join_tcp, unix_path
 from penstock.wire.credentials import Credentials
+from penstock.wire.framing import LISTENER_FRAME_BYTES
 from penstock.wire.guard import ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
-from penstock.wire.pieces import LISTENER_FRAME_BYTES
 
 __all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
 

@@ -39,7 +39,7 @@ class ColumnsStep:
         try:
             out.extend(map(self.change, chunk.elements))
         except (KeyError, TypeError, AttributeError):
-            return _stopped(chunk, out, _unfit(self.label, self.needs, chunk.elements[len(out)]), self.label)
+            return _stopped(chunk, out, unfit_columns(self.label, self.needs, chunk.elements[len(out)]), self.label)
         return Outcome(Chunk(out, chunk.marks, chunk.idents))
 
 
@@ -63,7 +63,7 @@ class ComputeStep:
         try:
             needed = {column: element[column] for column in self.needs}
         except (KeyError, TypeError, IndexError):
-            raise _unfit(self.label, self.needs, element) from None
+            raise unfit_columns(self.label, self.needs, element) from None
         return {**element, **self.compute(needed)}
 
 
@@ -112,7 +112,8 @@ def _rename_step(node: ops.Rename, calling: Calling, meter: StageMeter) -> Step:
     return ColumnsStep(short_label(node), tuple(new_names), rename)
 
 
-def _unfit(label: str, needs: tuple[str, ...], element: Any) -> InvalidPipelineError:
+def unfit_columns(label: str, needs: tuple[str, ...], element: Any) -> InvalidPipelineError:
+    """Return what to say of an element that lacks columns which are needed."""
     if isinstance(element, dict):
         missing = ", ".join(repr(column) for column in needs if column not in element)
         return InvalidPipelineError(

@@ -26,8 +26,9 @@ from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World
 from penstock.wire.messages import DrainWorker
-from penstock.wire.modes import ShareKind, Uneven
+from penstock.wire.modes import ShareKind, Uneven, WorkersAsked
 from penstock.wire.principals import Principal
+from penstock.wire.scaling import ScaleJob
 
 FaultKind: TypeAlias = Literal[
     "kill runner",
@@ -42,13 +43,25 @@ FaultKind: TypeAlias = Literal[
     "resize training",
     "add worker",
     "drain worker",
+    "scale job",
 ]
 MOVING = frozenset(
-    {"kill runner", "kill machine", "freeze machine", "cut off machine", "drain worker", "add worker", "cut connection"}
+    {
+        "kill runner",
+        "kill machine",
+        "freeze machine",
+        "cut off machine",
+        "drain worker",
+        "add worker",
+        "cut connection",
+        "scale job",
+    }
 )
 """The faults that may move streams to other processes."""
 ENDS_AT_S = 90.0
 MOST_HAPPENINGS = 60_000
+WITHOUT_SCALING: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind != "scale job")
+SCALES: tuple[WorkersAsked, ...] = (1, 2, 3, 5, (1, 2), "auto", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +98,8 @@ class SimulationFailed(Failed):
         super().__init__(f"{why}\n{schedule}")
 
 
-def make_schedule(seed: int) -> Schedule:
-    """Return the schedule of a seed."""
+def make_schedule(seed: int, *, scaled: bool = True) -> Schedule:
+    """Return the schedule of a seed; `scaled`: in some of them the job is scaled up and down meanwhile."""
     rng = random.Random(f"schedule {seed}")
     sizes = [rng.choice((0, 1, 2, 3, 4, 6)) for _ in range(rng.randint(1, 7))]
     ids = iter(range(sum(sizes)))
@@ -118,7 +131,7 @@ def make_schedule(seed: int) -> Schedule:
     faults = [
         Fault(
             at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),
-            kind=rng.choice(get_args(FaultKind)),
+            kind=rng.choice(WITHOUT_SCALING),
             which=rng.randrange(6),
             seconds=rng.choice((0.3, 1.0, 2.0, 6.5)),
             tail=rng.choice(get_args(Tail)),
@@ -127,13 +140,30 @@ def make_schedule(seed: int) -> Schedule:
         )
         for _ in range(rng.randint(1, 5))
     ]
+    scaling = random.Random(f"scaling {seed}")
+    workers = rng.randint(1, 3)
+    if scaled and scaling.random() < 0.3:
+        faults += [
+            Fault(at_s=scaling.uniform(0.2, HEALS_AT_S), kind="scale job", which=scaling.randrange(len(SCALES)))
+            for _ in range(scaling.randint(1, 5))
+        ]
+        if not shape.streams and scaling.random() < 0.7:  # long enough to be shrunk in the middle of it
+            workers, shape = 3, _longer(scaling, shape)
+            faults += [Fault(at_s=at_s, kind="scale job", which=which) for at_s, which in ((0.1, 2), (0.8, 0))]
     return Schedule(
         seed=seed,
         shape=shape,
-        workers=rng.randint(1, 3),
+        workers=workers,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         hostile=random.Random(f"is hostile {seed}").random() < 0.5,
     )
+
+
+def _longer(rng: random.Random, shape: Shape) -> Shape:
+    """Return a shape with more splits than streams could be granted at once."""
+    sizes = [rng.choice((0, 1, 2, 2, 3)) for _ in range(rng.randint(12, 24))]
+    ids = iter(range(sum(sizes)))
+    return replace(shape, splits=tuple(tuple(next(ids) for _ in range(size)) for size in sizes))
 
 
 class Simulation:
@@ -230,6 +260,8 @@ class Simulation:
             case "drain worker" if len(self.agents) > 1 and agent.alive:
                 self._add_agent()
                 self._operator.ask(DrainWorker(worker=agent.workers[0]))
+            case "scale job":
+                self._operator.ask(ScaleJob(job=trainer.shape.job, workers=SCALES[which % len(SCALES)]))
 
 
 def fails(schedule: Schedule) -> SimulationFailed | None:

@@ -1,0 +1,262 @@
+"""Kernels that work on each number or id by itself.
+
+`boxcox` and `logit` call numpy, whose logarithms and powers are vectorised and beat compiled loops; they go through
+blocks that stay in the cache, so that an array is read and written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from penstock.core.element import Array
+from penstock.kernels.compiling import (
+    DOUBLE,
+    FLAGS,
+    FLOAT,
+    FLOATS,
+    IDS,
+    NUMBER,
+    OUT_FLAGS,
+    OUT_FLOATS,
+    OUT_IDS,
+    VOID,
+    kernel,
+)
+from penstock.kernels.features import UnfitFeatureError
+from penstock.kernels.lists import find_slot, hash_table
+
+BLOCK = 8192  # numbers: two blocks of them lie in the cache that is nearest
+SMALLEST = 1e-6  # what BoxCox takes a logarithm or a power of
+DAY_S, HOUR_S = 86400, 3600
+
+
+@kernel((VOID, FLOATS, FLOATS, FLAGS, OUT_IDS), (VOID, IDS, IDS, FLAGS, OUT_IDS))
+def _bucketize(values: Any, borders: Any, doubled: Any, out: Any) -> None:
+    for i in range(values.size):
+        value = values[i]
+        # Without branches: which half is next does not wait for a prediction.
+        first, count = 0, borders.size
+        while count > 1:
+            half = count >> 1
+            first = first + half if borders[first + half - 1] < value else first
+            count -= half
+        first += borders[first] < value
+        if first < borders.size and doubled[first] and borders[first] == value:
+            first += 1
+        out[i] = first
+
+
+@lru_cache(maxsize=4096)
+def _prepared_borders(borders: tuple[float, ...], whole: bool) -> tuple[Array, Array, int]:
+    """Return borders as numbers of the values' own type, which of them are doubled, and how many are below them all.
+
+    Each is rounded down, so that `border < value` says the same as with the border itself.
+    """
+    exact = list(borders)
+    below = sum(border < -(2**63) for border in exact) if whole else 0
+    exact = exact[below:]
+    if whole:
+        rounded: Array = np.array([min(math.floor(border), 2**63 - 1) for border in exact], np.int64)
+    else:
+        with np.errstate(over="ignore"):
+            rounded = np.array(exact, np.float64).astype(np.float32)
+        high = rounded.astype(np.float64) > np.array(exact, np.float64)
+        rounded[high] = np.nextafter(rounded[high], np.float32(-np.inf))
+    doubled = np.array(
+        [i + 1 < len(exact) and border == exact[i + 1] == rounded[i].item() for i, border in enumerate(exact)], np.bool_
+    )
+    return rounded, doubled, below
+
+
+def bucketize(values: Array, borders: tuple[float, ...]) -> Array:
+    """Return for each value in which bucket it lies: bucket i is above border i - 1, up to border i."""
+    rounded, doubled, below = _prepared_borders(borders, values.dtype.kind == "i")
+    if not len(rounded):
+        return np.full(len(values), below, np.int64)
+    out = np.empty(len(values), np.int64)
+    _bucketize(values, rounded, doubled, out)
+    return out + below if below else out
+
+
+@kernel((VOID, FLOATS, FLOAT, FLOAT, OUT_FLOATS), (VOID, IDS, NUMBER, NUMBER, OUT_IDS))
+def _clamp(values: Any, low: Any, high: Any, out: Any) -> None:
+    for i in range(values.size):
+        value = values[i]
+        value = low if value < low else value
+        out[i] = high if value > high else value
+
+
+def clamp(values: Array, low: float, high: float) -> Array:
+    """Return each value, or the bound that it lies beyond; NaN stays."""
+    out = np.empty_like(values)
+    if values.dtype.kind == "i":
+        _clamp(values, _whole(low), _whole(high), out)
+    else:
+        _clamp(values, np.float32(low), np.float32(high), out)
+    return out
+
+
+def _whole(bound: float) -> int:
+    if math.isinf(bound):
+        return 2**63 - 1 if bound > 0 else -(2**63)
+    if bound != int(bound):
+        raise UnfitFeatureError(f"Clamp takes whole bounds for whole numbers, and not {bound}")
+    return max(-(2**63), min(2**63 - 1, int(bound)))
+
+
+@kernel((VOID, IDS, NUMBER, OUT_IDS))
+def _positive_modulus(values: Any, divisor: Any, out: Any) -> None:
+    for i in range(values.size):
+        out[i] = values[i] % divisor
+
+
+def positive_modulus(values: Array, divisor: int) -> Array:
+    """Return the remainders, which are never negative."""
+    if divisor & (divisor - 1) == 0:
+        return values & np.int64(divisor - 1)
+    out = np.empty(len(values), np.int64)
+    _positive_modulus(values, divisor, out)
+    return out
+
+
+@kernel((VOID, IDS, NUMBER, OUT_IDS))
+def _local_hour(times: Any, offset_s: Any, out: Any) -> None:
+    for i in range(times.size):
+        out[i] = (times[i] % DAY_S + offset_s) % DAY_S // HOUR_S
+
+
+@kernel((VOID, IDS, IDS, OUT_IDS))
+def _local_hours(times: Any, offsets_s: Any, out: Any) -> None:
+    for i in range(times.size):
+        out[i] = (times[i] % DAY_S + offsets_s[i] % DAY_S) % DAY_S // HOUR_S
+
+
+def local_hour(times_s: Array, offset_s: int | Array) -> Array:
+    """Return the hour of the day, 0 to 23, of seconds since 1970 in a zone so far ahead of UTC."""
+    out = np.empty(len(times_s), np.int64)
+    if isinstance(offset_s, int):
+        _local_hour(times_s, offset_s % DAY_S, out)
+    else:
+        _local_hours(times_s, offset_s, out)
+    return out
+
+
+@kernel((VOID, IDS, IDS, IDS, FLAGS, NUMBER, OUT_IDS, OUT_FLAGS))
+def _map_ids(ids: Any, keys: Any, targets: Any, used: Any, default: Any, out: Any, found: Any) -> None:
+    for i in range(ids.size):
+        slot = find_slot(keys, used, ids[i])
+        found[i] = used[slot]
+        out[i] = targets[slot] if used[slot] else default
+
+
+@lru_cache(maxsize=1024)
+def _mapping_table(mapping: tuple[tuple[int, int], ...]) -> tuple[Array, Array, Array]:
+    return hash_table(mapping)
+
+
+def map_ids(ids: Array, mapping: tuple[tuple[int, int], ...], default: int) -> tuple[Array, Array]:
+    """Return what each id is mapped to, or the default, and which ids have an entry."""
+    keys, targets, used = _mapping_table(mapping)
+    out, found = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
+    _map_ids(ids, keys, targets, used, default, out, found)
+    return out, found
+
+
+@kernel((VOID, IDS, IDS, OUT_IDS))
+def _map_by_place(ids: Any, table: Any, out: Any) -> None:
+    for i in range(ids.size):
+        out[i] = 0 if ids[i] < 0 else table[ids[i] % table.size]
+
+
+def map_by_place(ids: Array, table: Sequence[int]) -> Array:
+    """Return the entry that each id has in a table that is read round and round; 0 for a negative one."""
+    out = np.empty(len(ids), np.int64)
+    _map_by_place(ids, _as_array(tuple(table)), out)
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _as_array(numbers: tuple[int, ...]) -> Array:
+    return np.array(numbers, np.int64)
+
+
+@kernel((VOID, IDS, IDS, IDS, FLAGS, NUMBER, OUT_IDS))
+def _add_index(ids: Any, keys: Any, places: Any, used: Any, factor: Any, out: Any) -> None:
+    for i in range(ids.size):
+        slot = find_slot(keys, used, ids[i])
+        if used[slot]:
+            out[i] += factor * places[slot]
+
+
+def mixed_radix(features: Sequence[Array], vocabularies: tuple[tuple[int, ...], ...]) -> Array:
+    """Return one id for each row of several features: their places in the vocabularies as digits, the first lowest."""
+    out = np.zeros(len(features[0]), np.int64)
+    factor = 1
+    for ids, vocabulary in zip(features, vocabularies):
+        keys, places, used = _mapping_table(tuple((id, place) for place, id in enumerate(vocabulary)))
+        _add_index(ids, keys, places, used, factor, out)
+        factor *= len(vocabulary)
+    return out
+
+
+@kernel((VOID, FLOATS, DOUBLE, DOUBLE, NUMBER, OUT_IDS))
+def _onehot_places(values: Any, low: Any, width: Any, count: Any, out: Any) -> None:
+    for i in range(values.size):
+        place = (np.float64(values[i]) - low) / width
+        out[i] = np.int64(place) if 0 <= place < count else -1
+
+
+def onehot_places(values: Array, low: float, high: float, count: int) -> Array:
+    """Return in which of `count` equal parts of low to high each number lies; -1: in none."""
+    out = np.empty(len(values), np.int64)
+    _onehot_places(np.ascontiguousarray(values, np.float32), low, (high - low) / count, count, out)
+    return out
+
+
+def boxcox(values: Array, lambda1: float, lambda2: float) -> Array:
+    """Return the power transform of numbers: a logarithm, where lambda1 is 0."""
+    out = np.empty_like(values)
+    power = np.float32(lambda1)
+    for start in range(0, len(values), BLOCK):
+        block = out[start : start + BLOCK]
+        np.add(values[start : start + BLOCK], np.float32(lambda2), out=block)
+        np.maximum(block, np.float32(SMALLEST), out=block)
+        if lambda1 == 0:
+            np.log(block, out=block)
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.power(block, power, out=block)
+            np.subtract(block, np.float32(1), out=block)
+            np.divide(block, power, out=block)
+    return out
+
+
+def logit(values: Array, epsilon: float) -> Array:
+    """Return the logarithm of the odds of probabilities that are kept `epsilon` away from 0 and 1."""
+    out = np.empty_like(values)
+    low, high = np.float32(epsilon), np.float32(1 - epsilon)
+    odds = np.empty(min(BLOCK, len(values)), np.float32)
+    for start in range(0, len(values), BLOCK):
+        block = out[start : start + BLOCK]
+        rest = odds[: len(block)]
+        np.clip(values[start : start + BLOCK], low, high, out=block)
+        np.subtract(np.float32(1), block, out=rest)
+        np.divide(block, rest, out=block)
+        np.log(block, out=block)
+    return out
+
+
+KERNELS = {
+    "Bucketize": (_bucketize,),
+    "Clamp": (_clamp,),
+    "PositiveModulus": (_positive_modulus,),
+    "GetLocalHour": (_local_hour, _local_hours),
+    "MapId": (_map_ids, _map_by_place),
+    "NGram": (_add_index,),
+    "Onehot": (_onehot_places,),
+}

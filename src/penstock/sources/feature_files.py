@@ -1,0 +1,214 @@
+"""One file of a feature table: columns of a stripe, read with few reads and decoded by Arrow."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+
+from penstock.core.errors import CorruptRecordError, NoFilesError, SnapshotGoneError
+from penstock.sources.coalescing import ReadingMeter, coalesced, gap_bytes
+from penstock.sources.parquet_groups import byte_ranges, row_groups
+from penstock.sources.sparse_files import SparseFile
+from penstock.sources.storage import Options
+from penstock.sources.table_keys import decryption, storage_options
+
+FOOTERS_KEPT = 16
+FOOTER_BYTES = 64 << 10
+_TAIL_BYTES = 8  # of a Parquet file: the footer's length and the magic
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the end of a file says."""
+
+    metadata: Any
+    leaves: dict[str, tuple[int, ...]]
+    """Of each column, the numbers of its leaves."""
+
+
+class FooterCache:
+    """The last footers of a source, parsed: a wide table's takes long, and stripes of a file come after each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int, str], Footer] = OrderedDict()
+        self.opened = 0
+
+    def get(self, key: tuple[str, int, str]) -> Footer | None:
+        with self._lock:
+            return self._kept.get(key)
+
+    def keep(self, key: tuple[str, int, str], metadata: Any) -> Footer:
+        with self._lock:
+            last = next(reversed(self._kept.values()), None)
+        # Naming 14,000 columns takes longer than comparing two schemas.
+        same = last is not None and last.metadata.schema.equals(metadata.schema)
+        footer = Footer(metadata, last.leaves if last is not None and same else _leaves(metadata))
+        with self._lock:
+            self.opened += 1
+            self._kept[key] = footer
+            while len(self._kept) > FOOTERS_KEPT:
+                self._kept.popitem(last=False)
+        return footer
+
+
+def _leaves(metadata: Any) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for leaf in range(metadata.num_columns):
+        name = metadata.schema.column(leaf).path.partition(".")[0]
+        found[name] = (*found.get(name, ()), leaf)
+    return found
+
+
+class FeatureFile:
+    """Opens at the first stripe that is asked for. Not safe for several threads."""
+
+    def __init__(
+        self,
+        path: str,
+        size: int,
+        options: Options,
+        footers: FooterCache,
+        meter: ReadingMeter,
+        *,
+        etag: str = "",
+        coalesce: bool = True,
+        tier: bool = False,
+    ) -> None:
+        self.path = path
+        self._key = (path, size, etag)
+        self._decryption = decryption(options, path)
+        self._footers, self._meter, self._coalesce, self._tier = footers, meter, coalesce, tier
+        self._sparse = SparseFile(path, size, storage_options(options), etag=etag)
+        self._reader: Any = None
+        self._footer: Footer | None = None
+
+    @property
+    def footer(self) -> Footer:
+        if self._footer is None:
+            self._footer = self._footers.get(self._key) or self._footers.keep(self._key, self._parsed_footer())
+        return self._footer
+
+    def _parsed_footer(self) -> Any:
+        import pyarrow.parquet as pq
+
+        size = self._key[1]
+        first = max(0, size - FOOTER_BYTES)
+        self._sparse.fill([(first, size)])
+        source = self._sparse.source()
+        source.seek(max(0, size - _TAIL_BYTES))
+        length = int.from_bytes(source.read(4), "little") + _TAIL_BYTES
+        if length <= size and size - length < first:
+            self._sparse.fill([(size - length, first)])
+        try:
+            return pq.ParquetFile(self._sparse.source(), decryption_properties=self._decryption).metadata
+        except (pa.ArrowException, OSError) as error:
+            what = f"the footer cannot be read: {error}"
+            raise CorruptRecordError(self.path, what + self._key_hint(), offset=size) from error
+
+    def _key_hint(self) -> str:
+        if self._decryption is None:
+            return " (if the table is encrypted, name its key: ps.Table(url, key='file:PATH'))"
+        return " (or the key is not the one it was written with)"
+
+    def stripes(self) -> list[tuple[int, int, int]]:
+        """Return the number, the first row and the rows of each stripe."""
+        metadata = self.footer.metadata
+        return [(group.number, group.first_row, group.rows) for group in row_groups(metadata, 0, metadata.num_rows)]
+
+    def has(self, columns: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return which columns are there, and which are not."""
+        there: list[str] = []
+        missing: list[str] = []
+        for column in columns:
+            (there if column in self.footer.leaves else missing).append(column)
+        return there, missing
+
+    def read(self, stripe: int, columns: Sequence[str]) -> dict[str, pa.Array]:
+        """Return columns of a stripe, all of which are there."""
+        if not columns:
+            return {}
+        footer = self.footer
+        leaves = sorted(leaf for column in columns for leaf in footer.leaves[column])
+        group = row_groups(footer.metadata, 0, footer.metadata.num_rows)[stripe]
+        wanted = byte_ranges(footer.metadata, [group], leaves)
+        gap = gap_bytes(footer.metadata.row_group(stripe).total_byte_size) if self._coalesce else 0
+        reads = coalesced(wanted, gap) if self._coalesce else sorted(wanted)
+        self._sparse.fill(reads)
+        total = sum(stop - start for start, stop in reads)
+        self._meter.add(
+            reads=len(reads),
+            column_chunks=len(wanted),
+            read_bytes=total,
+            bytes_in_vain=total - sum(stop - start for start, stop in wanted),
+            tier_bytes=total if self._tier else 0,
+        )
+        try:
+            table = self._decoded(stripe, leaves)
+        except (pa.ArrowException, OSError) as error:
+            raise self._named(stripe, columns, error) from error
+        finally:
+            self._sparse.drop(reads)
+        return {name: _one_chunk(table.column(number)) for number, name in enumerate(table.column_names)}
+
+    def _decoded(self, stripe: int, leaves: Sequence[int]) -> Any:
+        import pyarrow.parquet as pq
+
+        if self._reader is None:
+            # An encrypted file's footer holds what decrypts it, and so does not serve another opening of the file.
+            metadata = self.footer.metadata if self._decryption is None else None
+            if metadata is None:
+                self._parsed_footer()
+            file = pq.ParquetFile(
+                self._sparse.source(),
+                metadata=metadata,
+                decryption_properties=self._decryption,
+                page_checksum_verification=True,
+            )
+            self._reader = file.reader
+        return self._reader.read_row_group(stripe, column_indices=list(leaves), use_threads=True)
+
+    def _named(self, stripe: int, columns: Sequence[str], error: Exception) -> CorruptRecordError:
+        """Return the error of a stripe, with the first column that cannot be decoded."""
+        bad = next((column for column in columns if not self._decodes(stripe, column)), None)
+        which = f"column {bad!r} of stripe {stripe}" if bad is not None else f"stripe {stripe}"
+        return CorruptRecordError(self.path, f"{which} cannot be read: {error}" + self._key_hint())
+
+    def _decodes(self, stripe: int, column: str) -> bool:
+        leaves = self.footer.leaves[column]
+        group = row_groups(self.footer.metadata, 0, self.footer.metadata.num_rows)[stripe]
+        self._sparse.fill(byte_ranges(self.footer.metadata, [group], leaves))
+        try:
+            self._decoded(stripe, leaves)
+        except (pa.ArrowException, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self._reader = None
+        self._sparse.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_listed(*arguments: Any, snapshot: str, **options: Any) -> FeatureFile:
+    """Open a file that a snapshot lists; one that is gone since then says so."""
+    try:
+        return FeatureFile(*arguments, **options)
+    except NoFilesError as error:
+        raise SnapshotGoneError(
+            arguments[0], f"{snapshot}: the file was removed for good", remedy="read the table's newest version"
+        ) from error
+
+
+def _one_chunk(column: Any) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,1 @@
+"""Feature tables: Parquet files under a Delta log, their features, layout and lifecycle."""

@@ -1,0 +1,279 @@
+"""`ps.Session`: what a recommendation model reads of a feature table, declared: no code, and the same again later.
+
+A session names features, transforms and a label, and says what batches consist of. It reads what its batches need and
+nothing else: a feature or a transform that nothing leads to from there is *dead*, and `explain` names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from penstock.api.dataset import Dataset
+from penstock.core.errors import InvalidArgumentError
+from penstock.graph import transforms as tr
+from penstock.warehouse.features import Feature
+from penstock.warehouse.reading import known_features, read_features
+from penstock.warehouse.table import Table
+from penstock.warehouse.writing import KINDS, ROW_COLUMNS
+
+ValueKind: TypeAlias = Literal["float", "whole", "ids", "floats"]
+"""What a feature has in a row: a number, a whole number, a list of ids, a list of numbers."""
+_OF_TABLE: Mapping[str, ValueKind] = {"dense": "float", "sparse": "ids", "scored": "ids"}
+_NAMED = ("input", "other", "features", "offset", "file", "row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a training run reads of a feature table.
+
+    `features` are read beside those that `transforms` and outputs name, by column (`f7`) or by name. A batch has
+    `batch` rows of the days in `partitions` (None: all of them), as a dict: `dense`, a `KeyedDense`; `sparse`, a
+    `KeyedRagged`; and `label`. `dense` and `sparse` say of which features, made or read; None: of all that no transform
+    reads, numbers here, lists and whole numbers there. `sample` keeps a share of the rows. The table is read as it is
+    at `version`; None: as it is when the session becomes a dataset, which `pinned()` settles.
+
+    >>> import tempfile, pyarrow as pa, penstock as ps
+    >>> table = ps.Table.create(tempfile.mkdtemp(), [Feature(id=1), Feature(id=2, kind="sparse")])
+    >>> rows = pa.table({"key": [7, 8], "time": [0, 0], "label": [1.0, 0.0], "f1": [0.5, 0.25], "f2": [[3, 4], []]})
+    >>> _ = table.append(rows, date="2026-01-31")
+    >>> hashed = ps.transforms.SigridHash("f2", out="h2", max_value=100)
+    >>> session = ps.Session(table=table, features=["f1"], transforms=[hashed], batch=2)
+    >>> batch = next(iter(session.dataset()))
+    >>> batch["dense"]["f1"].tolist(), batch["sparse"]["h2"].values.tolist(), batch["label"].tolist()
+    ([0.5, 0.25], [54, 9], [1.0, 0.0])
+    """
+
+    table: Table | str | PathLike[str]
+    features: Sequence[str] = ()
+    transforms: Sequence[tr.FeatureTransform] = ()
+    partitions: Sequence[str] | None = None
+    dense: Sequence[str] | None = None
+    sparse: Sequence[str] | None = None
+    label: str = "label"
+    batch: int = 1024
+    sample: float = 1.0
+    seed: int = 0
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("features", "transforms", "partitions", "dense", "sparse"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise InvalidArgumentError(f"{name}={value!r} must be a list")
+            object.__setattr__(self, name, None if value is None else tuple(value))
+        for transform in self.transforms:
+            if not isinstance(transform, tr.FeatureTransform):
+                raise InvalidArgumentError(f"transforms takes records of ps.transforms, not {transform!r}")
+            if isinstance(transform, tr.Sampling):
+                raise InvalidArgumentError("a session samples rows with sample= and seed=, before they are decoded")
+        if self.label not in ROW_COLUMNS:
+            raise InvalidArgumentError(f"label={self.label!r} must be a column of rows: {', '.join(ROW_COLUMNS)}")
+        if not self.features and not self.transforms and not self.dense and not self.sparse:
+            raise InvalidArgumentError("a session needs features or transforms; Table.features has what there is")
+
+    # As a file
+
+    @staticmethod
+    def from_file(path: str | PathLike[str]) -> Session:
+        """Read a session from a TOML or JSON file; a table's path that is relative is looked for beside the file."""
+        file = Path(path)
+        try:
+            text = file.read_text()
+            plain = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+        except (OSError, ValueError) as error:
+            raise InvalidArgumentError(f"{file} is no session in TOML or JSON: {error}") from None
+        table = plain.get("table") if isinstance(plain, dict) else None
+        if isinstance(table, str) and "://" not in table:
+            plain["table"] = str(file.parent / table)
+        return Session.from_plain(plain)
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> Session:
+        """Return the session that a table of TOML or JSON describes; `transforms` are tables with an `op` each."""
+        names = [field.name for field in dataclasses.fields(Session)]
+        unknown = sorted(set(plain) - set(names)) if isinstance(plain, Mapping) else ["no table"]
+        if unknown:
+            raise InvalidArgumentError(f"a session has no {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
+        if "table" not in plain:
+            raise InvalidArgumentError("a session names its table: table = 'path'")
+        made = [
+            each if isinstance(each, tr.FeatureTransform) else tr.transform_from_plain(each)
+            for each in plain.get("transforms", ())
+        ]
+        return Session(**{**plain, "transforms": made})
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the session as a table of JSON: what is at its default is left out."""
+        plain: dict[str, Any] = {"table": self._table.url}
+        for field in dataclasses.fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                plain[field.name] = list(value) if isinstance(value, tuple) else value
+        if self.transforms:
+            plain["transforms"] = [tr.transform_to_plain(each) for each in self.transforms]
+        return plain
+
+    # As a dataset
+
+    @property
+    def _table(self) -> Table:
+        return self.table if isinstance(self.table, Table) else Table(self.table)
+
+    def pinned(self) -> Session:
+        """Return the session at the table's version of now, or its own: it reads the same rows whenever it is run."""
+        return replace(self, version=self._table.version) if self.version is None else self
+
+    def dataset(self) -> Dataset:
+        """Return the session as a pipeline, which has no function: `distribute` it as any other."""
+        plan = SessionPlan(self.pinned())
+        read = read_features(
+            plan.table,
+            features=plan.read,
+            partitions=self.partitions,
+            columns=plan.columns,
+            sample=self.sample,
+            seed=self.seed,
+            batch=self.batch,
+            version=plan.version,
+        )
+        made = read.transform_features(
+            *plan.transforms, within=plan.within, columns=plan.row_inputs, dense=plan.dense, sparse=plan.sparse
+        )
+        outputs = [name for name, keys in (("dense", plan.dense), ("sparse", plan.sparse)) if keys]
+        return made.select(*outputs, self.label)
+
+    def explain(self) -> str:
+        """Return what is read, made, given and left out, and the plan."""
+        plan = SessionPlan(self.pinned())
+        read = [f"{len(names)} {kind}" for kind, names in plan.read_by_kind.items() if names]
+        dead = [*(f"feature {name}" for name in plan.dead_features), *(f"transform {name}" for name in plan.dead_made)]
+        lines = [
+            f"session over {plan.table.url}, version {plan.version}",
+            f"  reads   {', '.join(read) or 'no'} features",
+            f"  makes   {len(plan.transforms)} features",
+            f"  gives   {len(plan.dense)} dense, {len(plan.sparse)} sparse, {self.label}",
+            f"  dead    {', '.join(dead) or 'nothing'}",
+        ]
+        return "\n".join(lines) + "\n\n" + self.dataset().explain()
+
+
+class SessionPlan:
+    """What a session comes to, on its table."""
+
+    def __init__(self, session: Session) -> None:
+        self.table = session._table
+        snapshot = self.table.snapshot(session.version)
+        self.version = snapshot.version
+        known = known_features(self.table, snapshot)
+        self._columns = {name: each for each in known.values() for name in (each.name, each.column) if name}
+        made = {name for transform in session.transforms for name in transform.outputs}
+        renamed = [self._with_columns(transform, made) for transform in session.transforms]
+        kinds = self._kinds(renamed)
+        asked = [self._column(name) for name in session.features]
+        outputs = self._outputs(session, renamed, asked, kinds, made)
+        self.dense, self.sparse = outputs
+        self.transforms = _live(renamed, (*self.dense, *self.sparse))
+        needed = dict.fromkeys(name for each in self.transforms for name in each.inputs if name not in made)
+        needed.update(dict.fromkeys(name for name in (*self.dense, *self.sparse) if name not in made))
+        self.row_inputs = tuple(name for name in needed if name in ROW_COLUMNS)
+        self.columns = tuple(dict.fromkeys((*self.row_inputs, session.label)))
+        self.read = [name for name in needed if name not in ROW_COLUMNS]
+        of_kind = {name: self._columns[name].kind for name in self.read}
+        self.read_by_kind = {kind: [name for name in self.read if of_kind[name] == kind] for kind in KINDS}
+        self.within = tuple(kind for kind, names in self.read_by_kind.items() if names)
+        self.dead_features = [name for name in asked if name not in needed]
+        live = {name for each in self.transforms for name in each.outputs}
+        self.dead_made = sorted(made - live)
+
+    def _column(self, name: str) -> str:
+        if name in ROW_COLUMNS:
+            return name
+        found: Feature | None = self._columns.get(name)
+        if found is None:
+            raise InvalidArgumentError(
+                f"{name!r} is no feature of {self.table.url} and no transform before makes it; Table.features has them"
+            )
+        return found.column
+
+    def _with_columns(self, transform: tr.FeatureTransform, made: set[str]) -> tr.FeatureTransform:
+        """Return a transform with the table's columns for features that are named otherwise."""
+
+        def column(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(column, value))
+            return value if value is None or value in made else self._column(value)
+
+        named = [field.name for field in dataclasses.fields(transform) if field.name in _NAMED]
+        return replace(transform, **{name: column(getattr(transform, name)) for name in named})
+
+    def _kinds(self, transforms: Iterable[tr.FeatureTransform]) -> dict[str, ValueKind | None]:
+        kinds: dict[str, ValueKind | None] = {name: _OF_TABLE[each.kind] for name, each in self._columns.items()}
+        kinds.update({"key": "whole", "time": "whole", "label": "float"})
+        for each in transforms:
+            for name in each.inputs:
+                if name not in kinds:
+                    raise InvalidArgumentError(f"{each.OP} reads {name!r}, which is made after it; put it behind")
+            kinds[each.out] = _kind_made(each, kinds[each.inputs[0]])
+        return kinds
+
+    def _outputs(
+        self,
+        session: Session,
+        transforms: Sequence[tr.FeatureTransform],
+        asked: Sequence[str],
+        kinds: Mapping[str, ValueKind | None],
+        made: set[str],
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if session.dense is not None or session.sparse is not None:
+            chosen = (session.dense or (), session.sparse or ())
+            dense, sparse = (tuple(name if name in made else self._column(name) for name in each) for each in chosen)
+            return dense, sparse
+        used = {name for each in transforms for name in each.inputs}
+        last = [name for name in (*asked, *(each.out for each in transforms)) if name not in used]
+        for name in last:
+            if kinds[name] in (None, "floats"):
+                raise InvalidArgumentError(
+                    f"the feature {name!r} is neither a number nor a list of ids by what is known of it; name what "
+                    "batches have in dense= and sparse="
+                )
+        return (
+            tuple(dict.fromkeys(name for name in last if kinds[name] == "float")),
+            tuple(dict.fromkeys(name for name in last if kinds[name] in ("whole", "ids"))),
+        )
+
+
+def _live(transforms: Sequence[tr.FeatureTransform], outputs: Iterable[str]) -> list[tr.FeatureTransform]:
+    wanted = set(outputs)
+    live: list[tr.FeatureTransform] = []
+    for each in reversed(transforms):
+        if not wanted.isdisjoint(each.outputs):
+            live.append(each)
+            wanted.update(each.inputs)
+    return live[::-1]
+
+
+def _kind_made(transform: tr.FeatureTransform, of: ValueKind | None) -> ValueKind | None:
+    """Return what a transform makes of a feature of that kind; None: that is not known."""
+    match transform:
+        case tr.Bucketize():
+            return "ids" if len(transform.border_sets) > 1 or of in ("ids", "floats") else "whole"
+        case tr.BoxCox() | tr.Logit():
+            return "floats" if of == "floats" else "float"
+        case tr.ComputeScore():
+            return "float"
+        case tr.NGram():
+            return "whole" if transform.vocabularies else "ids"
+        case tr.Onehot():
+            return "ids" if transform.form == "index" else "floats"
+        case tr.EnumerateIds() | tr.IdListTransform() | tr.Cartesian():
+            return "ids"
+        case tr.CustomTransform():
+            return None
+    return of  # each item by itself: hashes, remainders, hours, bounds, other ids; and the first few of them
