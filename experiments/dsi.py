@@ -333,9 +333,10 @@ def report(
     )
     for step in seen:
         ratios = "  ".join(f"{step.rows_per_disk_s(s) / maps.rows_per_disk_s(s):5.2f}" for s in SEEKS_S)
+        reading = step.reading
         print(
             f"{step.name:15} {step.rows_per_cpu_s:10,.0f} {step.rows_per_cpu_s / maps.rows_per_cpu_s:6.2f} "
-            f"{step.reading.reads:7} {step.reading.read_bytes / 1e6:7.1f} {step.reading.in_vain_fraction:8.1%}  {ratios}"
+            f"{reading.reads:7} {reading.read_bytes / 1e6:7.1f} {reading.in_vain_fraction:8.1%}  {ratios}"
         )
     print(f"\nseeks of {', '.join(f'{s * 1e3:.0f} ms' for s in SEEKS_S)}; {DISK_BYTES_PER_S / 1e6:.0f} MB/s\n")
     targets, slow = Targets(), not options.quick

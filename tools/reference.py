@@ -36,7 +36,7 @@ SECTIONS: dict[str, list[str]] = {
     "Feature tables": ["Table", "Feature", "StripeSize", "TableSnapshot", "SnapshotLease", "Session"],
     "Batches of features": ["KeyedDense", "KeyedRagged", "register_transform"],
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],
-    "Services": ["LocalService", "register"],
+    "Services": ["LocalService", "RayService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
     "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],
     "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine", "DecisionLine"],
