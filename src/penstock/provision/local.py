@@ -29,7 +29,7 @@ def worker_range(workers: int | str | tuple[int, int]) -> tuple[int, int]:
     >>> worker_range((8, 2))
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidArgumentError: workers=(8, 2) must be a number, (least, most) or 'auto'
+    penstock.core.errors.InvalidArgumentError: workers=(8, 2) must be a whole number, (least, most) or 'auto'
     """
     if workers == "auto":
         return 1, available_cores()
@@ -42,7 +42,7 @@ def worker_range(workers: int | str | tuple[int, int]) -> tuple[int, int]:
     elif isinstance(workers, int):
         check_whole("workers", workers, 0)
         return workers, workers
-    raise InvalidArgumentError(f"workers={workers!r} must be a number, (least, most) or 'auto'")
+    raise InvalidArgumentError(f"workers={workers!r} must be a whole number, (least, most) or 'auto'")
 
 
 class LocalEngine:
