@@ -12,7 +12,7 @@ from collections.abc import Collection
 from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError
 from penstock.processes.service_processes import ServiceProcesses
-from penstock.provision.bringing import Bringer, Offer
+from penstock.provision.bringing import Bringer, WorkerOffer
 from penstock.runtime.budget import available_cores
 from penstock.wire.control import ControlClient
 
@@ -84,5 +84,5 @@ class LocalEngine:
 def bring_local_workers(processes: ServiceProcesses, least: int, most: int, tags: tuple[str, ...] = ()) -> Bringer:
     """Keep a service at as many workers of this host as are wanted, between the least and the most."""
     engine = LocalEngine(processes, tags)
-    offer = Offer(provisioner=f"local-{processes.address}", least=least, most=most, tags=tags)
+    offer = WorkerOffer(provisioner=f"local-{processes.address}", least=least, most=most, tags=tags)
     return Bringer(engine.control, engine, offer, _log.info)
