@@ -11,12 +11,15 @@ FUZZ_STAMP := $(VENV)/.fuzz
 AUDIT_STAMP := $(VENV)/.audit
 CLUSTERS := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS)/.installed
+TRAINERS := .venv-trainers
+TRAINERS_STAMP := $(TRAINERS)/.installed
+TRAINERS_PACKAGES = $(addprefix src/penstock/,accelerate huggingface jax keras lightning tensorflow)
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
-OLDEST_TESTS = wire graph passes control dispatcher
+OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = coordinated epochs fleet scaling sharing visitation
+EXPERIMENTS = coordinated dsi epochs fleet scaling sharing visitation
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
@@ -24,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers encryption rotation check audit bench experiment
-.PHONY: reference docs dist clean test-clusters
+.PHONY: reference docs dist clean test-clusters test-trainers
 
 help:  ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -52,6 +55,16 @@ $(CLUSTERS_STAMP): pyproject.toml
 
 test-clusters: $(CLUSTERS_STAMP)  ## run the tests on a Slurm of three nodes, on three raylets, and on an API server like Kubernetes'
 	$(CLUSTERS)/bin/python -m pytest tests/clusters -n 0 $(ARGS)
+
+# torch first and exactly: what comes after it must not bring another one.
+$(TRAINERS_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check -e ".[trainers]"
+	touch $@
+
+test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
+	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -147,4 +160,4 @@ dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel 
 	@ls dist/*
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(OLDEST) $(CLUSTERS) build dist site
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) $(CLUSTERS) build dist site

@@ -48,7 +48,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    ray.init(ignore_reinit_error=True)
+    ray.init(num_cpus=4)  # two ranks and two workers, whatever this machine has; in a cluster: ray.init()
     with ps.RayService(workers=(1, 2)) as service:
         trainer = ray.train.torch.TorchTrainer(
             train_loop,

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
+    from penstock.wire.scaling import DecisionLine
 
 __version__ = "0.1.0"
 
@@ -121,6 +122,7 @@ __all__ = [
     "Dataset",
     "DatasetIterator",
     "DeadlyElementError",
+    "DecisionLine",
     "DispatcherUnavailableError",
     "EmptyInputError",
     "ErrorBudgetExceededError",
@@ -308,16 +310,34 @@ if not TYPE_CHECKING:
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
+        "penstock.wire.scaling": ("DecisionLine",),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
     _MODULES = {"image": "penstock.image", "transforms": "penstock.api.transforms"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-    def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    # Packages for frameworks, loaded as `ps.keras` is used. Not in `__all__`: `import *` would import the frameworks.
+    _ADAPTERS = ("accelerate", "huggingface", "jax", "keras", "lightning", "tensorflow", "torch")
+
+    def _adapter(name: str) -> object:
         from importlib import import_module
 
+        try:
+            return import_module(f"penstock.{name}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] == "penstock":
+                raise
+            from penstock.core.errors import MissingExtraError
+
+            raise MissingExtraError(error.name, name) from error
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _ADAPTERS:
+            return _adapter(name)
+        if name not in __all__:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
         if name in _MODULES:
             return import_module(_MODULES[name])
         value = getattr(import_module(_HOME_OF.get(name, "penstock.api.readers")), name)

@@ -7,7 +7,8 @@ batch of what is left of it, and single indices are batched as ever.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.api.epochs import Epoch, Loaded, save
@@ -117,11 +118,12 @@ class _FedEpoch:
         self._epoch, self._seed = epoch, seed
         self.elements: Iterator[Element] = _Reader(run, feed)
 
-    def state_dict(self) -> dict[str, Any]:
+    def note_state(self) -> Callable[[], dict[str, Any]]:
         ended = self._run.ended
         operators = self._run.state()
         fed = self._feed.place(_ordinal(operators))
-        return save(
+        return partial(
+            save,
             self._kind,
             epoch=self._epoch,
             seed=self._seed,

@@ -172,13 +172,19 @@ class Loader(Operators):
 
         With `all` it stands for every consumer and is the same on every rank, so that one rank may save it for all.
         """
-        if self._loaded is not None:
-            state = copy.deepcopy(self._loaded.state)
-        elif self._epoch is not None:
-            state = self._epoch.state_dict()
-        else:
-            state = save(self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
+        state = self.note_state()()
         return self._for_all(state) if all else state
+
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        """Note down where this process stands, for less than a state costs; the function returned makes the state.
+
+        For who reads ahead of the training: note the place of each batch, and make the state of the one trained last.
+        """
+        if self._loaded is not None:
+            return partial(copy.deepcopy, self._loaded.state)
+        if self._epoch is not None:
+            return self._epoch.note_state()
+        return partial(save, self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
 
     def _for_all(self, state: dict[str, Any]) -> dict[str, Any]:
         if "states" in state or state.get("consumer", 0) is None or state.get("consumers", 1) == 1:

@@ -202,6 +202,13 @@ class Catalogue:
             found = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
+    def facts(self, beginning: str) -> list[tuple[str, str]]:
+        """Return name and value of those whose names begin so."""
+        with self._lock:
+            return self._database.execute(
+                "SELECT name, value FROM facts WHERE name LIKE ? || '%' ORDER BY name", (beginning,)
+            ).fetchall()
+
     def remember(self, name: str, value: str) -> None:
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))

@@ -155,6 +155,10 @@ class CacheStore:
             return None
         return EntryWriting(self._writer, _StoreSink(self, prefix, name, label, saves_s_per_byte))
 
+    def note(self, name: str, value: str) -> None:
+        """Remember something of this location, when the writer gets to it."""
+        self._writer.must(lambda: self.catalogue.remember(name, value))
+
     def new_name(self) -> str:
         """Return a name for what is known by what is in it."""
         return secrets.token_hex(20)

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Self, TypedDict
 
@@ -189,6 +190,10 @@ class Run:
         """Return the state just after the last element that was returned."""
         return self._chunk.marks.at(self._next)
 
+    def note(self) -> Callable[[], State]:
+        """Note the same down at little cost: the function that is returned gives it, whatever was read since."""
+        return partial(self._chunk.marks.at, self._next)
+
     def statistics(self) -> Statistics:
         read_s, idle_s = self._progress.clock.times(perf_counter())
         return Statistics(
@@ -200,6 +205,7 @@ class Run:
             buffered_bytes=sum(meter.buffered_bytes for meter in self.meters),
             memory_budget_bytes=self.budget.memory_bytes,
             threads=self.budget.threads,
+            caching=self._lowering.caching(),
         )
 
     @property

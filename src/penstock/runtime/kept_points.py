@@ -14,7 +14,7 @@ from penstock.runtime.cache_choice import LiveChoice
 from penstock.runtime.cache_points import MarkedPoint
 from penstock.runtime.keeping import CachePoint, ElementKeeping, SplitKeeping
 from penstock.runtime.quarantine import Quarantine
-from penstock.runtime.stats import StageMeter
+from penstock.runtime.stats import CachingStatistics, StageMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,25 @@ class KeptPoints:
         self._first_meter = self._meters.index(source_meter)
         self._keeping = kept = ElementKeeping(self._points, self.choice)
         return kept
+
+    def statistics(self) -> CachingStatistics:
+        chosen = self.choice.chosen
+        store = self._points[-1].store
+        counts = store.counts
+        return CachingStatistics(
+            location=store.location,
+            point=0 if chosen is None else chosen.point,
+            reason="" if chosen is None else chosen.reason,
+            hits=counts.hits,
+            misses=counts.misses,
+            put=counts.put,
+            put_bytes=counts.put_bytes,
+            got_bytes=counts.got_bytes,
+            damaged=counts.damaged,
+            left=counts.left,
+            no_room=counts.no_room,
+            failures=counts.failures,
+        )
 
     def nodes(self) -> Sequence[Node]:
         return self._nodes

@@ -44,7 +44,7 @@ from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.resources import Resources
 from penstock.runtime.shuffling import order_of, shuffles_reached
-from penstock.runtime.stats import StageMeter
+from penstock.runtime.stats import CachingStatistics, StageMeter
 from penstock.runtime.streaming.rounds import Dealing
 from penstock.runtime.streaming.units import UnitSource
 from penstock.runtime.streams import Left, StreamPart
@@ -224,6 +224,10 @@ class Lowering:
             reader_times=self.reader_times,
             split_local=not placement.shards_at(source) and placement.units is None,
         )
+
+    def caching(self) -> tuple[CachingStatistics, ...]:
+        """Return what is kept of each source that has points above it."""
+        return tuple(kept.statistics() for kept in dict.fromkeys(self._kept.values()))
 
     # Groups
 

@@ -56,18 +56,16 @@ def read_features(
     [3, 4]
     """
     opened = table if isinstance(table, Table) else Table(table)
-    snapshot = opened.snapshot(version)
-    known = known_features(opened, snapshot)
+    at, known = _version_and_features(opened, version)
     injected: list[tuple[str, int, tuple[str, ...]]] = []
     chosen = [_found(known, opened, wanted) for wanted in features] if features is not None else None
     chosen = [f for f in known.values() if f.written] if chosen is None else chosen
     side_features: set[str] = set()
     for side in inject:
-        side_snapshot = side.snapshot()
-        own = known_features(side, side_snapshot)
+        side_version, own = _version_and_features(side, None)
         names = tuple(feature.column for feature in chosen if feature.id in own and feature.column not in side_features)
         side_features.update(names)
-        injected.append((side.url, side_snapshot.version, names))
+        injected.append((side.url, side_version, names))
     for day in partitions or ():
         check_date(day)
     for name in columns:
@@ -79,7 +77,7 @@ def read_features(
     node = ReadFeatures(
         paths=(opened.url,),
         storage_options=opened.private_options,
-        version=snapshot.version,
+        version=at,
         dense=kinds["dense"],
         sparse=kinds["sparse"],
         scored=kinds["scored"],
@@ -95,6 +93,16 @@ def read_features(
     if session is not None:
         ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)
     return Dataset(node)
+
+
+def _version_and_features(table: Table, version: int | None) -> tuple[int, dict[int, Feature]]:
+    """Return which version is read, and its features; the log is replayed only where the registry does not tell."""
+    newest = table.version
+    wanted = newest if version is None else version
+    if not 0 <= wanted <= newest or table.is_remote or not (found := table.features):
+        snapshot = table.snapshot(version)
+        return snapshot.version, known_features(table, snapshot)
+    return wanted, found
 
 
 def known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:

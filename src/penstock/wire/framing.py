@@ -42,9 +42,10 @@ from penstock.core.errors import CodecError, PenstockError, ProtocolError, Refus
 from penstock.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Answer, Ask, Push, Refused, Request, Tell
 from penstock.wire.principals import Principal
 
-UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""msgspec raises its own error for most of what is no message, but Python's for text that is no Unicode and for lists
-in lists in lists. Whoever decodes in a thread that others depend on has to know all three."""
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError)
+"""msgspec raises its own error for most of what is no message, but Python's for text that is no Unicode, for lists in
+lists in lists and, before 0.19, for a map with maps as keys. Whoever decodes in a thread that others depend on has to
+know all four."""
 
 _Message = TypeVar("_Message")
 _Body = TypeVar("_Body")
