@@ -9,20 +9,25 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 FUZZ_STAMP := $(VENV)/.fuzz
 AUDIT_STAMP := $(VENV)/.audit
+CLUSTERS := .venv-clusters
+CLUSTERS_STAMP := $(CLUSTERS)/.installed
+TRAINERS := .venv-trainers
+TRAINERS_STAMP := $(TRAINERS)/.installed
+TRAINERS_PACKAGES = $(addprefix src/penstock/,accelerate huggingface jax keras lightning tensorflow)
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
-OLDEST_TESTS = wire graph passes control dispatcher
+OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = coordinated epochs fleet sharing
+EXPERIMENTS = coordinated dsi epochs fleet scaling sharing
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers check audit bench experiment
-.PHONY: reference docs dist clean torchrec
+.PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers encryption rotation check audit bench experiment
+.PHONY: reference docs dist clean test-clusters test-trainers torchrec
 
 help:  ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -39,6 +44,27 @@ demo: $(STAMP)  ## show what Penstock does, in under a minute
 
 test: $(STAMP)  ## run the tests, or those of some packages: make test P="graph passes" [ARGS="-x -k filter"]
 	$(BIN)/python -m tests $(foreach package,$(P),$(wildcard tests/$(package)) src/penstock/$(package)) $(ARGS)
+
+# Ray and Kubernetes' client in an environment of their own; Slurm is Debian's, and is installed if this is root's.
+$(CLUSTERS_STAMP): pyproject.toml
+	command -v slurmctld >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; }
+	$(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(CLUSTERS)/bin/python -m pip install -q --disable-pip-version-check -e ".[clusters]"
+	touch $@
+
+test-clusters: $(CLUSTERS_STAMP)  ## run the tests on a Slurm of three nodes, on three raylets, and on an API server like Kubernetes'
+	$(CLUSTERS)/bin/python -m pytest tests/clusters -n 0 $(ARGS)
+
+# torch first and exactly: what comes after it must not bring another one.
+$(TRAINERS_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check -e ".[trainers]"
+	touch $@
+
+test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
+	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -61,6 +87,12 @@ fuzz: $(FUZZ_STAMP)  ## hostile messages against decoders, a dispatcher and a ru
 
 strangers: $(STAMP)  ## two thousand connections with garbage at each door of a working service: make strangers [ARGS=--quick]
 	$(BIN)/python experiments/strangers.py $(ARGS)
+
+encryption: $(STAMP)  ## what encrypted TCP costs beside the sockets and the shared memory of one host
+	$(BIN)/python experiments/encryption.py $(ARGS)
+
+rotation: $(STAMP)  ## rotate all keys of a service whose processes are killed fifty times: make rotation [ARGS="--kills 10"]
+	$(BIN)/python -m tests.security.rotation $(ARGS)
 
 # What needs no extra, and reaches every direct dependency: sockets, arrays, tables, pickles, files.
 $(OLDEST_STAMP): pyproject.toml tools/oldest.py
@@ -106,7 +138,7 @@ $(EXPERIMENTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[experiments]"
 	touch $@
 
-experiment: $(EXPERIMENTS_STAMP) $(if $(filter fleet,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
+experiment: $(EXPERIMENTS_STAMP) $(if $(filter fleet scaling,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
 	@test -n "$(filter $(E),$(EXPERIMENTS))" || { echo "say which: make experiment E=name, one of: $(EXPERIMENTS)"; exit 2; }
 	$(BIN)/python experiments/$(E).py $(ARGS)
 
@@ -134,4 +166,4 @@ dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel 
 	@ls dist/*
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(OLDEST) build dist site
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) $(CLUSTERS) build dist site

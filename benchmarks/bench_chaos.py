@@ -19,9 +19,9 @@ import numpy as np
 from harness import Bench, BenchError, main, say
 from os_processes import kill
 from report import machine, our_versions, paired
-from trainers import Trainer, exactly_once
 
 import penstock as ps
+from trainers import Trainer, exactly_once
 
 ELEMENTS, KILLS = 200_000, 200
 QUICK_ELEMENTS, QUICK_KILLS = 20_000, 20

@@ -20,9 +20,9 @@ from harness import Bench, BenchError, main, say
 from os_processes import kill
 from ours.rank import BATCH, BOUNDARIES, RECORD, lengths
 from report import machine, our_versions, paired
-from trainers import Trainer, exactly_once
 
 import penstock as ps
+from trainers import Trainer, exactly_once
 
 STEPS, KILLS, CONSUMERS, WORKERS = 20_000, 50, 4, 3
 QUICK_STEPS, QUICK_KILLS = 2_000, 6

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from harness import Bench, BenchError, main, say
 from os_processes import kill, wait_until
+from ours.interface import LISTEN_ANYWHERE
 from report import figures, paired_costs
 
 import penstock as ps
@@ -139,7 +140,7 @@ class Fleet:
     def __init__(self, folder: Path, workers: int) -> None:
         self.service_file = folder / "service.json"
         journal = ["--journal", str(folder / "journal"), "--service-file", str(self.service_file)]
-        self._dispatching = [*PENSTOCK, "dispatcher", "--port", "0", *journal]
+        self._dispatching = [*PENSTOCK, "dispatcher", *LISTEN_ANYWHERE, *journal]
         self._log = (folder / "log").open("ab")
         self.dispatcher = self._run(self._dispatching)
         wait_until(self.service_file.exists, "the dispatcher's file")

@@ -17,6 +17,7 @@ from typing import Any
 from harness import Bench, BenchError, main, say
 from hosts import Network
 from report import figures, machine, our_versions, paired
+
 from trainers import Trainer, exactly_once
 
 HOSTS = ["dispatcher", "worker1", "worker2", "trainer"]

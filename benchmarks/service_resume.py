@@ -20,9 +20,9 @@ import numpy as np
 from harness import Bench, BenchError, say
 from ours.interface import Reading, distribute
 from report import figures, machine, our_versions, paired
-from trainers import exactly_once
 
 import penstock as ps
+from trainers import exactly_once
 
 ELEMENTS = 1_000_000
 BATCH = 256

@@ -168,6 +168,28 @@ def operator_cases(folder: Path) -> dict[str, tuple[type, Make]]:
         "pack": (ops.Pack, lambda: ps.range(60).map(sequence).pack(10, lookahead=13).map(_with_noise)),
         "cache": (ops.Cache, lambda: ps.range(20).map(noisy).cache().map(noisy).repeat(2)),
         "cache_files": (ops.Cache, lambda: ps.range(20).map(image).cache(folder / "cache").map(_with_noise).repeat(2)),
+        "autocache": (
+            ops.Autocache,
+            lambda: (
+                ps.range(40)
+                .shuffle(seed=3)
+                .map(image)
+                .autocache(folder / "kept", always=True)
+                .map(_with_noise)
+                .batch(3)
+            ),
+        ),
+        "autocache_splits": (
+            ops.Autocache,
+            lambda: (
+                ps.from_generator(split_numbers, splits=range(9))
+                .filter(is_even)
+                .map(noisy)
+                .autocache(folder / "kept", always=True, frozen=True, version="1")
+                .map(noisy)
+                .shuffle(7, seed=4)
+            ),
+        ),
         "prefetch": (ops.Prefetch, lambda: ps.range(40).map(double).prefetch(5)),
         "shard": (ops.Shard, lambda: ps.range(40).map(double).shard().shuffle(seed=3).map(noisy)),
         "with_length": (ops.WithLength, lambda: ps.range(40).filter(is_even).with_length(20)),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,33 +18,17 @@ from penstock.api.operators import Operators
 from penstock.api.statistics import LoaderStatistics
 from penstock.dispatcher.http import _Collector
 from penstock.dispatcher.service import DispatcherStatistics
-
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.pages import BLOCK, OF_FRAMEWORKS, PAGES, ROOT, name_of, run_examples
 
 
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if BLOCK.search(page.read_text()) and name_of(page) not in OF_FRAMEWORKS],
+    ids=name_of,
+)
 def test_examples_run(page, tmp_path, monkeypatch):
-    """The blocks of a page run one after the other, in an empty folder; of `pycon` blocks the output is compared."""
     monkeypatch.chdir(tmp_path)
-    text = page.read_text()
-    names: dict[str, object] = {"__name__": "__main__"}
-    for block in BLOCK.finditer(text):
-        line = text[: block.start()].count("\n") + 1
-        if block[1] == "python":
-            exec(compile("\n" * line + block[2], str(page), "exec"), names)
-            continue
-        examples = doctest.DocTestParser().get_doctest(block[2], names, name_of(page), str(page), line)
-        said: list[str] = []
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-        runner.run(examples, out=said.append, clear_globs=False)
-        names.update(examples.globs)
-        assert not runner.failures, "".join(said)
+    run_examples(page)
 
 
 def test_every_operator_has_an_example():

@@ -27,9 +27,9 @@ def loaded_by(code: str) -> set[str]:
         ("import penstock.processes.nursery_start", {"msgspec", "numpy", "zmq", "asyncio", "penstock.graph"}),
         ("import penstock.processes.nursery", {"numpy", "zmq", "asyncio", "penstock.graph"}),
         ("import penstock.dispatcher.main", {"numpy", "asyncio", "prometheus_client", "penstock.graph"}),
-        ("import penstock.processes.agent", {"numpy", "asyncio", "penstock.graph.ops", "penstock.runtime"}),
+        ("import penstock.processes.agent", {"numpy", "asyncio", "penstock.graph.ops", "penstock.runtime.contract"}),
         ("import penstock.worker.runner", {"pyarrow", "fsspec", "asyncio", "rich", "penstock.api"}),
-        ("import penstock.api.distribute", {"pyarrow", "fsspec", "asyncio", "rich"}),
+        ("import penstock.api.loader", {"pyarrow", "fsspec", "asyncio", "rich"}),
     ],
 )
 def test_only_what_is_needed_is_loaded(code: str, without: set[str]) -> None:

@@ -17,7 +17,7 @@ TITLES = {
 }
 IN_ORDER = {
     "batch": ("client.reader", "stream.consuming", "stream.reading", "wire.runs", "wire.elements"),
-    "death": ("the dispatcher", "a runner starts", "worker.job", "worker.feeds"),
+    "death": ("the dispatcher", "a runner starts", "worker.opening", "worker.feeds"),
     "loading": ("api.loader", "api.epochs", "api.states", "stream.checkpoint", "client.submit", "client.session"),
     "joining": ("api.dataset", "client.options", "client.backend", "client.submit", "client.link"),
 }

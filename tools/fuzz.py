@@ -7,7 +7,7 @@
 
 Messages are made from the types themselves (`tests/security/hostile.py`), so that no type is left out, and half of them
 are mutated afterwards. What counts as giving way: a process that ends, a request that makes the dispatcher's own code
-fail, no answer to an honest request within a minute, a journal that cannot be read afterwards, an honest reader that
+fail, no answer to an honest request within ten minutes, a journal that cannot be read afterwards, an honest reader that
 gets something wrong, or more memory than `MOST_GROWTH_MB`.
 """
 
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,26 +37,33 @@ import zmq  # noqa: E402
 from tests.dispatcher import serving  # noqa: E402
 from tests.keys import SERVER, new_key  # noqa: E402
 from tests.security.decoders import TARGETS, try_decoding  # noqa: E402
-from tests.security.hostile import Hostile, kinds_of, mutated  # noqa: E402
+from tests.security.hostile import NUMBERS, Hostile, Pool, kinds_of, mutated  # noqa: E402
 from tests.security.strangers import resident_mb  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock.client import connection as client_connection  # noqa: E402
+from penstock.core.ids import StreamId  # noqa: E402
+from penstock.dispatcher.allowances import Allowance  # noqa: E402
 from penstock.dispatcher.main import DispatcherConfig  # noqa: E402
-from penstock.wire.addresses import RunnerAddress  # noqa: E402
+from penstock.wire.addresses import Listening, RunnerAddress  # noqa: E402
 from penstock.wire.control import ControlClient  # noqa: E402
 from penstock.wire.credentials import Credentials, KnownKey  # noqa: E402
-from penstock.wire.frames import ToRunner  # noqa: E402
+from penstock.wire.frames import CloseStream, ToRunner  # noqa: E402
 from penstock.wire.framing import cut_request, decode_tell  # noqa: E402
 from penstock.wire.messages import PROTOCOL, Jobs, ListJobs, Refused, Request  # noqa: E402
 from penstock.wire.principals import Role  # noqa: E402
 from penstock.wire.sockets import dial  # noqa: E402
 
-BATCH = 100
-ANSWER_S = 60.0
+BATCH = 500
+RENEWED = 20  # messages of the pool that are made anew for each batch
+SAY_EVERY_S = 30.0
+ANSWER_S = 600.0  # to an honest request; much, because what runs for an hour lets all others go first (nice)
 MOST_GROWTH_MB = 512.0
-LIFE_MESSAGES = 2_000
+LIFE_MESSAGES = 20_000
 """A dispatcher is started again after so many, on the journal that they left; the journal of three lives is dropped."""
+RUNNER_LIFE_MESSAGES = 1_000_000
+CONNECTION_MESSAGES = 10_000
+FAREWELL = "farewell-"
 ROLES: tuple[Role, ...] = ("trainer", "runner", "provisioner", "agent", "operator")
 TRUSTED = ("agent", "operator")  # they may change everybody's jobs: by registering workers, by steering
 KEYS = {role: new_key(role, f"hostile-{role}") for role in ROLES}
@@ -141,40 +148,79 @@ class Sender:
         for frame in cut_request(message):
             self._socket.send(frame, zmq.NOBLOCK)
 
-    def received(self, wait_s: float) -> Iterator[bytes]:
-        while self._socket.poll(int(wait_s * 1000)):
-            yield self._socket.recv()
+    def received(self, wait_s: float, is_alive: Callable[[], bool]) -> Iterator[bytes]:
+        """Give what comes; end when nothing has come for so long, or who should send it is gone."""
+        silent_since = time.monotonic()
+        while time.monotonic() - silent_since < wait_s:
+            if self._socket.poll(500):
+                yield self._socket.recv()
+                silent_since = time.monotonic()
+            elif not is_alive():
+                return
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
 
+class Progress:
+    """Says now and then how far a part is: it may run for an hour."""
+
+    def __init__(self, part: str, messages: int) -> None:
+        self._part, self._messages = part, messages
+        self._began = self._said = time.monotonic()
+
+    def look(self, sent: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= SAY_EVERY_S:
+            self._said = now
+            rate = sent / (now - self._began)
+            print(f"{self._part}: {sent:,} of {self._messages:,} messages, {rate:,.0f}/s", flush=True)
+
+
 def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
     rng, sent, told, grown_mb = random.Random(options.seed), 0, Counter[str](), 0.0
     slowest_s: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    progress = Progress("dispatcher", options.messages)
+    shared_memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as folder:
+        os.chmod(folder, 0o700)
         life = 0
         while sent < options.messages:
             journal = Path(folder) / f"journal{life // 3}"
             if life % 3 == 0 and life:
                 shutil.rmtree(Path(folder) / f"journal{life // 3 - 1}")
             role = ROLES[life % len(ROLES)]
-            config = DispatcherConfig(server=SERVER, known=KNOWN, journal=str(journal))
-            try:
-                process, address = serving.started(config)
-            except RuntimeError as error:
-                raise Finding(f"the journal of life {life} cannot be read: {error}") from error
-            try:
-                count = min(LIFE_MESSAGES, options.messages - sent)
-                more_mb, took_s = _one_life(rng, role, process, address, count, told)
-                grown_mb, slowest_s[role] = max(grown_mb, more_mb), max(slowest_s.get(role, 0.0), took_s)
-                sent += count
-            finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
-                said = serving.ended(process)
-            if process.returncode:
-                raise Finding(f"the dispatcher ended with {process.returncode}: {said[-3000:]}")
+            # Every other round of roles is within the allowances of people, where most is answered by "later".
+            allowance = Allowance() if life // len(ROLES) % 2 else Allowance(requests_per_s=1e9, blob_bytes=256 << 20)
+            config = DispatcherConfig(
+                server=SERVER,
+                known=KNOWN,
+                journal=str(journal),
+                listening=Listening(folder=folder),
+                allowance=allowance,
+            )
+            with (Path(folder) / "stderr").open("w+") as errors:
+                try:
+                    process, address = serving.started(config, errors=errors)
+                except RuntimeError as error:
+                    said = Path(errors.name).read_text()
+                    raise Finding(f"the journal of life {life} cannot be read: {said[-3000:]}") from error
+                try:
+                    count = min(LIFE_MESSAGES, options.messages - sent)
+                    more_mb, took_s = _one_life(rng, role, process, address, count, told)
+                    grown_mb, slowest_s[role] = max(grown_mb, more_mb), max(slowest_s.get(role, 0.0), took_s)
+                    sent += count
+                except Finding as finding:
+                    said = Path(errors.name).read_text()
+                    raise Finding(f"{finding}; it said: {said[-3000:]}") from None
+                finally:
+                    if process.poll() is None:
+                        process.send_signal(signal.SIGTERM)
+                    serving.ended(process)
+                if process.returncode:
+                    said = Path(errors.name).read_text()
+                    raise Finding(f"the dispatcher ended with {process.returncode}: {said[-3000:]}")
+            progress.look(sent)
             life += 1
     return {
         "messages": sent,
@@ -196,25 +242,28 @@ def _one_life(
     sender = Sender(address, KEYS[role], data=False)
     names = ["resnet", "a1", "a1.0", "c1", "agent0", "worker0", "h", serving.spec().graph, VICTIMS_JOB, "honest"]
     hostile = Hostile(rng, names, (serving.spec(), serving.opening()))
-    kinds = list(kinds_of(Request).values())
+    pool = Pool(rng, hostile, list(kinds_of(Request).values()))
     honest = msgspec.msgpack.encode(ListJobs())
-    number = 0
+    is_alive = lambda: process.poll() is None  # noqa: E731
+    number, batch, before = 0, dict[int, bytes](), dict[int, bytes]()
     try:
         for _ in range(0, count, BATCH):
-            batch = {}
+            pool.renew(RENEWED)
+            batch, before = {}, batch
             for _ in range(BATCH):
                 number += 1
-                body = batch[number] = hostile.message(rng.choice(kinds))
-                message = msgspec.msgpack.encode([PROTOCOL, number, 0, msgspec.Raw(body)])
-                sender.send(mutated(rng, message) if rng.random() < 0.5 else message)
+                body = batch[number] = pool.draw()
+                sender.send(_asked(rng, number, body))
             number += 1
-            sender.send(msgspec.msgpack.encode([PROTOCOL, number, 0, msgspec.Raw(honest)]))
-            began = time.monotonic()
-            _take_answers(sender, number, batch, told)
-            slowest_s = max(slowest_s, time.monotonic() - began)
+            sender.send(_asked(None, number, honest))
+            if before:  # one batch is sent while the one before is answered
+                began = time.monotonic()
+                _take_answers(sender, number - BATCH - 1, {**before, **batch}, told, is_alive)
+                slowest_s = max(slowest_s, time.monotonic() - began)
             most_mb = max(most_mb, resident_mb(process.pid) - before_mb)
             if most_mb > MOST_GROWTH_MB:
-                raise Finding(f"the dispatcher grew by {most_mb:.0f} MB within {number} messages")
+                raise Finding(f"the dispatcher grew by {most_mb:.0f} MB within {number} messages of a {role}")
+        _take_answers(sender, number, batch, told, is_alive)
     finally:
         sender.close()
     if role not in TRUSTED:
@@ -222,6 +271,15 @@ def _one_life(
             if (now := _shown_to_victim(control)) != victims:
                 raise Finding(f"a {role} changed another principal's job: {victims} became {now}")
     return most_mb, slowest_s
+
+
+def _asked(rng: random.Random | None, number: int, body: bytes) -> bytes:
+    """Return a request in its envelope, which is hostile now and then, too."""
+    head = [PROTOCOL, number, 0]
+    if rng is not None and rng.random() < 0.1:
+        head[rng.randrange(3)] = rng.choice(NUMBERS)
+    # By hand: what is no msgpack must be sent, too.
+    return b"".join((b"\x94", *map(msgspec.msgpack.encode, head), body))
 
 
 def _shown_to_victim(control: ControlClient) -> list[object]:
@@ -235,16 +293,20 @@ def _shown_to_victim(control: ControlClient) -> list[object]:
     ]
 
 
-def _take_answers(sender: Sender, until: int, batch: dict[int, bytes], told: Counter[str]) -> None:
-    for frame in sender.received(ANSWER_S):
+def _take_answers(
+    sender: Sender, until: int, batch: dict[int, bytes], told: Counter[str], is_alive: Callable[[], bool]
+) -> None:
+    for frame in sender.received(ANSWER_S, is_alive):
         tell = decode_tell(frame)
         told[type(tell.body).__name__] += 1
         if isinstance(tell.body, Refused) and OUR_FAULT in tell.body.reason:
-            body = batch.get(tell.number)
-            raise Finding(f"{tell.body.reason}: {msgspec.msgpack.decode(body) if body else 'no batch'}")
-        if tell.number == until:
+            raise Finding(f"{tell.body.reason}: {batch.get(tell.number)!r}")
+        if tell.number == until and not (isinstance(tell.body, Refused) and until in batch):
             return
-    raise Finding(f"an honest request had no answer within {ANSWER_S:.0f} s after {list(batch.values())[-3:]}")
+    raise Finding(
+        f"no answer to an honest request within {ANSWER_S:.0f} s, or the dispatcher ended, after "
+        f"{list(batch.values())[-3:]}"
+    )
 
 
 @contextmanager
@@ -272,18 +334,32 @@ def _overheard() -> Iterator[list[tuple[RunnerAddress, Credentials, Any]]]:
         client_connection.RunnerConnection.send = send  # type: ignore[method-assign]
 
 
-def _take_outputs(sender: Sender) -> int:
-    """Return how many messages came back; what a runner logs goes to all who read there."""
-    count = 0
-    for frame in sender.received(0.001):
-        count += 1
+def _take_outputs(sender: Sender, until: int, pid: int) -> int:
+    """Return how many messages came back until that leave was taken; what a runner logs goes to all who read there."""
+    for count, frame in enumerate(sender.received(ANSWER_S, lambda: Path(f"/proc/{pid}").exists()), 1):
         if RUNNERS_FAULT.encode() in frame:
             raise Finding(frame.decode(errors="replace"))
-    return count
+        if FAREWELL.encode() in frame and b"%d" % until in frame:
+            return count
+    raise Finding(f"no leave was answered within {ANSWER_S:.0f} s, or the runner has ended")
+
+
+def _farewell(number: int) -> bytes:
+    return msgspec.msgpack.encode(CloseStream(stream=StreamId(f"{FAREWELL}{number}"), opening=1, leaving=True))
 
 
 def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
-    rng = random.Random(options.seed)
+    rng, progress = random.Random(options.seed), Progress("runner", options.messages)
+    found = Counter[str]()
+    grown_mb = 0.0
+    while found["messages"] < options.messages:
+        count = min(RUNNER_LIFE_MESSAGES, options.messages - found["messages"])
+        grown_mb = max(grown_mb, _one_runner(rng, count, found, progress))
+        found["lives"] += 1
+    return {**found, "grown_mb": round(grown_mb, 1)}
+
+
+def _one_runner(rng: random.Random, count: int, found: Counter[str], progress: Progress) -> float:
     with ps.LocalService(workers=1) as service, _overheard() as heard:
         dataset = ps.range(1 << 40).map(abs).batch(16)
         with dataset.distribute(service, job="fuzzed", limits=ps.Limits(timeout_s=60)) as loader:
@@ -295,27 +371,28 @@ def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
             opened = next(message for *_, message in heard if hasattr(message, "attempt"))
             names = [opened.stream, opened.attempt, opened.runner, "nobody", f"{opened.attempt}.7"]
             hostile = Hostile(rng, names, list(honest.values()))
-            kinds = list(kinds_of(ToRunner).values())
-            before_mb, most_mb, sent, answers, cut_off = resident_mb(pid), 0.0, 0, 0, 0
+            pool = Pool(rng, hostile, list(kinds_of(ToRunner).values()))
+            before_mb, most_mb, sent = resident_mb(pid), 0.0, 0
             sender = Sender(address.socket, key, data=True)
             try:
-                while sent < options.messages:
-                    try:
-                        for _ in range(BATCH):
-                            message = hostile.message(rng.choice(kinds))
-                            sender.send(mutated(rng, message) if rng.random() < 0.5 else message)
-                            sent += 1
-                    except zmq.Again:  # who sends faster than is heard is cut off, and may come again
-                        cut_off += 1
-                        sender.close()
+                while sent < count:
+                    pool.renew(RENEWED)
+                    for _ in range(BATCH):
+                        sender.send(pool.draw())
+                    sent += BATCH
+                    sender.send(_farewell(sent))
+                    if sent % CONNECTION_MESSAGES == 0:
+                        found["answers"] += _take_outputs(sender, sent, pid)
+                        sender.close()  # as many openings as there are connections are kept for readers
                         sender = Sender(address.socket, key, data=True)
-                    answers += _take_outputs(sender)
+                    elif sent % CONNECTION_MESSAGES != BATCH:  # one batch is sent while the one before is heard
+                        found["answers"] += _take_outputs(sender, sent - BATCH, pid)
                     most_mb = max(most_mb, resident_mb(pid) - before_mb)
                     if most_mb > MOST_GROWTH_MB:
                         raise Finding(f"the runner grew by {most_mb:.0f} MB within {sent} messages")
-                    if sent % 10_000 == 0:
-                        sender.close()  # as many openings as there are connections are kept for readers
-                        sender = Sender(address.socket, key, data=True)
+                    progress.look(found["messages"] + sent)
+            except (zmq.Again, FileNotFoundError) as error:
+                raise Finding(f"the runner ended within {sent} messages: {error}") from error
             finally:
                 sender.close()
         if list(service.worker_pids().values()) != [pid]:
@@ -326,7 +403,8 @@ def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
             read = [int(value) for batch in after for value in batch]
         if sorted(read) != list(range(5_000)):
             raise Finding(f"a reader got {len(read)} of 5,000 elements after {sent} messages")
-    return {"messages": sent, "answers": answers, "cut_off": cut_off, "grown_mb": round(most_mb, 1)}
+    found["messages"] += sent
+    return most_mb
 
 
 PARTS = {"decoders": fuzz_decoders, "dispatcher": fuzz_dispatcher, "runner": fuzz_runner}

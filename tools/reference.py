@@ -28,15 +28,18 @@ INTRODUCTION = """# Reference
 Everything that `import penstock as ps` shows, from its signatures and docstrings (`make reference` writes this page).
 What follows a `*` is given by name. [Operators](operators.md) and [readers](sources.md) have examples of each.
 """
+MODULES = ("image", "transforms")
 SECTIONS: dict[str, list[str]] = {
     "Datasets": ["Dataset", "mix", "count_classes", "col", "Column", "Expression", "SkipErrors", "register_type"],
     "Readers": [name for name in ps.__all__ if name.startswith(("range", "from_", "read_"))],
     "Reading": ["DatasetIterator", "Loader", "SavedDataset", "Ragged"],
+    "Feature tables": ["Table", "Feature", "StripeSize", "TableSnapshot", "SnapshotLease", "Session"],
+    "Batches of features": ["KeyedDense", "KeyedRagged", "register_transform"],
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],
-    "Services": ["LocalService", "register"],
+    "Services": ["LocalService", "RayService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
     "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],
-    "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine"],
+    "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine", "DecisionLine"],
     "Examples of TensorFlow": ["decode_example", "encode_example"],
 }
 
@@ -62,7 +65,7 @@ def render(missing: list[str]) -> Iterator[str]:
     """Yield the page; what has no docstring is added to `missing`."""
     yield INTRODUCTION
     shown = {name for names in SECTIONS.values() for name in names}
-    left_out = [name for name in ps.__all__ if name not in shown and name != "image" and not _is_error(name)]
+    left_out = [name for name in ps.__all__ if name not in shown and name not in MODULES and not _is_error(name)]
     assert not left_out, f"in no section: {left_out}"
     for title, names in SECTIONS.items():
         yield f"## {title}\n"

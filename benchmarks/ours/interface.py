@@ -13,6 +13,8 @@ from typing import Any
 import penstock as ps
 
 MODES_ARE_VALUES = hasattr(ps, "Ranks")
+LISTEN_ANYWHERE: tuple[str, ...] = () if MODES_ARE_VALUES else ("--port", "0")
+"""What has `penstock dispatcher` listen where nobody else does: without it at a Unix socket, before at a free port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from penstock.api.dataset import Dataset, mix
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
+    from penstock.api.ray_service import RayService
     from penstock.api.readers import (
         from_generator,
         from_huggingface,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import (
         AuthenticationError,
         BatchShapeError,
-        CacheIgnoredWarning,
+        CacheAwayWarning,
         CannotListenError,
         CannotWriteError,
         CodecError,
@@ -92,8 +93,10 @@ if TYPE_CHECKING:
     from penstock.graph.ops import SkipErrors
     from penstock.kernels.registered import register_transform
     from penstock.runtime.stats import StageStatistics, Statistics
+    from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
     from penstock.warehouse.features import Feature
+    from penstock.warehouse.leases import SnapshotLease
     from penstock.warehouse.reading import read_features
     from penstock.warehouse.session import Session
     from penstock.warehouse.table import Table
@@ -101,6 +104,7 @@ if TYPE_CHECKING:
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
+    from penstock.wire.scaling import DecisionLine
 
 __version__ = "0.1.0"
 
@@ -108,7 +112,7 @@ __all__ = [
     "Access",
     "AuthenticationError",
     "BatchShapeError",
-    "CacheIgnoredWarning",
+    "CacheAwayWarning",
     "CannotListenError",
     "CannotWriteError",
     "CodecError",
@@ -118,6 +122,7 @@ __all__ = [
     "Dataset",
     "DatasetIterator",
     "DeadlyElementError",
+    "DecisionLine",
     "DispatcherUnavailableError",
     "EmptyInputError",
     "ErrorBudgetExceededError",
@@ -158,6 +163,7 @@ __all__ = [
     "ProtocolError",
     "Ragged",
     "Ranks",
+    "RayService",
     "RefusedError",
     "RemoteError",
     "ReplayError",
@@ -172,6 +178,7 @@ __all__ = [
     "Share",
     "SkipErrors",
     "SnapshotGoneError",
+    "SnapshotLease",
     "StageFigures",
     "StageStatistics",
     "StateMismatchError",
@@ -182,6 +189,7 @@ __all__ = [
     "SupersededError",
     "Table",
     "TableConflictError",
+    "TableSnapshot",
     "TrainerFigures",
     "TrainerLine",
     "TruncatedFileError",
@@ -228,6 +236,7 @@ if not TYPE_CHECKING:
         "penstock.api.registered": ("read_registered", "register"),
         "penstock.api.resampling": ("count_classes",),
         "penstock.api.saving": ("SavedDataset",),
+        "penstock.api.ray_service": ("RayService",),
         "penstock.api.services": ("LocalService",),
         "penstock.client.options": ("Limits",),
         "penstock.client.sampling": ("Feed",),
@@ -236,7 +245,7 @@ if not TYPE_CHECKING:
         "penstock.core.errors": (
             "AuthenticationError",
             "BatchShapeError",
-            "CacheIgnoredWarning",
+            "CacheAwayWarning",
             "CannotListenError",
             "CannotWriteError",
             "CodecError",
@@ -292,23 +301,43 @@ if not TYPE_CHECKING:
         "penstock.kernels.registered": ("register_transform",),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
+        "penstock.sources.delta_log": ("TableSnapshot",),
         "penstock.warehouse.features": ("Feature",),
+        "penstock.warehouse.leases": ("SnapshotLease",),
         "penstock.warehouse.reading": ("read_features",),
         "penstock.warehouse.session": ("Session",),
         "penstock.warehouse.table": ("Table",),
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
+        "penstock.wire.scaling": ("DecisionLine",),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }
     _MODULES = {"image": "penstock.image", "transforms": "penstock.api.transforms"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-    def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    # Packages for frameworks, loaded as `ps.keras` is used. Not in `__all__`: `import *` would import the frameworks.
+    _ADAPTERS = ("accelerate", "huggingface", "jax", "keras", "lightning", "tensorflow", "torch")
+
+    def _adapter(name: str) -> object:
         from importlib import import_module
 
+        try:
+            return import_module(f"penstock.{name}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] == "penstock":
+                raise
+            from penstock.core.errors import MissingExtraError
+
+            raise MissingExtraError(error.name, name) from error
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _ADAPTERS:
+            return _adapter(name)
+        if name not in __all__:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
         if name in _MODULES:
             return import_module(_MODULES[name])
         value = getattr(import_module(_HOME_OF.get(name, "penstock.api.readers")), name)

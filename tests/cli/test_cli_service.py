@@ -351,3 +351,37 @@ def test_arguments_that_are_none_are_named(arguments, capsys):
         main(["serve", *arguments])
     assert stop.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_how_many_workers_a_job_has_is_told_changed_and_priced(tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text(
+        "".join(f'[{kind}]\nper_h = 3600.0\nsource = "x"\ndate = "2026"\n' for kind in ("worker", "trainer"))
+    )
+    with running("serve", "--workers", "1-2") as serve:
+        file = serve.wait_said("service file:").split()[2]
+        assert any("with 1 to 2 workers" in line for line in serve.said)
+        placement = ps.Placement(workers="auto")
+        with ps.range(10_000).batch(2).distribute(file, job="scaled", placement=placement) as loader:
+            batches = iter(loader)
+            next(batches)
+            why = penstock("jobs", "why", "scaled", "--service", file)
+            assert why.returncode == 0 and "start with the least" in why.stdout, why.stderr
+            assert penstock("scale", "scaled", "2", "--service", file).stdout == "scaled: workers 2\n"
+
+            def has_two() -> bool:
+                next(batches)
+                listed = penstock("jobs", "--service", file).stdout
+                return "scaled: 2 workers: 2 were asked for\n" in listed
+
+            wait_until(has_two, "two workers")
+            cost = penstock("jobs", "cost", "scaled", "--prices", str(prices), "--service", file)
+            columns, row = (line.split() for line in cost.stdout.splitlines()[:2])
+            assert columns[:2] == ["job", "total"] and row[0] == "scaled" and float(row[1]) > 0, cost
+        for wrong, said in (
+            (("jobs", "why", "nobody"), "there is no job 'nobody'"),
+            (("jobs", "cost"), "give --prices a TOML file"),
+            (("scale", "nobody", "2"), "there is no job 'nobody'"),
+        ):
+            refused = penstock(*wrong, "--service", file)
+            assert refused.returncode != 0 and said in refused.stderr, refused

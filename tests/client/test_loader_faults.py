@@ -67,25 +67,35 @@ def test_a_dispatcher_that_dies_is_not_noticed(tmp_path: Path) -> None:
         loader.close()
 
 
+def signalled(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; False: the process has ended. One that stands still is replaced, sooner on a busy machine."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_a_worker_that_stands_still_is_left_behind() -> None:
     with ps.LocalService(workers=2, threads=1) as service:
         loader = slow_pipeline().distribute(service, limits=ps.Limits(timeout_s=WAIT_S))
+
+        def stop_one() -> int:
+            found = wait_workers(service, 2).values()
+            return next((pid for pid in found if signalled(pid, signal.SIGSTOP)), 0)
+
         got = []
         stopped = 0
         try:
             for step, batch in enumerate(loader):
                 got.append(batch)
                 if step == 10:
-                    stopped = next(iter(wait_workers(service, 2).values()))
-                    os.kill(stopped, signal.SIGSTOP)
+                    stopped = wait_until(stop_one, "a runner that can be stopped")
                 if step == 80:
-                    os.kill(stopped, signal.SIGCONT)
+                    signalled(stopped, signal.SIGCONT)
         finally:
             if stopped:
-                try:
-                    os.kill(stopped, signal.SIGCONT)
-                except ProcessLookupError:
-                    pass
+                signalled(stopped, signal.SIGCONT)
         assert sorted(rows(got)) == list(range(N))
         loader.close()
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.client.options import check_options, job_name
+from penstock.client.backend import job_name
+from penstock.client.options import check_options
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penstock.control.records import Streams
 from penstock.control.runners import settle_all
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, JobView, Named, Position, Ranges, Resume, StreamView
+from penstock.wire.jobs import Cut, HeldView, JobView, Named, Position, Ranges, Resume, StreamView
 from penstock.wire.messages import (
     AgentLeaving,
     Beat,
@@ -37,7 +37,6 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.scaling import ScaleJob
-from penstock.wire.views import HeldView
 from tests.control.cluster import JOB, Cluster, spec
 
 CHOICE = st.integers(min_value=0, max_value=1_000_000)

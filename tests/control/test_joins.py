@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.wire.jobs import HeldView
 from penstock.wire.messages import RunnerPlace, ViewMoved
-from penstock.wire.views import HeldView
 from tests.control.cluster import JOB, Cluster, spec
 
 CLIENTS = 8

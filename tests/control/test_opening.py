@@ -7,7 +7,7 @@ import pytest
 from penstock.control.records import KEPT_RAISES
 from penstock.control.runners import RESTART_GRACE_S
 from penstock.control.views import view_of
-from penstock.wire.jobs import Cut, FeedSpec, Position, Ranges, Resume, Slot
+from penstock.wire.jobs import Cut, FeedSpec, HeldView, Position, Ranges, Resume, Slot
 from penstock.wire.messages import (
     Beat,
     Changes,
@@ -21,7 +21,6 @@ from penstock.wire.messages import (
     Superseded,
     View,
 )
-from penstock.wire.views import HeldView
 from tests.control.cluster import JOB, Cluster, rebind, spec, started
 
 

@@ -115,6 +115,20 @@ def those_it_belongs_to(cluster: Cluster, role: Role) -> Principal:
     return OWN[role]
 
 
+def test_who_meets_a_name_that_is_taken_is_told_whose_it_is_and_what_to_do() -> None:
+    cluster = cluster_of_alice()
+    for request, other in (
+        (cluster.opening(spec=spec()), "job= name"),
+        (GetPipeline(id="p"), "id"),
+        (PutPipeline(id="p", spec=spec(graph="another")), "id"),
+    ):
+        answer = cluster.ask(request, principal=Principal("trainer", "mallory"))
+        assert isinstance(answer, Refused)
+        assert "it is 'alice''s, and only " in answer.reason, answer
+        share = "have 'alice' share it (access=ps.Access(share_with='mallory'))"
+        assert answer.reason.endswith(f"{share}, or give another {other}"), answer
+
+
 def test_the_table_has_every_request() -> None:
     assert set(PERMISSIONS) == set(get_args(Request))
     assert set(of_alice(cluster_of_alice())) == set(get_args(Request))

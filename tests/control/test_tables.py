@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.control.tables import Table
+from penstock.control.tables import VersionedTable
 
 CHANGES = st.dictionaries(st.integers(0, 5), st.integers(), max_size=3)
 KEYS = st.lists(st.integers(0, 5), max_size=2)
@@ -11,7 +11,7 @@ KEYS = st.lists(st.integers(0, 5), max_size=2)
 
 @given(steps=st.lists(st.tuples(st.integers(0, 30), CHANGES, KEYS), max_size=20), look=st.lists(st.integers(0, 30)))
 def test_every_version_stays_what_it_was(steps: list[tuple[int, dict[int, int], list[int]]], look: list[int]) -> None:
-    versions: list[tuple[Table[int, int], dict[int, int]]] = [(Table({0: 0, 1: 1}), {0: 0, 1: 1})]
+    versions: list[tuple[VersionedTable[int, int], dict[int, int]]] = [(VersionedTable({0: 0, 1: 1}), {0: 0, 1: 1})]
     for base, changes, dropped in steps:
         table, model = versions[base % len(versions)]
         versions.append((table.put(changes).drop(*dropped), {**model, **changes}))
@@ -32,10 +32,10 @@ def test_every_version_stays_what_it_was(steps: list[tuple[int, dict[int, int], 
 
 
 def test_what_did_not_change_is_the_same_table() -> None:
-    table = Table({"a": 1})
+    table = VersionedTable({"a": 1})
     assert table.put({}) is table
     assert table.drop("b") is table
 
 
 def test_tables_of_another_descent_differ_in_what_either_has() -> None:
-    assert Table({"a": 1}).differing(Table({"b": 1})) == {"a", "b"}
+    assert VersionedTable({"a": 1}).differing(VersionedTable({"b": 1})) == {"a", "b"}

@@ -8,7 +8,7 @@ import zlib
 from msgspec.structs import replace
 
 from .files import WRITERS
-from .pipelines import ENDS_IDENTITY, INDEXABLE, ONCE, WITH_RNG, Pipeline, Source, Step
+from .pipelines import ENDS_IDENTITY, INDEXABLE, ONCE, SPLIT_LOCAL, WITH_RNG, Pipeline, Source, Step
 from .steps import ROWS, STEPS, draw_failing, kind_after, source_kind
 
 
@@ -69,7 +69,8 @@ def draw_pipeline(rng: random.Random, way: str = "plain") -> Pipeline:
             steps.append(Step("tokens"))
         if kind == "row" or name != "batch":
             steps.append(Step(name, STEPS[name].draw(rng, pipeline)))
-    return _with_leaf_types(_of_bounded_size(_with_something_left(replace(pipeline, steps=tuple(steps)))))
+    drawn = replace(pipeline, steps=tuple(steps))
+    return _with_kept_splits(_with_leaf_types(_of_bounded_size(_with_something_left(drawn))))
 
 
 def _with_something_left(pipeline: Pipeline) -> Pipeline:
@@ -93,6 +94,19 @@ def _with_leaf_types(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, steps=steps)
 
 
+def _with_kept_splits(pipeline: Pipeline) -> Pipeline:
+    """Let workers keep splits where a cache, which they refuse, was drawn. Not drawn: a seed gives the same rest."""
+    if not pipeline.has("cache"):
+        return pipeline
+    steps = [step for step in pipeline.steps if step.name != "cache"]
+    source = pipeline.sources[0]
+    if pipeline.join is None:
+        mixed = source.shuffle is not None and source.kind not in INDEXABLE
+        first = (i for i, step in enumerate(steps) if mixed or step.name not in SPLIT_LOCAL)
+        steps.insert(next(first, len(steps)), Step("autocache"))
+    return replace(pipeline, steps=tuple(steps))
+
+
 def _draw_fed(rng: random.Random) -> Pipeline:
     source = Source(kind=rng.choice(sorted(INDEXABLE)), rows=rng.choice([1, 3, 10, 24, 40]))
     names = rng.sample(["value", "noise", "blob", "prefetch", "cache", "tokens", "slow"], rng.choice([0, 1, 2, 3]))
@@ -101,7 +115,7 @@ def _draw_fed(rng: random.Random) -> Pipeline:
     if rng.random() < 0.5 or "tokens" in names:
         names.append(rng.choice(["padded_batch", "ragged_batch"]) if "tokens" in names else "batch")
     steps = tuple(Step(name, STEPS[name].draw(rng, pipeline)) for name in names)
-    return _of_bounded_size(replace(pipeline, steps=steps))
+    return _with_kept_splits(_of_bounded_size(replace(pipeline, steps=steps)))
 
 
 def _of_bounded_size(pipeline: Pipeline) -> Pipeline:

@@ -214,7 +214,7 @@ def sampler_of(case: Case, rank: int) -> Sampler:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for a case's files. Warnings of changed widths and ignored caches are expected there."""
+    """A folder for a case's files. Warnings of changed widths are expected there."""
     with tempfile.TemporaryDirectory(prefix="crossbar-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield Path(folder)

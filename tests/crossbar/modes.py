@@ -17,7 +17,9 @@ from .pipelines import COUNTED, INDEXABLE, REGROUPING, WITH_RNG_OF_ROWS, Pipelin
 from .steps import STEPS, kind_of
 
 STATIC = frozenset({"file", "data", "file_or_data", "hint", "custom"})
-ONE_TO_ONE = frozenset({"value", "noise", "blob", "none", "slow", "tokens", "select", "cache", "prefetch", "batch_map"})
+ONE_TO_ONE = frozenset(
+    {"value", "noise", "blob", "none", "slow", "tokens", "select", "cache", "autocache", "prefetch", "batch_map"}
+)
 """With a sampler every unit must give one output."""
 BATCH_OPERATORS = frozenset({"batch", "padded_batch", "ragged_batch"})
 ORDER_BOUND = frozenset({"shuffle", "bucket", "group", "pack", "interleave", "lists"})

@@ -88,5 +88,7 @@ ONCE = frozenset({"repeat", "blob", "slow", "none", "cache"})
 """A second one would cost time or memory, and say nothing new."""
 WITH_RNG_OF_ROWS = frozenset({"filter_rng", "flat_map_rng"})
 """Chance decides there which rows come, and how often."""
+SPLIT_LOCAL = frozenset({"value", "blob", "none", "slow", "tokens", "select", "prefetch", "leaf_types", "filter"})
+"""Before a point that keeps splits: none draws from `rng`, and none mixes what splits give."""
 ENDS_IDENTITY = REGROUPING | {"unbatch", "pack", "lists"}
 """After these an element is not the same one on every number of streams: nothing below draws from `rng`."""

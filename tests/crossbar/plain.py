@@ -41,7 +41,7 @@ class Plain:
 
     def outputs(self, epoch: int) -> list[Output]:
         """Everything there is to come in an epoch, operators after `distribute` included."""
-        steps = tuple(step for step in self.case.pipeline.steps if step.name != "cache")  # workers leave it out
+        steps = tuple(step for step in self.case.pipeline.steps if step.name != "autocache")  # it changes nothing
         uncounted = tuple(step for step in self.case.modes.after if step.name not in ("take", "skip", "enumerate"))
         pipeline = whole(replace(self.case.pipeline, steps=(*steps, *uncounted)))
         dataset = build(pipeline, self.folder)

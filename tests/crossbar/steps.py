@@ -5,7 +5,9 @@ Whatever is drawn by the table means something in one process; whether it does o
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,8 @@ from .pipelines import ENDS_IDENTITY, INDEXABLE, WITH_RNG, Kind, Pipeline, Step
 Draw = Callable[[random.Random, Pipeline], dict[str, Any]]
 Build = Callable[[ps.Dataset, dict[str, Any]], ps.Dataset]
 
+KEPT = f"{tempfile.gettempdir()}/penstock-crossbar-{os.getuid()}"
+"""Where cases keep splits: what one of them kept, others find."""
 SAME: None = None
 ROWS: tuple[Kind, ...] = ("row", "seq")
 ANY: tuple[Kind, ...] = ("row", "seq", "batch", "padded", "ragged", "group", "packed", "maybe", "tuple")
@@ -184,6 +188,12 @@ STEPS: dict[str, Rule] = {
     ),
     "select": Rule(takes=("row", "batch"), gives=SAME, build=lambda ds, a: ds.select("id"), weight=0.6),
     "cache": Rule(takes=ANY, gives=SAME, build=lambda ds, a: ds.cache(), weight=0.3),
+    "autocache": Rule(
+        takes=ANY,
+        gives=SAME,
+        build=lambda ds, a: ds.autocache(KEPT, always=True, version="1", capacity_bytes=256 << 20),
+        weight=0.0,
+    ),
     "prefetch": Rule(takes=ANY, gives=SAME, build=lambda ds, a: ds.prefetch(2), weight=0.5),
     "shard": Rule(takes=ANY, gives=SAME, build=lambda ds, a: ds.shard(), weight=0.0),
     "take": Rule(
@@ -225,7 +235,7 @@ def kind_of(pipeline: Pipeline, after: tuple[Step, ...] = ()) -> str | None:
         if kind is None or (step.name in WITH_RNG and not identity):
             return None
         kind = kind_after(kind, step)
-        # Workers leave a cache out. Behind `distribute` what it gives is known by its place in it.
+        # Behind `distribute` what a cache gives is known by its place in it.
         cached = step.name == "cache" and place >= len(pipeline.steps)
         identity = identity and step.name not in ENDS_IDENTITY and not cached
     return kind

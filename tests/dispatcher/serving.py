@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -94,8 +94,13 @@ def served(
         running.close()
 
 
-def started(config: DispatcherConfig, *, before: str = "", after: str = "") -> tuple[subprocess.Popen[str], str]:
-    """Return a dispatcher's process and its address; `before` and `after` are code to run there around it."""
+def started(
+    config: DispatcherConfig, *, before: str = "", after: str = "", errors: IO[str] | None = None
+) -> tuple[subprocess.Popen[str], str]:
+    """Return a dispatcher's process and its address; `before` and `after` are code to run there around it.
+
+    `errors`: the file it writes to that says too much for a pipe that nobody reads until it has ended.
+    """
     code = (
         f"import sys, msgspec\n{before}\nfrom penstock.dispatcher.main import DispatcherConfig, run\n"
         "config = msgspec.json.decode(sys.argv[1], type=DispatcherConfig)\n"
@@ -105,15 +110,15 @@ def started(config: DispatcherConfig, *, before: str = "", after: str = "") -> t
         [sys.executable, "-c", code, msgspec.json.encode(config).decode()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.PIPE if errors is None else errors,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
     address = process.stdout.readline().strip()
     if not address:
-        _, errors = process.communicate(timeout=DEADLINE_S)
-        raise RuntimeError(errors)
+        _, said = process.communicate(timeout=DEADLINE_S)
+        raise RuntimeError(said)
     return process, address
 
 

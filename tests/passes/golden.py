@@ -305,6 +305,17 @@ GOLDEN_PLANS: dict[str, tuple[ps.Dataset, str]] = {
         prefetch()
         """,
     ),
+    "autocache": (
+        ps.read_parquet("t.parquet").map(f).map(g).batch(2).autocache("kept").select("a"),
+        """
+        read_parquet('t.parquet')
+        fused: map(f) + map(g)
+        autocache(location='kept')
+        batch(2)
+        select('a')
+        prefetch()
+        """,
+    ),
     "prefetch": (
         ps.range(9).map(f).prefetch().prefetch().prefetch(3).take(2),
         """

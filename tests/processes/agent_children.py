@@ -26,7 +26,7 @@ def small_runner(
 ) -> None:
     """Does what its job's name says."""
     from penstock.core.ids import StreamId
-    from penstock.processes.flight_record import FlightRecord
+    from penstock.runtime.flight_record import FlightRecord
     from penstock.wire.figures import RunnerFigures, StageFigures, lines_of
 
     if config.job == "fails":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.element import Ragged, batch_rows
-from penstock.core.errors import CacheIgnoredWarning, EmptyInputError, InvalidPipelineError
+from penstock.core.errors import EmptyInputError, InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.regrouping import last_regrouping
 from penstock.graph.traverse import walk
@@ -46,6 +45,8 @@ REFUSED = {
     "zip",
     "mix_units",
     "with_epoch",
+    "cache",
+    "cache_files",
     "six_operators",
 }
 OF_GROUPS = {"map_batched_rng", "unbatch", "rebatch", "batch_then_rng", "batch_collated", "pack"}
@@ -93,12 +94,6 @@ def _text(value: Any) -> str:
     return repr(value.item() if isinstance(value, np.generic) else value)
 
 
-def job_of(dataset, **options) -> Job:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CacheIgnoredWarning)
-        return Job(dataset, **options)
-
-
 @pytest.mark.parametrize("of", [1, 2, 3])
 @pytest.mark.parametrize("name", [n for n in (*OPERATOR_NAMES, *SOURCE_NAMES) if not n.endswith("_shuffled")])
 def test_streams_and_their_tail_give_every_element_once(cases, name, of):
@@ -107,7 +102,7 @@ def test_streams_and_their_tail_give_every_element_once(cases, name, of):
         with pytest.raises(InvalidPipelineError, match=r"put it after distribute\(\)"):
             Job(make())
         return
-    job = job_of(make())
+    job = Job(make())
     regrouping = last_regrouping(job.graph)
     grouped = regrouping is not None
     found = rows(name, job.epoch(of, every=3), grouped)
@@ -412,10 +407,11 @@ def test_without_drop_last_nothing_is_lost_wherever_groups_are_made():
         assert sorted(int(x) for b in found for x in b) == sorted(int(x) for b in read_all(dataset) for x in b)
 
 
-def test_a_cache_is_left_out_with_a_warning_and_a_length_silently():
-    with pytest.warns(CacheIgnoredWarning, match="other data"):
-        job = Job(ps.range(9).map(record).cache().with_length(9))
-    assert not any(isinstance(node, (ops.Cache, ops.WithLength)) for node in walk(job.graph))
+def test_a_cache_is_refused_with_the_remedy_and_a_length_left_out():
+    with pytest.raises(InvalidPipelineError, match=r"autocache\(\) keeps what workers make, put it after distribute"):
+        Job(ps.range(9).map(record).cache())
+    job = Job(ps.range(9).map(record).with_length(9))
+    assert not any(isinstance(node, ops.WithLength) for node in walk(job.graph))
 
 
 def test_a_tail_that_begins_in_the_middle_of_a_batch_is_restored_there():

@@ -116,6 +116,45 @@ def _info(kind: Any) -> Any:
     return _known[kind]
 
 
+class Pool:
+    """Messages of some types without an end, at some microseconds each: made ones as they are, with a value changed, or
+    with their bytes broken. What is drawn from is renewed little by little."""
+
+    def __init__(self, rng: random.Random, hostile: Hostile, kinds: Sequence[Any], size: int = 2_000) -> None:
+        self._rng, self._hostile, self._kinds = rng, hostile, kinds
+        self._made = [self._make() for _ in range(size)]
+
+    def _make(self) -> bytes:
+        return self._hostile.message(self._rng.choice(self._kinds))
+
+    def renew(self, count: int) -> None:
+        """Put newly made messages into the place of so many."""
+        for _ in range(count):
+            self._made[self._rng.randrange(len(self._made))] = self._make()
+
+    def draw(self) -> bytes:
+        rng = self._rng
+        message = self._made[int(rng.random() * len(self._made))]
+        how = rng.random()
+        return message if how < 0.2 else altered(rng, message) if how < 0.6 else mutated(rng, message)
+
+
+_VALUES: tuple[Any, ...] = (*NUMBERS, *EXTREMES, *FLOATS, *TEXTS, None, True, b"", b"\xff" * 40, [], {}, [1, [2]])
+
+
+def altered(rng: random.Random, message: bytes) -> bytes:
+    """Return a message with another value somewhere in it: its shape is right, mostly."""
+    whole = value = msgspec.msgpack.decode(message, strict=False)
+    while isinstance(value, list | dict) and value:
+        place = rng.choice(list(value)) if isinstance(value, dict) else int(rng.random() * len(value))
+        inner = value[place]
+        if not isinstance(inner, list | dict) or not inner or rng.random() < 0.1:
+            value[place] = rng.choice(_VALUES)
+            break
+        value = inner
+    return msgspec.msgpack.encode(whole)
+
+
 def mutated(rng: random.Random, message: bytes) -> bytes:
     """Return a message with something wrong with it."""
     changed = bytearray(message)

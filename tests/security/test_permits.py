@@ -62,6 +62,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Role
+from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
 from penstock.wire.sockets import dial
 from tests.dispatcher.serving import (
     AGENT_KEY,
@@ -199,6 +200,9 @@ def about_alice(live: Live) -> dict[type[Request], Request]:
         GetBlob(hash=blob_hash(GRAPH)),
         GetSpec(job=JOB),
         WhoReads(job=JOB, verifier=READING),
+        ScaleJob(job=JOB, workers=1),
+        GetDecisions(job=JOB),
+        Provide(provisioner="pool", kind="local", have=(), most=0),
     ]
     return {type(request): request for request in requests}
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
 from penstock.stream.position import Standing
-from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.frames import (
     OpenStream,
     RemoteFailure,
@@ -15,7 +14,7 @@ from penstock.wire.frames import (
     StreamFailed,
     StreamRefused,
 )
-from penstock.wire.jobs import Cut, FeedSpec, JobView, Named, Position, StreamView
+from penstock.wire.jobs import Cut, Delivery, FeedSpec, JobView, Named, Position, StreamView, delivery_of
 from tests.job_specs import job_spec
 
 GRANTED = FeedSpec(kind="granted")

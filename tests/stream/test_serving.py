@@ -337,6 +337,13 @@ def test_a_lower_binding_is_refused() -> None:
     assert served.running
 
 
+def test_a_binding_below_zero_is_none() -> None:
+    served = dealt()
+    (refusal,) = open_by(served, "a", opens(0, binding=-1))
+    assert refusal.message.reason == "there is no binding -1"
+    assert not served.running
+
+
 def test_a_higher_binding_ends_the_run_and_all_older_readers() -> None:
     served = running(0, 0, binding=3)
     said = open_by(served, "a", opens(4, binding=4, opening=9))

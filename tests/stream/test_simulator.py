@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from penstock.control import permissions
+from penstock.control import completing, permissions
 from penstock.core.ids import RunnerId
 from penstock.stream.consuming import Consumer
 from penstock.stream.serving import ServedReader
@@ -29,6 +29,7 @@ from penstock.testing.simulator.schedule import (
 from penstock.testing.simulator.streams import FakeSharedStream
 from penstock.testing.simulator.world import Failed, Mail
 from penstock.wire.frames import OpenStream
+from penstock.wire.jobs import delivery_of
 from penstock.wire.messages import StartRunner
 from penstock.wire.modes import ShareKind, Uneven
 from penstock.wire.positions import PositionSigner
@@ -96,7 +97,12 @@ def anybody(state: Any, principal: Any, request: Any) -> bool:
     return True
 
 
-BUGS: dict[str, tuple[type, str, Any]] = {
+def vouched_by_any(job: Any, iteration: Any) -> bool:
+    fixed = delivery_of(job.spec).streams is not None or iteration.tail is not None
+    return fixed or any(stream.ended and not stream.lost for stream in iteration.streams.values())
+
+
+BUGS: dict[str, tuple[Any, str, Any]] = {
     "no sync": (Disk, "sync", not_synced),
     "said before it is committed": (FakeDispatcher, "_write", said_at_once),
     "prefetched in the state": (Consumer, "settle", settled_ahead(Consumer.settle)),
@@ -104,6 +110,7 @@ BUGS: dict[str, tuple[type, str, Any]] = {
     "unnamed boundary": (StreamLedger, "settle", without_boundary(StreamLedger.settle)),
     "torn trainer": (FakeSharedStream, "hear", torn(FakeSharedStream.hear)),
     "everybody may ask everything": (permissions.Condition, "holds", property(lambda condition: anybody)),
+    "retired streams vouch": (completing, "_all_asked_for", vouched_by_any),
     "positions are believed": (PositionSigner, "verifies", lambda signer, position, proof: True),
 }
 

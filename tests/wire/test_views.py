@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, WorkerId
-from penstock.wire.jobs import FeedSpec, JobView, StreamMove, StreamView, ViewChange
-from penstock.wire.views import HeldView
+from penstock.wire.jobs import FeedSpec, HeldView, JobView, StreamMove, StreamView, ViewChange
 
 
 def stream(number: int, **changes: Any) -> StreamView:

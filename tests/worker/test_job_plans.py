@@ -18,7 +18,7 @@ from penstock.sources.registry import open_source
 from penstock.wire.blobs import blob_hash
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
-from penstock.worker.job import KEPT_PLANS, RunnerJob
+from penstock.worker.opening import KEPT_PLANS, RunnerJob
 
 
 class Dispatcher:

@@ -18,9 +18,9 @@ from runner_harness import DEADLINE_S, RUNNER, Harness, Reader, harness
 
 import penstock as ps
 from penstock.core.ids import JobName, WorkerId
-from penstock.processes.flight_record import read_flight
 from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.runner_config import RunnerConfig
+from penstock.runtime.flight_record import read_flight
 from penstock.wire.addresses import RunnerAddress, host_id
 
 CHILD = """

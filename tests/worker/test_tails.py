@@ -37,7 +37,9 @@ class Streams:
     def __init__(self, dataset: ps.Dataset) -> None:
         graph = optimize(dataset.node)
         sources = {node: open_source(node) for node in walk(graph) if isinstance(node, SourceNode)}
-        self.pipeline = PipelineArguments(graph=graph, seed=1, epoch=0, source_of=sources.__getitem__)
+        self.pipeline = PipelineArguments(
+            graph=graph, seed=1, epoch=0, source_of=sources.__getitem__, cache_scope="user"
+        )
         self.counts = [len(source.splits()) for source in sources.values()]
         self.feeds = [FeedSpec(kind="dealt", number=number, of=STREAMS) for number in range(STREAMS)]
 

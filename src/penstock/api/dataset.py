@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
-    from penstock.api.services import LocalService
+    from penstock.api.services import OwnedService
     from penstock.client.options import Limits
     from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
@@ -48,7 +48,7 @@ class Dataset(Operators):
 
     def distribute(
         self,
-        to: int | str | PathLike[str] | LocalService | None = None,
+        to: int | str | PathLike[str] | OwnedService | None = None,
         *,
         job: str | None = None,
         ranks: Ranks | None = None,
@@ -106,7 +106,7 @@ class Dataset(Operators):
             # All that can be wrong is checked. It has as much to import as this process: both do so at once.
             nursery = start_nursery(warm=",".join(ops.transforms_in(self._node)))
         try:
-            from penstock.api.distribute import make_loader
+            from penstock.api.loader import make_loader
 
             return make_loader(self, to, options, nursery)
         except BaseException:
@@ -117,7 +117,7 @@ class Dataset(Operators):
     def evaluation(
         self,
         batch_size: int,
-        to: int | str | PathLike[str] | LocalService | None = None,
+        to: int | str | PathLike[str] | OwnedService | None = None,
         *,
         ranks: Ranks | None = None,
         mask: str = "mask",
@@ -136,7 +136,7 @@ class Dataset(Operators):
 
     def save(
         self,
-        to: int | str | PathLike[str] | LocalService | None,
+        to: int | str | PathLike[str] | OwnedService | None,
         path: str | PathLike[str],
         *,
         rows_per_file: int = 1024,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -80,7 +80,8 @@ class Epoch(Protocol):
 
     elements: Iterator[Element]
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        """Note down where the reader stands, for less than a state costs; the function that is returned makes it."""
 
     def statistics(self) -> LoaderStatistics: ...
 
@@ -212,8 +213,8 @@ class _HereEpoch:
         self._iterator = iterator
         self.elements: Iterator[Element] = iterator
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._iterator.state_dict()
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        return self._iterator.note_state()
 
     def set_weights(self, weights: Weights) -> None:
         raise InvalidArgumentError("set_weights() needs a service; read through one with distribute(to=...)")
@@ -270,18 +271,21 @@ class _DirectEpoch:
         self._kind, self._reader, self._seed = kind, reader, seed
         self.elements: Iterator[Element] = reader
 
-    def state_dict(self) -> dict[str, Any]:
-        reader = self._reader
-        state = reader.state()
-        ended = reader.finished
-        return save(
-            self._kind,
-            epoch=reader.epoch,
-            seed=self._seed,
-            phase="ended" if ended else "reading",
-            weights=state.progress.weights,
-            place=None if ended else state.plain(),
-        )
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        note, ended = self._reader.note(), self._reader.finished
+
+        def made() -> dict[str, Any]:
+            state = note()
+            return save(
+                self._kind,
+                epoch=self._reader.epoch,
+                seed=self._seed,
+                phase="ended" if ended else "reading",
+                weights=state.progress.weights,
+                place=None if ended else state.plain(),
+            )
+
+        return made
 
     def set_weights(self, weights: Weights) -> None:
         if not self._reader.finished:

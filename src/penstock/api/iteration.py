@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.api.states import STATE_VERSION, PipelineSignature, SavedState, parts_in, signature_of
+from penstock.api.states import STATE_VERSION, Phase, PipelineSignature, SavedState, parts_in, signature_of
 from penstock.core.element import Element
 from penstock.core.errors import StateMismatchError
 from penstock.graph import ops
@@ -174,16 +174,26 @@ class DatasetIterator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the reader stands: small, JSON-able, self-contained."""
-        saved = SavedState(
-            version=STATE_VERSION,
-            pipeline=self._plan.signature.entries,
-            epoch=self.epoch,
-            seed=self._seed,
-            phase="ended" if self._finished else "reading",
-            skipped=self._run.skipped,
-            place=self._run.state(),
-        )
-        return saved.plain()
+        return self.note_state()()
+
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        """Note down where the reader stands, for less than making the state: the function returned makes it later."""
+        epoch, seed, skipped = self.epoch, self._seed, self._run.skipped
+        phase: Phase = "ended" if self._finished else "reading"
+        place = self._run.note()
+
+        def made() -> dict[str, Any]:
+            return SavedState(
+                version=STATE_VERSION,
+                pipeline=self._plan.signature.entries,
+                epoch=epoch,
+                seed=seed,
+                phase=phase,
+                skipped=skipped,
+                place=place(),
+            ).plain()
+
+        return made
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Taken after the loop had ended, it begins the next epoch."""

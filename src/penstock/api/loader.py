@@ -1,16 +1,20 @@
 """`Loader`: what `distribute` returns. It is read like the dataset, epoch after epoch, wherever the work runs.
 
 It has the operators of a dataset: what stands after `distribute` runs in this process, over what the service delivers.
+Where that is, threads here, processes of the loader's own, or a service, `make_loader` says.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from textwrap import indent
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
+from penstock.api.dataset import Dataset
 from penstock.api.epochs import (
     Direct,
     Epoch,
@@ -25,21 +29,26 @@ from penstock.api.epochs import (
 )
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
+from penstock.api.services import OwnedService
 from penstock.api.states import parts_in, with_parts
 from penstock.api.statistics import LoaderStatistics
+from penstock.client.backend import ServiceBackend
 from penstock.client.options import JobOptions
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
-from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, StateMismatchError
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ServiceFileMissingError, StateMismatchError
 from penstock.graph import ops
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
+from penstock.processes.nursery_start import StartedNursery
+from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
 from penstock.stream.checkpoint import ConsumerState, Weights
+from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
 from penstock.wire.figures import JobFigures
 
-__all__ = ["FromService", "Loader"]
+__all__ = ["FromService", "Loader", "make_loader"]
 
 
 class Loader(Operators):
@@ -155,13 +164,19 @@ class Loader(Operators):
 
         With `all` it stands for every consumer and is the same on every rank, so that one rank may save it for all.
         """
-        if self._loaded is not None:
-            state = copy.deepcopy(self._loaded.state)
-        elif self._epoch is not None:
-            state = self._epoch.state_dict()
-        else:
-            state = save(self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
+        state = self.note_state()()
         return self._for_all(state) if all else state
+
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        """Note down where this process stands, for less than a state costs; the function returned makes the state.
+
+        For who reads ahead of the training: note the place of each batch, and make the state of the one trained last.
+        """
+        if self._loaded is not None:
+            return partial(copy.deepcopy, self._loaded.state)
+        if self._epoch is not None:
+            return self._epoch.note_state()
+        return partial(save, self._kind, epoch=self._next_epoch, seed=self._seed, phase="start", weights=self._weights)
 
     def _for_all(self, state: dict[str, Any]) -> dict[str, Any]:
         if "states" in state or state.get("consumer", 0) is None or state.get("consumers", 1) == 1:
@@ -286,3 +301,75 @@ def _check_cache(node: Node, options: JobOptions) -> None:
             "cache(path) after distribute(): files would be found again by what stands here, not by what the service "
             "reads. Use cache() without a path, in memory"
         )
+
+
+Destination: TypeAlias = int | str | os.PathLike[str] | OwnedService | None
+
+
+def make_loader(
+    dataset: Dataset, to: Destination, options: JobOptions, nursery: StartedNursery | None = None
+) -> Loader:
+    """Return the loader. Processes of its own are children of `nursery`; nothing is sent before it is read."""
+    if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, OwnedService, type(None))):
+        raise InvalidArgumentError(
+            f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
+        )
+    if to is None and not os.environ.get(SERVICE_VARIABLE):
+        return _here(dataset, options)
+    if isinstance(to, int):
+        return _over_own(dataset, options, to, nursery)
+    if isinstance(to, OwnedService):
+        find = partial(_described, to._for_clients(), to)
+        return _over_service(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
+    text = None if to is None else os.fspath(to)
+    try:
+        found = find_service(text)
+    except ServiceFileMissingError:
+        return _over_service(dataset, options, lambda: find_service(text))  # it may be written later
+    return _over_service(dataset, options, lambda: found)
+
+
+def _here(dataset: Dataset, options: JobOptions) -> Loader:
+    if options.feed is not None:
+        raise InvalidArgumentError(
+            "feed= needs workers to feed: give to= a number of worker processes or a service's address, or set "
+            f"${SERVICE_VARIABLE}"
+        )
+    if options.sharing is not None:
+        raise InvalidArgumentError(
+            f"sharing={options.sharing.kind!r} needs a service that other trainers read too: give to= its address, or "
+            f"set ${SERVICE_VARIABLE}"
+        )
+    if options.ranks.count > 1:
+        raise InvalidArgumentError(
+            f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
+            f"${SERVICE_VARIABLE}"
+        )
+    limits = options.limits
+    return Loader(dataset.node, memory_bytes=limits.memory_bytes, seed=options.seed, drawn=dataset._plan.seed)
+
+
+def _over_service(
+    dataset: Dataset,
+    options: JobOptions,
+    find: Callable[[], ServiceFile],
+    on_close: Callable[[], None] | None = None,
+    workers: Callable[[], int] = lambda: 1,
+    service: OwnedService | None = None,
+) -> Loader:
+    backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
+    if service is not None:
+        service._tell_when_closed(backend)
+    source = FromService(backend=backend, dataset=dataset)
+    return Loader(source, memory_bytes=options.limits.memory_bytes, seed=options.seed)
+
+
+def _described(service: ServiceFile, owner: OwnedService) -> ServiceFile:
+    """Return how to reach a service; whoever can ask holds its owner, so that it lives as long as its loaders."""
+    return service
+
+
+def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
+    processes = ServiceProcesses(ServiceOptions(workers=workers), nursery)
+    service = processes.service_file().for_role("trainer")
+    return _over_service(dataset, options, lambda: service, processes.close, lambda: workers)

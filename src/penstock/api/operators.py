@@ -314,6 +314,32 @@ class Operators:
         """Compute what is above once, and read it back in later epochs: from memory, or from files below `path`."""
         return self._with(ops.Cache, path=None if path is None else fspath(path), max_bytes=max_bytes)
 
+    def autocache(
+        self,
+        location: str | PathLike[str] | None = None,
+        *,
+        capacity_bytes: int | None = None,
+        always: bool = False,
+        frozen: bool = False,
+        epochs: int | None = None,
+        version: str | None = None,
+    ) -> Self:
+        """Let what is above be kept between epochs and runs, split by split, where measurements say that it pays.
+
+        `location` is a folder or URL (None: a folder of the host's user), `always` keeps without asking whether it
+        pays, `frozen` lets random numbers above be drawn once, `epochs` says how many are expected, and `version`
+        names data that cannot tell by itself whether it changed.
+        """
+        return self._with(
+            ops.Autocache,
+            location=None if location is None else fspath(location),
+            capacity_bytes=capacity_bytes,
+            always=always,
+            frozen=frozen,
+            epochs=epochs,
+            version=version,
+        )
+
     def prefetch(self, size: int | None = None) -> Self:
         """Make up to `size` elements ahead on a thread. One is put at the end anyway, where it helps."""
         return self._with(ops.Prefetch, size=size)

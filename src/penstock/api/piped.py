@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -129,18 +129,24 @@ class _PipedEpoch:
         self._epoch, self._seed, self._weights = epoch, seed, weights
         self.elements: Iterator[Element] = run
 
-    def state_dict(self) -> dict[str, Any]:
-        ended = self._run.ended
-        return save(
-            self._kind,
-            epoch=self._epoch,
-            seed=self._seed,
-            phase="ended" if ended else "reading",
-            weights=self._weights,
-            skipped=self._run.skipped,
-            attempts=None if ended else [stage.attempt for stage in self._stages],
-            place=None if ended else _reopened(self._run.state(), self._stages),
-        )
+    def note_state(self) -> Callable[[], dict[str, Any]]:
+        ended, note, weights, skipped = self._run.ended, self._run.note(), self._weights, self._run.skipped
+        attempts = [stage.attempt for stage in self._stages]
+        opened = [stage.opened for stage in self._stages if stage.opened is not None]
+
+        def made() -> dict[str, Any]:
+            return save(
+                self._kind,
+                epoch=self._epoch,
+                seed=self._seed,
+                phase="ended" if ended else "reading",
+                weights=weights,
+                skipped=skipped,
+                attempts=None if ended else attempts,
+                place=None if ended else _reopened(note(), opened),
+            )
+
+        return made
 
     def set_weights(self, weights: Weights) -> None:
         if not self._run.ended:
@@ -159,9 +165,9 @@ class _PipedEpoch:
         self._run.close()
 
 
-def _reopened(place: Any, stages: Sequence[ServiceStage]) -> Any:
+def _reopened(place: Any, opened: Sequence[tuple[Any, Any]]) -> Any:
     """Return the place in the words of the present attempts, where it is one that a stage was opened at."""
-    for stage in stages:
-        if stage.opened is not None and place is stage.opened[0]:
-            return stage.opened[1]
-    return [_reopened(part, stages) for part in place] if isinstance(place, list) else place
+    for before, now in opened:
+        if place is before:
+            return now
+    return [_reopened(part, opened) for part in place] if isinstance(place, list) else place

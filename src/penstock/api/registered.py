@@ -17,7 +17,7 @@ import msgspec
 from penstock.api.dataset import Dataset
 from penstock.api.iteration import Plan
 from penstock.api.loader import FromService, Loader
-from penstock.api.services import LocalService
+from penstock.api.services import OwnedService
 from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
 from penstock.client.feeds import NamedSplits
@@ -40,7 +40,7 @@ from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import Done, GetPipeline, NotYet, PutPipeline, Spec
 from penstock.wire.modes import Access
 
-AnyService: TypeAlias = str | os.PathLike[str] | LocalService
+AnyService: TypeAlias = str | os.PathLike[str] | OwnedService
 """An address, a service file, or a service of this process's own."""
 
 REGISTERED_SHARDINGS = ("dynamic", "off")
@@ -210,11 +210,11 @@ def _check_id(id: object) -> None:
 
 
 def _finder(service: AnyService) -> Callable[[], ServiceFile]:
-    if isinstance(service, LocalService):
+    if isinstance(service, OwnedService):
         own = service._for_clients()
         return lambda: own
     if not isinstance(service, (str, os.PathLike)):
-        raise InvalidArgumentError(f"service={service!r} must be an address, a service file or a LocalService")
+        raise InvalidArgumentError(f"service={service!r} must be an address, a service file or a OwnedService")
     text = os.fspath(service)
     return lambda: find_service(text)
 

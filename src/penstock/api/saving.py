@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any
 
 from penstock.api.dataset import Dataset
-from penstock.api.distribute import Destination
+from penstock.api.loader import Destination
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
 from penstock.client.options import Limits

@@ -133,7 +133,7 @@ def _attempt_of(saved: SavedState) -> dict[str, str]:
 
 
 HARMLESS = frozenset(
-    {"Map", "Batch", "PaddedBatch", "RaggedBatch", "Select", "Drop", "Rename", "Prefetch", "WithLength"}
+    {"Autocache", "Map", "Batch", "PaddedBatch", "RaggedBatch", "Select", "Drop", "Rename", "Prefetch", "WithLength"}
 )
 """Operators whose change makes other batches of the same elements: a warning, not a refusal."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import selectors
 import signal
 import socket
@@ -45,11 +46,16 @@ class StopSignals:
         self._wake.close()
         self._waker.close()
 
-    def wait(self, descriptor: int, timeout_s: float | None = None) -> None:
+    def wait_for_one(self) -> None:
+        """Return when a signal came."""
+        self.wait(None)
+
+    def wait(self, descriptor: int | None, timeout_s: float | None = None) -> None:
         """Return when a signal came, or the descriptor can be read."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
-            selector.register(descriptor, selectors.EVENT_READ)
+            if descriptor is not None:
+                selector.register(descriptor, selectors.EVENT_READ)
             selector.select(timeout_s)
         try:
             self._wake.recv(4096)
@@ -81,11 +87,21 @@ def listening_of(options: argparse.Namespace) -> Listening | None:
 
 def sandbox_of(options: argparse.Namespace, listening: Listening) -> Sandbox | None:
     """Return what runners give up, having said what that does and what it does not; None: nothing is asked for."""
-    if options.sandbox is None:
+    asked = (options.sandbox, options.sandbox_write, options.sandbox_read, options.sandbox_memory_bytes)
+    if all(each is None for each in asked):
         return None
-    sandbox = Sandbox(user=options.sandbox)
+    sandbox = Sandbox(
+        user=options.sandbox or "",
+        write=_absolute(options.sandbox_write),
+        read=_absolute(options.sandbox_read),
+        memory_bytes=options.sandbox_memory_bytes,
+    )
     say(f"sandbox: {sandbox.check(listening)}")
     return sandbox
+
+
+def _absolute(paths: list[str] | None) -> tuple[str, ...] | None:
+    return None if paths is None else tuple(os.path.abspath(path) for path in paths)
 
 
 def scaling_rules(options: argparse.Namespace) -> ScalingRules:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from penstock.cli.main import UsageError
 from penstock.core.ids import JobName, WorkerId
+from penstock.core.plain_text import plain_text
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import find_service
 from penstock.wire.messages import DrainWorker, Jobs, ListJobs, ListWorkers, SteerJob, Workers
@@ -90,7 +91,7 @@ def _list(control: ControlClient) -> int:
     print_table("jobs", JOB_COLUMNS, job_rows, "a trainer's loader makes one when it is read")
     for each in jobs.jobs:
         if each.reason:
-            print(f"{each.job}: {each.target} workers: {each.reason}")
+            print(_shown(f"{each.job}: {each.target} workers: {each.reason}"))
     trainer_rows = [
         (
             each.job,
@@ -110,18 +111,25 @@ def _list(control: ControlClient) -> int:
     return 0
 
 
+def _shown(text: str) -> str:
+    """Names and reasons are other people's: they do nothing to the terminal they are shown on."""
+    return plain_text(text).replace("\n", " ")
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], remedy: str = "") -> None:
     """Print a table for people, or, where nobody looks, plain aligned columns for programs; of nothing, a sentence."""
     if not rows:
         print(f"no {title}: {remedy}\n")
         return
+    rows = [[_shown(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(*columns, title=title, title_justify="left")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # as it is: a name may look like markup
         Console().print(table)
         return
     widths = [max(len(line[at]) for line in (columns, *rows)) for at in range(len(columns))]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock.cli.service_arguments import add_service_commands
+from penstock.cli.table_arguments import add_table_commands
 from penstock.core.errors import PenstockError
 
 
@@ -113,8 +114,25 @@ def _parser() -> argparse.ArgumentParser:
         description="Print versions, extras, cores and memory as Penstock sees them. The exit code is 1 if something "
         "that is needed is missing.",
     )
+    _add_cache_command(commands)
     add_service_commands(commands)
+    add_table_commands(commands)
     return parser
+
+
+def _add_cache_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cache = commands.add_parser(
+        "cache",
+        help="list, pin, check or remove what autocache() keeps",
+        description="What autocache() keeps on this host, or at a location. PREFIX is the name of a pipeline's "
+        "beginning, as `penstock cache ls` prints it; its first characters are enough.",
+    )
+    cache.add_argument("action", choices=["ls", "why", "pin", "unpin", "rm", "verify"])
+    cache.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="of what; empty: of everything")
+    cache.add_argument("--location", default=None, help="a folder or URL (default: this user's folder on this host)")
+    cache.add_argument(
+        "--scope", default="user", help="whose entries: `user` (default), or `principal NAME` of a service"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -164,6 +182,12 @@ def _doctor(options: argparse.Namespace) -> int:
     return print_report()
 
 
+def _cache(options: argparse.Namespace) -> int:
+    from penstock.cli.cache import run_cache
+
+    return run_cache(options)
+
+
 def _serve(options: argparse.Namespace) -> int:
     from penstock.cli.serve import run_serve
 
@@ -199,6 +223,12 @@ def _scale(options: argparse.Namespace) -> int:
     return run_scale(options.service, options.job, options.workers)
 
 
+def _provision(options: argparse.Namespace) -> int:
+    from penstock.cli.provision import run_provision
+
+    return run_provision(options)
+
+
 def _drain(options: argparse.Namespace) -> int:
     from penstock.cli.jobs import run_drain
 
@@ -211,17 +241,26 @@ def _keys(options: argparse.Namespace) -> int:
     return run_keys(options)
 
 
+def _table(options: argparse.Namespace) -> int:
+    from penstock.cli.table import run_table
+
+    return run_table(options)
+
+
 _COMMANDS = {
     "demo": _demo,
     "replay": _replay,
     "explain": _explain,
     "session": _session,
     "doctor": _doctor,
+    "cache": _cache,
     "serve": _serve,
     "dispatcher": _dispatcher,
     "worker": _worker,
     "jobs": _jobs,
     "scale": _scale,
+    "provision": _provision,
     "drain": _drain,
     "keys": _keys,
+    "table": _table,
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 DEFAULT_PORT = 5050
 
 SERVICE_HELP = "the service: tcp://host:port or a service file (default: $PENSTOCK_SERVICE)"
 ROLES_OF_KEYS = ("trainer", "agent", "operator", "provisioner")
+ENGINES = ("slurm", "ray", "kubernetes")
 KEYS_HELP = "the service's own keys, made by `penstock keys`; needed to listen by TCP"
 
 
@@ -19,10 +21,20 @@ def add_service_commands(commands: Any) -> None:
         help="run a dispatcher and workers on this host",
         description="Run a dispatcher and workers on this host, until Ctrl-C or SIGTERM. What dies is started again.",
     )
-    serve.add_argument("--workers", type=_count, default="auto", metavar="N", help="default: one a core (auto)")
+    serve.add_argument(
+        "--workers",
+        type=_worker_range,
+        default="auto",
+        metavar="N|LEAST-MOST|auto",
+        help="so many, or as many as jobs want between two numbers (default: auto, from 1 to one a core)",
+    )
+    serve.add_argument(
+        "--on", choices=ENGINES[:2], metavar="slurm|ray", help="run the workers there (default: on this host)"
+    )
     _add_listening(serve)
     _add_dispatching(serve)
     _add_resources(serve)
+    _add_engines(serve)
 
     dispatcher = commands.add_parser(
         "dispatcher",
@@ -52,9 +64,31 @@ def add_service_commands(commands: Any) -> None:
     worker.add_argument("--port-range", type=_port_range, metavar="A-B", help="listen at ports of this range only")
     worker.add_argument("--keys", metavar="FILE", help="the key of an agent, made by `penstock keys`")
     worker.add_argument(
+        "--name", type=_name, metavar="NAME", help="call the worker NAME, or several NAME.0, NAME.1, ... (default: any)"
+    )
+    worker.add_argument(
+        "--with-parent", action="store_true", help="leave when the process that started this has ended, too"
+    )
+    worker.add_argument(
         "--drain-seconds", type=_positive, default=30.0, metavar="S", help="how long leaving may take (default: 30)"
     )
     _add_resources(worker)
+
+    provision = commands.add_parser(
+        "provision",
+        help="bring workers on Slurm, Ray or Kubernetes, as many as a service wants",
+        description="Ask a service how many workers it wants, and have an engine run them, until Ctrl-C or SIGTERM, "
+        "which releases them. What one that was killed had started goes on, and is found again by the next.",
+    )
+    provision.add_argument("engine", choices=ENGINES, metavar="|".join(ENGINES))
+    provision.add_argument("--service", metavar="SERVICE", help=SERVICE_HELP)
+    provision.add_argument("--keys", metavar="FILE", help="the key of a provisioner, made by `penstock keys`")
+    provision.add_argument("--agent-keys", metavar="FILE", help="the key that the workers show (Slurm, Ray)")
+    provision.add_argument(
+        "--workers", type=_worker_range, required=True, metavar="LEAST-MOST", help="how many at least and at most"
+    )
+    provision.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
+    _add_engines(provision)
 
     jobs = commands.add_parser(
         "jobs",
@@ -101,7 +135,9 @@ def add_service_commands(commands: Any) -> None:
     keys.add_argument("folder", metavar="DIR")
     keys.add_argument("name", nargs="?", metavar="NAME")
     keys.add_argument("--role", choices=ROLES_OF_KEYS, metavar="|".join(ROLES_OF_KEYS), help="(default: trainer)")
-    keys.add_argument("--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it")
+    keys.add_argument(
+        "--key", metavar="BEGINNING", help="only the key that begins so, as `list` shows it: --key=BEGINNING"
+    )
     keys.add_argument(
         "--keep-old-seconds",
         type=_positive,
@@ -109,6 +145,27 @@ def add_service_commands(commands: Any) -> None:
         metavar="S",
         help="how long a rotated key's predecessor stays valid (default: 3600)",
     )
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--id", metavar="ID", help="of who brings them; the same after a restart (default: made up)")
+    parser.add_argument(
+        "--price-per-hour", type=_price, default=0.0, metavar="P", help="of a worker: the cheapest are wanted first"
+    )
+    parser.add_argument(
+        "--drain-seconds", type=_positive, default=30.0, metavar="S", help="how long leaving may take (default: 30)"
+    )
+    parser.add_argument("--cpus", type=_whole, default=1, metavar="N", help="Slurm, Ray: of each worker (default: 1)")
+    parser.add_argument(
+        "--time-limit-seconds", type=_positive, metavar="S", help="Slurm: of each worker; its end is a drain"
+    )
+    parser.add_argument("--sbatch", default="", metavar="OPTIONS", help="Slurm: further options, as one word")
+    parser.add_argument("--log", default="/dev/null", metavar="PATTERN", help="Slurm: where workers write, as --output")
+    parser.add_argument("--ray-address", default="auto", metavar="ADDRESS", help="Ray: the cluster (default: auto)")
+    parser.add_argument("--deployment", default="penstock-worker", metavar="NAME", help="Kubernetes: of the workers")
+    parser.add_argument("--namespace", default="default", metavar="NAME", help="Kubernetes: where it is")
+    parser.add_argument("--pods", metavar="SELECTOR", help="Kubernetes: its pods (default: app=DEPLOYMENT)")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="Kubernetes: (default: the pod's account, or yours)")
 
 
 def chosen_port(options: argparse.Namespace) -> int:
@@ -155,13 +212,30 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="USER",
-        help="jobs' code gains no privileges; with USER, as root and by TCP: it runs as that user",
+        help="jobs' code gains no privileges, and cannot trace or signal other processes; with USER, as root and by "
+        "TCP: it runs as that user",
     )
+    parser.add_argument(
+        "--sandbox-write", nargs="*", metavar="DIR", help="jobs' code writes beneath these folders and nowhere else"
+    )
+    parser.add_argument(
+        "--sandbox-read",
+        nargs="*",
+        metavar="DIR",
+        help="it reads these, what it writes to, Python and the system's files, and nothing else",
+    )
+    parser.add_argument("--sandbox-memory-bytes", type=_whole, metavar="N", help="memory of each worker's own, at most")
     parser.add_argument("--tags", type=_tags, default=(), metavar="A,B", help="what jobs may ask for with requires=")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument(
         "--memory-bytes", type=_whole, metavar="N", help="buffers of each worker (default: its share of a tenth)"
     )
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,99}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: letters, digits, - and _, at most 100")
+    return text
 
 
 def _count(text: str) -> int | str:
@@ -180,6 +254,15 @@ def _workers_asked(text: str) -> int | str | tuple[int, int] | None:
     return pair
 
 
+def _worker_range(text: str) -> int | str | tuple[int, int]:
+    if text.isdigit():
+        return int(text)
+    asked = _workers_asked(text)
+    if asked is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor of the form 1-8")
+    return asked
+
+
 def _natural(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
@@ -191,6 +274,13 @@ def _whole(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
     return number
+
+
+def _price(text: str) -> float:
+    price = float(text)
+    if not 0 <= price < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a price")
+    return price
 
 
 def _positive(text: str) -> float:

@@ -13,6 +13,7 @@ import msgspec
 from penstock.cli.foreground import StopSignals, sandbox_of, say
 from penstock.cli.main import UsageError
 from penstock.core.errors import NurseryGoneError, PenstockError, ServiceFileMissingError
+from penstock.core.ids import WorkerId
 from penstock.processes.agent_messages import AGENT_ENTRY, AgentConfig, new_agent_id, new_places
 from penstock.processes.nursery_link import Died, EndNursery, NurseryLink, Ready, Spawn, Stop, describe_exit
 from penstock.processes.nursery_start import start_nursery
@@ -20,6 +21,7 @@ from penstock.processes.service_processes import share_of_budget
 from penstock.runtime.budget import available_cores
 from penstock.wire.addresses import Listening, is_loopback, is_unix, split_tcp, unix_path
 from penstock.wire.credentials import KEYS_VARIABLE, SERVICE_VARIABLE, Credentials, ServiceFile, find_service
+from penstock.wire.messages import WorkerPlace
 
 AGENT = "agent"
 AFTER_DRAIN_S = 8.0  # stopping runners that were not taken over, and saying goodbye
@@ -42,7 +44,8 @@ def run_worker(options: argparse.Namespace) -> int:
         process, link = nursery.process, NurseryLink(nursery.end)
         try:
             link.send(_spawn(config))
-            return _watch(link, signals, config, _Whereabouts(named, keys, service))
+            parent = os.getppid() if options.with_parent else 0
+            return _watch(link, signals, config, _Whereabouts(named, keys, service), parent)
         except NurseryGoneError as error:
             say(str(error))
             return 1
@@ -86,13 +89,21 @@ def _agent_config(options: argparse.Namespace, service: ServiceFile) -> AgentCon
         dispatcher=service.address,
         credentials=service.credentials,
         agent=new_agent_id(),
-        workers=new_places(count, options.tags),
+        workers=_places(count, options),
         memory_bytes=budget.memory_bytes,
         threads=budget.threads,
         listening=listening,
         sandbox=sandbox_of(options, listening),
         drain_s=options.drain_seconds,
     )
+
+
+def _places(count: int, options: argparse.Namespace) -> tuple[WorkerPlace, ...]:
+    if options.name is None:
+        return new_places(count, options.tags)
+    if count == 1:
+        return (WorkerPlace(WorkerId(options.name), options.tags),)
+    return tuple(WorkerPlace(WorkerId(f"{options.name}.{number}"), options.tags) for number in range(count))
 
 
 def _listening(options: argparse.Namespace, dispatcher: str) -> Listening:
@@ -141,7 +152,8 @@ def _move(link: NurseryLink, config: AgentConfig) -> None:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig, whereabouts: _Whereabouts) -> int:
+def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig, whereabouts: _Whereabouts, parent: int) -> int:
+    """`parent`: the process that this one is not to outlive; 0: it may."""
     registered = draining = False
     while True:
         moved = None if draining else whereabouts.look()
@@ -162,10 +174,11 @@ def _watch(link: NurseryLink, signals: StopSignals, config: AgentConfig, whereab
                 if not registered and event.failure:
                     raise PenstockError(f"the workers did not start: {how}")
                 say(f"the agent {how}; it is started again")
-        if signals.count > 1 or (signals.count and not registered):
+        leave = bool(signals.count) or (parent != 0 and os.getppid() != parent)
+        if signals.count > 1 or (leave and not registered):
             say("ended")
             return 0
-        if signals.count and not draining:
+        if leave and not draining:
             draining = True
             say("leaving: others take over; a second signal ends this at once")
             link.send(Stop(id=AGENT, grace_s=config.drain_s + AFTER_DRAIN_S))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.client.feeds import grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.options import JobOptions, job_name
+from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
 from penstock.client.sampling import Drawing, Feed, Feeder, SamplerPlace
 from penstock.client.session import Beginning, EpochSession
@@ -27,6 +28,10 @@ from penstock.wire.messages import FiguresAnswer, GetFigures
 from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
+LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
+
+_default_names: Counter[str] = Counter()
 
 
 class ServiceBackend:
@@ -235,3 +240,35 @@ def _close(pid: int, links: list[ServiceLink], on_close: Callable[[], None] | No
         link.close()
     if on_close is not None:
         on_close()
+
+
+def job_name(
+    options: JobOptions,
+    fingerprint: str,
+    environment: Mapping[str, str] = os.environ,
+    counts: Counter[str] | None = None,
+) -> JobName:
+    """Return the name given, or one of the launcher's run id and the fingerprint: equal on all ranks of a run.
+
+    A second loader over the same pipeline in one process is another job: its name gets a number, and ranks that make
+    their loaders in the same order agree on it.
+    """
+    if options.job is not None:
+        return JobName(options.job)
+    short = fingerprint[:8]
+    if options.sharing is not None:
+        return JobName(f"shared-{short}")  # whoever runs the same pipeline is who to share it with
+    for variable in LAUNCHER_IDS:
+        run = environment.get(variable, "").strip()
+        if run.lower() not in NO_RUN_ID:
+            name = f"{run}-{short}"
+            counts = _default_names if counts is None else counts
+            counts[name] += 1
+            return JobName(name if counts[name] == 1 else f"{name}-{counts[name]}")
+    if options.ranks.count > 1:
+        raise InvalidArgumentError(
+            f"{options.ranks.count} ranks need one job name: give job=, or start under a launcher "
+            f"that sets {' or '.join('$' + name for name in LAUNCHER_IDS)}"
+        )
+    # As `secrets` would, without importing it: a loader's own processes are started only when this module is there.
+    return JobName(f"{os.urandom(4).hex()}-{short}")

@@ -192,7 +192,7 @@ def check_fed(root: Node) -> SourceNode:
 
 def _gives_one_output(node: Node) -> bool:
     """Return whether each element gives one output, unless `on_error` leaves it out; or workers do not run it."""
-    if node.traits.on_workers in (OnWorkers.LEFT_TO_READER, OnWorkers.LEFT_OUT):
+    if node.traits.on_workers is OnWorkers.LEFT_TO_READER or isinstance(node, ops.Autocache):
         return True
     return ops.passes_states(node) and (node.policy is not None or not node.traits.may_skip)
 

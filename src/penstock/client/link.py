@@ -32,7 +32,7 @@ from penstock.wire.blobs import fetch_blob, put_blob_pieces
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.guard import Context
-from penstock.wire.jobs import JobSpec, JobView, StreamView, ViewChange
+from penstock.wire.jobs import HeldView, JobSpec, JobView, StreamView, ViewChange
 from penstock.wire.messages import (
     Answer,
     EpochOpened,
@@ -50,7 +50,6 @@ from penstock.wire.messages import (
 )
 from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Bell
-from penstock.wire.views import HeldView
 
 ASK_S = 10.0
 """How long one question waits before something is said; waiting goes on."""

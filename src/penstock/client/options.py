@@ -5,9 +5,7 @@ Each record of `wire.modes` has checked itself; `check_together` has the rules a
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
@@ -16,7 +14,6 @@ from msgspec.structs import replace
 from penstock.client.sampling import Feed
 from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
-from penstock.core.ids import JobName
 from penstock.runtime.budget import check_memory
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
@@ -29,12 +26,8 @@ turn."""
 COORDINATED_STREAMS = 8
 """How many streams there are in deterministic order with coordinated reads: each fills windows for all ranks, so fewer
 are enough."""
-LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
-NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
 
 _Record = TypeVar("_Record")
-
-_default_names: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,35 +248,3 @@ def _with_streams(sharding: Sharding, order: Order, ranks: Ranks, feed: Feed | N
 
 def _dealt_streams(ranks: Ranks) -> int:
     return COORDINATED_STREAMS if ranks.coordinated else STREAMS_PER_RANK * ranks.count
-
-
-def job_name(
-    options: JobOptions,
-    fingerprint: str,
-    environment: Mapping[str, str] = os.environ,
-    counts: Counter[str] | None = None,
-) -> JobName:
-    """Return the name given, or one of the launcher's run id and the fingerprint: equal on all ranks of a run.
-
-    A second loader over the same pipeline in one process is another job: its name gets a number, and ranks that make
-    their loaders in the same order agree on it.
-    """
-    if options.job is not None:
-        return JobName(options.job)
-    short = fingerprint[:8]
-    if options.sharing is not None:
-        return JobName(f"shared-{short}")  # whoever runs the same pipeline is who to share it with
-    for variable in LAUNCHER_IDS:
-        run = environment.get(variable, "").strip()
-        if run.lower() not in NO_RUN_ID:
-            name = f"{run}-{short}"
-            counts = _default_names if counts is None else counts
-            counts[name] += 1
-            return JobName(name if counts[name] == 1 else f"{name}-{counts[name]}")
-    if options.ranks.count > 1:
-        raise InvalidArgumentError(
-            f"{options.ranks.count} ranks need one job name: give job=, or start under a launcher "
-            f"that sets {' or '.join('$' + name for name in LAUNCHER_IDS)}"
-        )
-    # As `secrets` would, without importing it: a loader's own processes are started only when this module is there.
-    return JobName(f"{os.urandom(4).hex()}-{short}")

@@ -119,9 +119,17 @@ class EpochReader:
 
     def state(self) -> ConsumerState:
         """Return what the trainer has received so far."""
+        return self.note()()
+
+    def note(self) -> Callable[[], ConsumerState]:
+        """Note down at little cost what the trainer has received: the function that is returned makes the state."""
         with self._lock:
             self._settle()
-            return self.session.state(self.consumer.place().progress())
+            place, session = self.consumer.place(), self.session
+            # Now: the feeder forgets what was received, and a new attempt has another name.
+            sampler = None if session.feeder is None else session.feeder.place(place.step)
+            attempt = session.attempt
+        return lambda: session.state(place.progress(), sampler=sampler, attempt=attempt)
 
     def set_weights(self, weights: Weights) -> None:
         """Mix by others from the next element on; what has arrived beyond it is given up."""

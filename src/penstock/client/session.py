@@ -30,9 +30,8 @@ from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.wire.addresses import host_id
-from penstock.wire.delivery import Delivery, delivery_of
 from penstock.wire.framing import refusal
-from penstock.wire.jobs import FeedSpec, Resume
+from penstock.wire.jobs import Delivery, FeedSpec, Resume, delivery_of
 from penstock.wire.messages import (
     Answer,
     Beat,
@@ -223,11 +222,13 @@ class EpochSession:
             )
         self._start_from(Checkpoint((state,), state), self._patience())
 
-    def state(self, progress: Progress, *, sampler: SamplerPlace | None = None) -> ConsumerState:
-        """Return what is saved of this consumer at `progress`, and with its sampler where it stood then, if given."""
+    def state(
+        self, progress: Progress, *, sampler: SamplerPlace | None = None, attempt: AttemptId | None = None
+    ) -> ConsumerState:
+        """Return what is saved of this consumer at `progress`, its sampler and attempt as they were then."""
         spec, feeder = self.opened.spec, self.feeder
         state = ConsumerState(
-            attempt=self.attempt,
+            attempt=self.attempt if attempt is None else attempt,
             splits=self._submission.splits_digest,
             width=len(spec.feeds) or spec.sharding.streams or 0,
             order=spec.order,

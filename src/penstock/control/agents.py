@@ -29,6 +29,7 @@ from penstock.wire.messages import (
     RunnerReady,
     StopRunner,
 )
+from penstock.wire.principals import is_name
 
 REPEAT_START_S = 1.0  # a beat's time: what was asked for longer ago is named in the agent's next one, unless lost
 
@@ -78,7 +79,8 @@ def _serve(draft: Draft, place: RunnerPlace, peer: str) -> bool:
     state = draft.state
     present = runners_of(state, place.job).on(place.worker)
     rivals = [r for r in present if r.runner != place.runner]
-    if place.job not in state.jobs or place.worker not in state.workers or any(r.ready for r in rivals):
+    needed = place.job in state.jobs and place.worker in state.workers and is_name(place.runner)
+    if not needed or any(r.ready for r in rivals):
         draft.pushes.append(
             (peer, StopRunner(runner=place.runner, reason="stopped: the job does not need this process"))
         )

@@ -20,6 +20,10 @@ asked, and never the ledger. For which ends can be trusted, an attempt is looked
   a pass has no more and go on to the next, and then consumer 1 saves. Of a pass that they left behind streams are
   granted nothing more (see `resuming`), and that something is left of it the ledger knows.
   In all three, one that begins at the beginning is made, and asks for what is left in every pass.
+
+A retired stream (`placing`) was told that there is no more where there was, and its end vouches for nothing. A
+checkpoint does not say which streams were: where something is left of a pass that was begun, and all have ended, one
+more asks for it. Where the pipeline has read enough, that one ends at once.
 """
 
 from __future__ import annotations
@@ -30,8 +34,7 @@ from penstock.control.fitting import fitting_workers
 from penstock.control.placing import granted_streams
 from penstock.control.records import Iteration, Job
 from penstock.core.ids import AttemptId, JobName
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import FeedSpec, Leftover
+from penstock.wire.jobs import FeedSpec, Leftover, delivery_of
 
 
 def complete(draft: Draft, name: JobName, attempt: AttemptId) -> bool:
@@ -70,8 +73,10 @@ def _all_asked_for(job: Job, iteration: Iteration) -> bool:
     """Say whether a stream has ended that vouches for there being no split that no stream was granted."""
     if job.spec.sharding.off or delivery_of(job.spec).streams is not None or iteration.tail is not None:
         return True
-    ended = [stream for stream in iteration.streams.values() if stream.ended and not stream.lost]
-    in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams) or iteration.ledger.was_passed_by
+    ledger = iteration.ledger
+    ended = [s for s in iteration.streams.values() if s.ended and not s.lost and not s.retired]
+    passed_by = ledger.was_passed_by or ledger.has_more
+    in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams) or passed_by
     if iteration.digest is None or not in_doubt:
         return bool(ended)
     return any(stream.number >= iteration.first_number for stream in ended)

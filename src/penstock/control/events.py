@@ -159,6 +159,16 @@ class StreamsLost(Journaled, frozen=True, tag="lost"):
     reason: str
 
 
+class StreamsRetired(Journaled, frozen=True, tag="retired"):
+    """There are more streams than a job that shrank has use for: these get nothing more of the passes begun."""
+
+    job: JobName
+    attempt: AttemptId
+    streams: tuple[StreamId, ...]
+    passes: tuple[tuple[int, int], ...]
+    """(source, the last pass of it that was begun)"""
+
+
 class StreamReopened(Journaled, frozen=True, tag="reopened"):
     """A consumer that came back reads an ended stream again."""
 
@@ -385,6 +395,7 @@ AnyEvent: TypeAlias = (
     | StreamsCreated
     | StreamsBound
     | StreamsLost
+    | StreamsRetired
     | StreamReopened
     | ConsumerEnded
     | SplitsGranted

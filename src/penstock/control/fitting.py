@@ -9,8 +9,7 @@ import msgspec
 from penstock.control.records import Agent, Iteration, Job, Runner, Runners, Worker
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, RunnerId, WorkerId
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import JobSpec
+from penstock.wire.jobs import JobSpec, delivery_of
 from penstock.wire.modes import WorkersAsked
 
 Hindrance: TypeAlias = Literal["leaving", "tags", "host", "versions"]

@@ -1,8 +1,8 @@
 """Granting splits: the one hot request, so it makes no draft and looks at nothing it does not need.
 
 The n-th split of a stream's list is always the same: asked again, with the same `after`, the same is answered. A list
-only grows, and only by splits that nobody else has. A list that had ended for a stream when a checkpoint was saved has
-ended for it there as well: see `resuming`.
+only grows, and only by splits that nobody else has; that of a retired stream grows no more (`placing`). A list that had
+ended for a stream when a checkpoint was saved has ended for it there as well: see `resuming`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def grant_splits(state: ClusterState, request: GrantSplits) -> Decision:
         # `granted` holds an ordinal once, so its place is that of the first equal one.
         place = granted.index(after) + 1
         return Decision((), Granted(ordinals=tuple(granted[place : place + MOST_AGAIN]), plenty=cursor.left > few))
-    if not cursor.left or not ledger.may_grow(request.stream, request.source, request.pass_):
+    retired = any(source == request.source and request.pass_ <= last for source, last in stream.retired)
+    if retired or not cursor.left or not ledger.may_grow(request.stream, request.source, request.pass_):
         return Decision((), Granted(ordinals=()))
     ordinals = cursor.peek(grant_size(request.seconds_per_split, cursor.left, len(iteration.streams)))
     event = SplitsGranted(request.job, request.attempt, request.stream, request.source, request.pass_, ordinals)

@@ -64,6 +64,19 @@ class Ledger(msgspec.Struct, omit_defaults=True):
             latest[source] = max(pass_, latest.get(source, pass_))
         return any(cursor.left and pass_ < latest.get(source, 0) for (source, pass_), cursor in self.cursors.items())
 
+    @property
+    def begun(self) -> tuple[tuple[int, int], ...]:
+        """The last pass of each source of which something was granted or taken; the first, where nothing was."""
+        latest = dict.fromkeys(range(len(self.counts)), 0)
+        for source, pass_ in self.cursors:
+            latest[source] = max(latest[source], pass_)
+        return tuple(latest.items())
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is left of a pass that was begun."""
+        return any(cursor.left for cursor in self.cursors.values())
+
     def cursor(self, source: int, pass_: int) -> Cursor:
         found = self.cursors.get((source, pass_))
         return Cursor(count=self.counts[source], left=self.counts[source]) if found is None else found

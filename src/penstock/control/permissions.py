@@ -239,6 +239,10 @@ THE_PROVISIONER = Condition("the provisioner that has this id", _is_provisioner)
 A_RUNNER_OF_IT = Condition("a runner of the job", _runs_job)
 
 
+NAMED = (OPENS_IT, OF_THE_JOB, OF_THE_PIPELINE, REGISTERED_IT)
+"""What is asked for by a name that anybody may have taken."""
+
+
 class Row(NamedTuple):
     """What a request takes of each role; None: that role may not ask it. `what` names it in a refusal."""
 
@@ -305,9 +309,25 @@ def refusal(state: ClusterState, principal: Principal, request: Request) -> Refu
     if condition is None:
         roles = " or ".join(role for role in _roles(row))
         needed = f"that takes the role {roles}; use a key of that role"
+    elif condition in NAMED and (owner := _owner(state, request)) not in ("", principal.name):
+        # Names are one space for all, so that what is shared is called the same by all: here somebody came first.
+        other = "id" if isinstance(request, PutPipeline | GetPipeline) else "job= name"
+        needed = (
+            f"it is {owner!r}'s, and only {condition.words} may; have {owner!r} share it "
+            f"(access=ps.Access(share_with={principal.name!r})), or give another {other}"
+        )
     else:
         needed = f"only {condition.words} may; ask its owner, or use the key that it belongs to"
     return Refused(reason=f"{principal} may not {row.what(request)}: {needed}", kind=KIND)
+
+
+def _owner(state: ClusterState, request: Request) -> str:
+    """Return whose the job or pipeline is that a request names; "": nobody's, or it names none."""
+    if isinstance(request, PutPipeline | GetPipeline):
+        pipeline = state.pipelines.get(request.id)
+        return "" if pipeline is None else pipeline.owner
+    job = state.jobs.get(getattr(request, "job", JobName("")))
+    return "" if job is None else job.spec.owner
 
 
 def _roles(row: Row) -> list[Role]:

@@ -8,6 +8,9 @@
   streams than there were processes at once, however often processes die or checkpoints are loaded.
 - Streams that were dealt to workers up front are not all given to the process that is ready first: each process has its
   share, and those that are being started are waited for, a moment.
+- A job that was given fewer workers has more streams than processes. In relaxed order each process keeps as many as a
+  new one would get, and the others are retired: they are granted nothing more of the pass that is read, end by
+  themselves, and what does not fill their last round goes to the tail.
 - Every change raises the stream's binding: that is what fences the process that had it.
 """
 
@@ -20,12 +23,11 @@ import msgspec
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import may_take_streams, ready_runners, runners_of, spec_of
+from penstock.control.fitting import asked_of, may_take_streams, ready_runners, runners_of, spec_of
 from penstock.control.records import Bound, Iteration, Job, Runner, Stream
 from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import FeedSpec, JobSpec
+from penstock.wire.jobs import FeedSpec, JobSpec, delivery_of
 
 WAIT_FOR_SHARE_S = (
     3.0  # a process takes a tenth of a second to start; one that takes longer finds its streams elsewhere
@@ -76,6 +78,28 @@ def place_streams(draft: Draft, name: JobName, arrived: Sequence[Runner] | None 
                 new = draft.job(name).iterations[attempt].streams
                 bindings = [_bind_to(new[stream_id(attempt, stream.number)], runner) for stream, runner in made]
                 _bind(draft, name, attempt, bindings)
+        _retire_surplus(draft, name, attempt)
+
+
+def _retire_surplus(draft: Draft, name: JobName, attempt: AttemptId) -> None:
+    """Retire what each process has too much, once all the processes that the job is to have are there."""
+    job = draft.job(name)
+    iteration = job.iterations[attempt]
+    allotted = draft.state.allotted.workers.get(name, ())
+    by_arrival = delivery_of(job.spec).kind == "by arrival" and delivery_of(job.spec).streams is None
+    if asked_of(job) is None or not by_arrival or job.spec.sharding.off or iteration.finished:
+        return
+    ready = ready_runners(draft.state, job)
+    if not allotted or {runner.worker for runner in ready.values()} != set(allotted):
+        return
+    surplus = tuple(
+        stream.stream
+        for runner in sorted(ready)
+        for stream in [s for s in iteration.streams.on(runner) if s.wanted and not s.retired][1:]
+        if stream.feed.kind == "granted" and not stream.ended
+    )
+    if surplus:
+        draft.emit(e.StreamsRetired(name, attempt, surplus, iteration.ledger.begun))
 
 
 def _bind(draft: Draft, name: JobName, attempt: AttemptId, bindings: Sequence[e.NewBinding]) -> None:
@@ -196,7 +220,7 @@ def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runne
             load, busiest = streams.busiest(lambda r: r in runners and may_take_streams(draft.state, runners[r]))
             if busiest is None or load < streams.load(newcomer.runner) + 2 * share:
                 break
-            stream = next(stream for stream in reversed(streams.on(busiest)) if stream.wanted)
+            stream = next(s for s in reversed(streams.on(busiest)) if s.wanted and not s.retired)
             moves[stream.stream] = _bind_to(stream, newcomer)
             bound = Bound(
                 runner=newcomer.runner,

@@ -2,8 +2,8 @@
 
 Rules: records are immutable, and so are the containers in them: a change makes a new record. So a decision can work on
 a shallow copy of the state and throw it away, and what is the same object has not changed. What grows with the number
-of workers is a `Table`. The one exception is the `Ledger`, which only `SplitsGranted` changes: copying it for each
-grant would cost more than granting.
+of workers is a `VersionedTable`. The one exception is the `Ledger`, which only `SplitsGranted` changes: copying it for
+each grant would cost more than granting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from penstock.control.events import ElementKey, Suspect, ViewRaised
 from penstock.control.ledger import Ledger
 from penstock.control.scaling_records import JobScaling
-from penstock.control.tables import ABSENT, Rows, Table
+from penstock.control.tables import ABSENT, Rows, VersionedTable
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Ranges, Slot
 from penstock.wire.messages import Beat
@@ -56,6 +56,8 @@ class Stream(Record, frozen=True):
     ended: bool = False
     lost: bool = False
     reopened: bool = False
+    retired: tuple[tuple[int, int], ...] = ()
+    """(source, pass): up to that pass it is granted nothing more; empty: it is not retired."""
 
     @property
     def wanted(self) -> bool:
@@ -72,7 +74,7 @@ class _StreamRows(Rows[StreamId, Stream]):
         """The streams that are bound to each runner, whether they are wanted or not."""
         self.at: dict[WorkerId, dict[StreamId, None]] = {}
         self.loads: dict[RunnerId, int] = {}
-        """How many wanted streams a runner has; runners without any are not in it."""
+        """How many wanted streams a runner has that are not retired; runners without any are not in it."""
         self.with_load: dict[int, dict[RunnerId, None]] = {}
         self.waiting: dict[StreamId, None] = {}
         self.homes: dict[WorkerId | None, int] = {}
@@ -102,7 +104,7 @@ class _StreamRows(Rows[StreamId, Stream]):
             return
         _enter_under(self.on, stream.bound.runner, stream.stream, by)
         _enter_under(self.at, stream.bound.worker, stream.stream, by)
-        if stream.wanted:
+        if stream.wanted and not stream.retired:
             runner = stream.bound.runner
             load = self.loads.get(runner, 0)
             if load:
@@ -112,7 +114,7 @@ class _StreamRows(Rows[StreamId, Stream]):
                 _enter_under(self.with_load, load + by, runner, 1)
 
 
-class Streams(Table[StreamId, Stream]):
+class Streams(VersionedTable[StreamId, Stream]):
     """An epoch's streams, in the order they were made."""
 
     __slots__ = ()
@@ -151,7 +153,7 @@ class Streams(Table[StreamId, Stream]):
         return runner in self._index().on
 
     def load(self, runner: RunnerId) -> int:
-        """Return how many streams a process has to run."""
+        """Return how many streams a process has to run, without those that are about to end by themselves."""
         return self._index().loads.get(runner, 0)
 
     def busiest(self, may: Callable[[RunnerId], bool]) -> tuple[int, RunnerId | None]:
@@ -335,7 +337,7 @@ class _RunnerRows(Rows[RunnerId, Runner]):
         return before
 
 
-class Runners(Table[RunnerId, Runner]):
+class Runners(VersionedTable[RunnerId, Runner]):
     """A job's processes."""
 
     __slots__ = ()

@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from penstock.control.ledger import Cursor, Ledger
 from penstock.control.records import Iteration, Stream, Streams
 from penstock.core.ids import AttemptId, StreamId, stream_id
-from penstock.wire.delivery import delivery_of
-from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Position, Resume
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Position, Resume, delivery_of
 
 GRANTED = FeedSpec(kind="granted")
 

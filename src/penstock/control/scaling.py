@@ -34,7 +34,7 @@ from penstock.policies.allotting import JobClaim, PoolWorker, allot
 from penstock.policies.scaling import model_first
 from penstock.policies.scaling.model_first import Learned, ModelMemory
 from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimits, WorkerTarget
-from penstock.wire.delivery import delivery_of
+from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
 LOOK_AGAIN_S = 0.5  # at a window that should have ended: some beats come late
@@ -111,12 +111,11 @@ def metric_key(job: Job) -> str:
 
 def _new_window(draft: Draft, job: JobName, tracking: JobTracking) -> JobTracking:
     """Begin to count anew: a window in which workers come or go shows neither number."""
-    tracking = replace(
-        tracking,
-        window=count(draft.state, job, draft.now),
-        serving=serving(draft.state, job),
-        look_at=draft.now + WINDOW_S,
-    )
+    there, window = serving(draft.state, job), count(draft.state, job, draft.now)
+    memory = tracking.memory
+    if isinstance(memory, ModelMemory) and memory.workers != len(window.runners):
+        memory = model_first.with_workers(memory, float(len(window.runners)))
+    tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=draft.now + WINDOW_S)
     draft.emit(e.JobTracked(job, tracking))
     return tracking
 
@@ -155,7 +154,7 @@ def _keep_what_was_learned(draft: Draft, job: Job, memory: Any) -> None:
         abs(getattr(learned, name) - value) > model_first.MOVED * abs(value) for name, value in asdict(known).items()
     )
     if known is None or learned.workers != known.workers or moved:
-        draft.emit(e.MetricLearned(metric_key(job), asdict(learned)))
+        draft.emit(e.MetricLearned(metric_key(job), {name: float(value) for name, value in asdict(learned).items()}))
 
 
 # Who serves whom

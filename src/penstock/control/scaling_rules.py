@@ -17,6 +17,8 @@ quota = 4
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -66,17 +68,28 @@ def parse_rules(text: str, where: str) -> ScalingRules:
 
     >>> parse_rules('policy = "cachew"', "rules.toml").policy
     'cachew'
-    >>> parse_rules('policy = "magic"', "rules.toml")
+    """
+    try:
+        return rules_of(tomllib.loads(text), where)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgumentError(f"{where}: {error}; it should be TOML") from None
+
+
+def rules_of(given: Mapping[str, Any], where: str = "scaling") -> ScalingRules:
+    """Return rules that are written as a file has them.
+
+    >>> rules_of({"others": {"quota": 2}}).of("alice").quota
+    2.0
+    >>> rules_of({"policy": "magic"}, "rules.toml")
     Traceback (most recent call last):
         ...
     penstock.core.errors.InvalidArgumentError: rules.toml: Invalid enum value 'magic' - at `$.policy`; the policies \
 are model_first, cachew, utilization, buffers
     """
     try:
-        return msgspec.toml.decode(text, type=ScalingRules)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"{where}: {error}; the policies are {', '.join(get_args(PolicyName))}"
-            if "policy" in str(error)
-            else f"{where}: {error}; docs/scaling.md shows what the file may say"
-        ) from None
+        return msgspec.convert(dict(given), ScalingRules)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        remedy = "docs/scaling.md shows what may be said"
+        if "policy" in str(error):
+            remedy = f"the policies are {', '.join(get_args(PolicyName))}"
+        raise InvalidArgumentError(f"{where}: {error}; {remedy}") from None

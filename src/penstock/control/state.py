@@ -39,7 +39,7 @@ from penstock.control.records import (
 from penstock.control.resuming import new_iteration
 from penstock.control.scaling_records import NOTHING_ALLOTTED, Allotted, JobTracking, Provisioner
 from penstock.control.streams import after
-from penstock.control.tables import Table
+from penstock.control.tables import VersionedTable
 from penstock.control.totals import JobTotals, samples_of
 from penstock.core.errors import PenstockError
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, WorkerId
@@ -94,13 +94,13 @@ class ClusterState:
         # soft
         self.began_at: float | None = None
         self.ticked_at: float | None = None
-        self.agents: Table[AgentId, Agent] = Table()
-        self.workers: Table[WorkerId, Worker] = Table()
+        self.agents: VersionedTable[AgentId, Agent] = VersionedTable()
+        self.workers: VersionedTable[WorkerId, Worker] = VersionedTable()
         self.runners: dict[JobName, Runners] = {}
-        self.heard: Table[RunnerId, float] = Table()
+        self.heard: VersionedTable[RunnerId, float] = VersionedTable()
         """When a process that serves was last known to be alive."""
-        self.failed_starts: Table[tuple[WorkerId, JobName], FailedStart] = Table()
-        self.clients: dict[JobName, Table[ClientId, Lease]] = {}
+        self.failed_starts: VersionedTable[tuple[WorkerId, JobName], FailedStart] = VersionedTable()
+        self.clients: dict[JobName, VersionedTable[ClientId, Lease]] = {}
         self.idle_since: dict[JobName, float] = {}
         self.wishes: dict[AttemptId, dict[Slot, RestartWish]] = {}
         self.view_logs: dict[AttemptId, ViewLog] = {}
@@ -202,7 +202,14 @@ class ClusterState:
                 self._open_slot(event)
             case e.ConsumerClosed():
                 self._close_slot(event)
-            case e.StreamsCreated() | e.StreamsBound() | e.StreamsLost() | e.StreamReopened() | e.ConsumerEnded():
+            case (
+                e.StreamsCreated()
+                | e.StreamsBound()
+                | e.StreamsLost()
+                | e.StreamsRetired()
+                | e.StreamReopened()
+                | e.ConsumerEnded()
+            ):
                 job = self.jobs[event.job]
                 self._put(event.job, after(job.iterations[event.attempt], event, consumers=job.spec.ranks.count))
             case e.ElementsBlamed():
@@ -217,12 +224,12 @@ class ClusterState:
                 self.metrics = self.metrics.put(event.key, event.values)
             case e.LeasesBegan():
                 self.began_at = event.now if self.began_at is None else self.began_at
-                self.agents = Table({k: replace(agent, seen=event.now) for k, agent in self.agents.items()})
+                self.agents = VersionedTable({k: replace(agent, seen=event.now) for k, agent in self.agents.items()})
                 self.clients = {
-                    job: Table({k: replace(lease, seen=event.now) for k, lease in leases.items()})
+                    job: VersionedTable({k: replace(lease, seen=event.now) for k, lease in leases.items()})
                     for job, leases in self.clients.items()
                 }
-                self.heard = Table(dict.fromkeys(self.heard, event.now))
+                self.heard = VersionedTable(dict.fromkeys(self.heard, event.now))
                 self.idle_since = {job: event.now for job in self.jobs if not self.clients.get(job)}
                 self.provisioners = {name: replace(found, seen=event.now) for name, found in self.provisioners.items()}
             case e.Ticked():
@@ -379,7 +386,7 @@ class ClusterState:
     # soft
 
     def _see_client(self, event: e.ClientSeen) -> None:
-        leases = self.clients.get(event.job) or Table()
+        leases = self.clients.get(event.job) or VersionedTable()
         held = leases.get(event.client)
         before = () if held is None else held.beats
         lease = Lease(

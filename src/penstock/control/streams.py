@@ -11,7 +11,9 @@ from penstock.control.records import Bound, Iteration, Stream
 from penstock.core.ids import StreamId, stream_id
 from penstock.wire.jobs import Cut
 
-StreamsEvent: TypeAlias = e.StreamsCreated | e.StreamsBound | e.StreamsLost | e.StreamReopened | e.ConsumerEnded
+StreamsEvent: TypeAlias = (
+    e.StreamsCreated | e.StreamsBound | e.StreamsLost | e.StreamsRetired | e.StreamReopened | e.ConsumerEnded
+)
 
 
 def after(iteration: Iteration, event: StreamsEvent, *, consumers: int) -> Iteration:
@@ -29,6 +31,8 @@ def after(iteration: Iteration, event: StreamsEvent, *, consumers: int) -> Itera
         case e.StreamsLost():
             lost = (streams[stream] for stream in event.streams)
             changed = {s.stream: replace(s, binding=s.binding + 1, bound=None, lost=True) for s in lost}
+        case e.StreamsRetired():
+            changed = {stream: replace(streams[stream], retired=event.passes) for stream in event.streams}
         case e.StreamReopened():
             stream = streams[event.stream]
             if not stream.ended or stream.lost:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-T = TypeVar("T", bound="Table[Any, Any]")
+T = TypeVar("T", bound="VersionedTable[Any, Any]")
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
@@ -40,10 +40,10 @@ class Rows(Generic[K, V]):
         return before
 
 
-class Table(Generic[K, V]):
+class VersionedTable(Generic[K, V]):
     """See the module.
 
-    >>> one = Table({"a": 1, "b": 2})
+    >>> one = VersionedTable({"a": 1, "b": 2})
     >>> two = one.put({"b": 3, "c": 4}).drop("a")
     >>> sorted(one.items()), sorted(two.items()), sorted(two.differing(one))
     ([('a', 1), ('b', 2)], [('b', 3), ('c', 4)], ['a', 'b', 'c'])
@@ -56,7 +56,7 @@ class Table(Generic[K, V]):
         for key, value in (given or {}).items():
             rows.change(key, value)
         self._rows: Rows[K, V] | None = rows
-        self._nearer: Table[K, V] | None = None
+        self._nearer: VersionedTable[K, V] | None = None
         """The neighbour on the way to the version that the rows show."""
         self._changes: list[tuple[K, V]] = []
         """What to change in that neighbour to get this version."""
@@ -76,7 +76,7 @@ class Table(Generic[K, V]):
         """Return the table without these rows. Those that are not there do not matter."""
         return self._changed([(key, ABSENT) for key in keys if key in self])
 
-    def differing(self, other: Table[K, V]) -> set[K]:
+    def differing(self, other: VersionedTable[K, V]) -> set[K]:
         """Return the keys whose rows may differ from those of another version, at the cost of their number."""
         self.rows()
         found: set[K] = set()
@@ -100,8 +100,8 @@ class Table(Generic[K, V]):
         return new
 
     def _shown(self) -> Rows[K, V]:
-        path: list[Table[K, V]] = []
-        version: Table[K, V] = self
+        path: list[VersionedTable[K, V]] = []
+        version: VersionedTable[K, V] = self
         while version._nearer is not None:
             path.append(version)
             version = version._nearer
@@ -142,7 +142,7 @@ class Table(Generic[K, V]):
         return list(self.rows().values.items())
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Table) and dict(self.items()) == dict(other.items()))
+        return self is other or (isinstance(other, VersionedTable) and dict(self.items()) == dict(other.items()))
 
     __hash__ = None  # type: ignore[assignment]
 

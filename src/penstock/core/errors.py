@@ -283,8 +283,8 @@ class ServiceClosedError(PenstockError):
         super().__init__("this service is closed; make a new one")
 
 
-class CacheIgnoredWarning(UserWarning):
-    """A cache was left out of what workers run: elements come out the same, but are computed in every epoch."""
+class CacheAwayWarning(UserWarning):
+    """Storage that autocache() keeps elements in fails or does not answer: they are computed instead."""
 
 
 class LargeFunctionWarning(UserWarning):

@@ -109,8 +109,8 @@ class KeyRegistry:
         return principal in self._valid.values() or principal in self._key_of
 
     def expect(self, verifier: str, runner: Principal) -> None:
-        """Let a runner in; the key that it had before is of no use any more."""
-        if self._runners.get(verifier) != runner:
+        """Let a runner in; the key that it had before is of no use any more, and another runner's is not for it."""
+        if verifier not in self._runners:
             self.forget(runner)
             self._runners[verifier] = runner
             self._key_of[runner] = verifier

@@ -74,7 +74,11 @@ def decode_graph(data: bytes) -> Node:
             f"a graph of version {version[0]}; this release reads version {VERSION}: upgrade the older side"
         )
     try:
-        return _Decoder(msgspec.msgpack.decode(body, type=_Document)).graph()
+        document = msgspec.msgpack.decode(body, type=_Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:  # the last: maps as keys
+        raise CodecError(f"a damaged graph: {error}") from error
+    try:
+        return _Decoder(document).graph()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CodecError(f"a damaged graph: {error}") from error
 

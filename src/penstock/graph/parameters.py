@@ -14,7 +14,7 @@ from penstock.graph.node import Node
 from penstock.graph.ops import FusedBatch, OfSteps, SkipErrors
 from penstock.graph.transforms import FeatureTransform
 
-INTERNAL = frozenset({"salt"})  # given by position, not by the user
+INTERNAL = frozenset({"salt", "prefix_key"})  # given by position, not by the user
 _LONG_TEXT = 60
 _MANY_ITEMS = 6
 

@@ -66,8 +66,6 @@ class OnWorkers(Enum):
     """It means something only over all parts together."""
     LEFT_TO_READER = "left to the reader"
     """The reader alone can do it: it is not in what workers run."""
-    LEFT_OUT = "left out"
-    """It is of use only to a worker that has the same part in every epoch."""
 
 
 class Inputs(Enum):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import CodeType, FunctionType
 
 from penstock.graph import ops
+from penstock.graph.fingerprint import fingerprint
 from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
 from penstock.graph.traverse import rewrite
@@ -18,7 +20,20 @@ def canonicalize(root: Node) -> Node:
     changes which order it asks of the source. So they mean nothing by definition, and that holds before a graph runs,
     with passes or without. The same goes for a `take` of a `take`, whose states would nest.
     """
-    return rewrite(root, lambda node: node.canonical())
+    return rewrite(rewrite(root, lambda node: node.canonical()), _keyed)
+
+
+def _keyed(node: Node) -> Node:
+    """Name what a point keeps, before passes make one of operators, or ask for less of a source."""
+    if not isinstance(node, ops.Autocache) or node.prefix_key:
+        return node
+    below = fingerprint(rewrite(node.upstream, _without_order), source_digest=lambda _: "")
+    return replace(node, prefix_key=below if node.version is None else f"{below} {node.version}")
+
+
+def _without_order(node: Node) -> Node:
+    """Leave out what decides neither what an element is nor which there are: files have stamps of their own."""
+    return node.inputs[0] if isinstance(node, (ops.Autocache, ops.Prefetch, ops.Shuffle)) else node
 
 
 def remove_no_ops(root: Node) -> Node:

@@ -262,7 +262,9 @@ class _Shares:
         above = sum(size for priority, size in self.by_priority.items() if priority > claim.priority)
         before = f", {above:g} of them by jobs of higher priority" if above else ""
         pool = sum(each.size * len(each.workers) for each in self.classes.values() if claim.fits(each.kind))
-        return f"{got}: the pool of {pool:g} is exhausted by {len(self.claims)} jobs{before}"
+        return (
+            f"{got}: the pool of {pool:g} is exhausted by {len(self.claims)} job{'s' * (len(self.claims) > 1)}{before}"
+        )
 
 
 def _share_workers(claims: Sequence[JobClaim], workers: dict[str, list[str]], shares: _Shares) -> None:

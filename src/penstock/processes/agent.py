@@ -25,7 +25,6 @@ from penstock.core.errors import DispatcherUnavailableError
 from penstock.core.ids import RunnerId, WorkerId
 from penstock.graph.installed import installed_versions
 from penstock.processes.agent_messages import AgentConfig, AgentOrder, JoinWorkers, LeaveWorkers
-from penstock.processes.flight_record import read_flight
 from penstock.processes.nursery_link import (
     Children,
     Died,
@@ -42,6 +41,7 @@ from penstock.processes.nursery_link import (
 )
 from penstock.processes.runner_config import RUNNER_ENTRY, RunnerConfig
 from penstock.processes.supervised_runners import SupervisedRunner, SupervisedWorker
+from penstock.runtime.flight_record import read_flight
 from penstock.wire.addresses import host_id
 from penstock.wire.admissions import ExpectRunner
 from penstock.wire.control import ControlClient

@@ -46,8 +46,8 @@ def be_child(
     try:
         _die_with(nursery_pid)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         content = os.pread(config, os.fstat(config).st_size, 0)
         let_go()  # its own config, too
         gc.enable()  # the nursery may be importing, with collections off

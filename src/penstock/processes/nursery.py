@@ -87,7 +87,9 @@ class Nursery:
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ, "signal")
         signal.signal(signal.SIGCHLD, do_nothing)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Sent to everything of a terminal or of a cluster's job: what ends, and how, its starter decides.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> None:

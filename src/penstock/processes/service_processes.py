@@ -60,7 +60,7 @@ from penstock.processes.watched_nursery import WatchedNursery
 from penstock.runtime.budget import Budget, default_budget
 from penstock.wire.addresses import ANY_HOSTS, Listening, advertised, join_tcp
 from penstock.wire.control import ControlClient
-from penstock.wire.credentials import REGISTRY, ServiceFile, ServiceKeys
+from penstock.wire.credentials import REGISTRY, Credentials, KnownKey, ServiceFile, ServiceKeys
 
 if TYPE_CHECKING:  # a trainer need not have what looks after workers, unless some are its own threads
     from penstock.processes.inline_workers import MakeRunner
@@ -101,6 +101,8 @@ class ServiceOptions:
     inline: int = 0
     """Workers inside this process, beside those that are processes."""
     scaling: ScalingRules = DEFAULT_RULES
+    most_workers: int | None = None
+    """How many workers there may be at a time; None: `workers`. Each has its share of the host by this."""
 
 
 class ServiceProcesses:
@@ -115,13 +117,16 @@ class ServiceProcesses:
         """
         check_whole("workers", options.workers, 0)
         check_whole("inline", options.inline, 0)
-        budget = share_of_budget(options.workers + options.inline, options.threads, options.memory_bytes)
+        most = max(options.workers, options.most_workers or 0)
+        budget = share_of_budget(most + options.inline, options.threads, options.memory_bytes)
         self.keys = options.keys
-        self._inline = options.inline
+        self._provisioner = Credentials.new("provisioner", "local", server=options.keys.server.public)
+        self._inline, self._most_workers = options.inline, options.most_workers or 0
         self._lock = threading.Lock()
         self._ready: dict[str, str] = {}
         self._failure = ""
         self._control: ControlClient | None = None
+        self._provisioning: ControlClient | None = None
         folder = ServiceFolder(options.named_after)
         self.scratch = folder.path
         try:
@@ -136,7 +141,7 @@ class ServiceProcesses:
         self._dispatcher = Spawn(
             id=DISPATCHER,
             entry=DISPATCHER_ENTRY,
-            config=msgspec.msgpack.encode(_dispatcher_config(options, listening, self.scratch)),
+            config=msgspec.msgpack.encode(_dispatcher_config(options, listening, self.scratch, self._provisioner)),
             restart=True,
             grace_s=DISPATCHER_GRACE_S,
         )
@@ -198,8 +203,8 @@ class ServiceProcesses:
 
     @property
     def expected_workers(self) -> int:
-        """How many workers there are, or will be when they have been registered."""
-        return len(self._agent.workers) + self._inline
+        """How many workers there are, or will be when they are wanted and have been registered."""
+        return max(self._most_workers, len(self._agent.workers)) + self._inline
 
     @property
     def nursery_pid(self) -> int:
@@ -272,6 +277,21 @@ class ServiceProcesses:
                 self._control = ControlClient(self._agent.dispatcher, self.keys.operator, name="service")
                 self._nursery.close_first(self._control)
             return self._control
+
+    def provisioning(self) -> ControlClient:
+        """Return a connection in the name of who brings this service's workers."""
+        with self._lock:
+            self._check_open()
+            if self._provisioning is None:
+                self._provisioning = ControlClient(self._agent.dispatcher, self._provisioner, name="provisioner")
+                self._nursery.close_first(self._provisioning)
+            return self._provisioning
+
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Return the workers that are processes, those that are being started too."""
+        with self._lock:
+            self._check_open()
+            return tuple(place.worker for place in self._agent.workers)
 
     def fileno(self) -> int:
         return self._nursery.link.fileno()
@@ -376,7 +396,9 @@ def host_only(advertise: str | None) -> str | None:
     return host if colon and port.isdigit() and (":" not in host or host.startswith("[")) else text
 
 
-def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: Path) -> dict[str, object]:
+def _dispatcher_config(
+    options: ServiceOptions, listening: Listening, scratch: Path, provisioner: Credentials
+) -> dict[str, object]:
     # As names and values: the dispatcher's modules are for its own process.
     return {
         "journal": str(options.journal if options.journal is not None else scratch / "journal"),
@@ -385,7 +407,7 @@ def _dispatcher_config(options: ServiceOptions, listening: Listening, scratch: P
         "http_bind": options.http_bind,
         "http_token_file": options.http_token_file,
         "server": options.keys.server,
-        "known": options.keys.known,
+        "known": (*options.keys.known, KnownKey(provisioner.public, provisioner.principal)),
         "registry": options.registry or str(scratch / REGISTRY),
         "audit_log": options.audit_log,
         "scaling": options.scaling,

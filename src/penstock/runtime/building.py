@@ -16,6 +16,7 @@ from penstock.graph.readers import SourceNode
 from penstock.runtime.calling import Calling
 from penstock.runtime.contract import Chunk, Stage
 from penstock.runtime.empty_passes import EmptyPasses
+from penstock.runtime.keeping import CachePoint, ElementKeeping, SplitKeeping
 from penstock.runtime.ordered import Outcome
 from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.placement import StreamPlacement
@@ -49,8 +50,13 @@ class Site:
     """(operator, one of its inputs) → how often it goes over that one, and how those passes are numbered."""
     empty_passes: Callable[[Node], EmptyPasses]
     """What counts the passes of an operator that give nothing."""
+    kept_at: Callable[[Node], KeptAt | None]
+    """What a caching point keeps, and with what; None: nothing is kept there."""
     meter_before: Callable[[str], StageMeter]
     """Makes a meter for work that is counted as a stage of its own, before this one."""
+
+
+KeptAt: TypeAlias = tuple[CachePoint, SplitKeeping | ElementKeeping]
 
 
 class Step(Protocol):

@@ -58,11 +58,21 @@ class Marks(Protocol):
         """Say where element k of the chunk came from, where that is known."""
 
 
+class Visit:
+    """What a source stage and a caching point say to each other about a split that is being read."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Chunk:
     elements: Sequence[Element]
     marks: Marks
     idents: Idents | None = None
+    visit: Visit | None = None
+    """Of which visit to a split they are, below a caching point; None: nothing is kept of them."""
+    made: bool = False
+    """They are what a caching point further down was to make of them: the steps before it hand them on."""
 
     def __len__(self) -> int:
         return len(self.elements)
@@ -78,7 +88,8 @@ class Chunk:
         if start == 0 and stop == len(self.elements):
             return self
         marks = self.marks if start == 0 else Shifted(self.marks, start)
-        return Chunk(self.elements[start:stop], marks, None if self.idents is None else self.idents[start:stop])
+        idents = None if self.idents is None else self.idents[start:stop]
+        return Chunk(self.elements[start:stop], marks, idents, self.visit, self.made)
 
 
 @dataclass(frozen=True, slots=True)

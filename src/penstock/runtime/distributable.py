@@ -8,9 +8,7 @@ With `sharding="off"` every worker runs over everything, and nothing is refused.
 
 from __future__ import annotations
 
-import warnings
-
-from penstock.core.errors import CacheIgnoredWarning, InvalidPipelineError
+from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
@@ -23,19 +21,19 @@ from penstock.passes import canonicalize
 def for_workers(node: Node, sharding: str) -> Node:
     """Return the graph that workers run, or raise `InvalidPipelineError` if it has no meaning over all of them.
 
-    A declared length is not in it: only the reader sees all elements. Nor is a cache, because every epoch deals other
-    splits to a worker. A source that two operators read has become two, so that each has its own splits.
+    A declared length is not in it: only the reader sees all elements. A source that two operators read has become two,
+    so that each has its own splits.
     """
     root = rewrite(canonicalize(node), _without_readers_part)
     if sharding == "off":
         return root
     for operator in walk(root):
         if operator.traits.on_workers is OnWorkers.REFUSED:
+            kept = "autocache() keeps what workers make, " if isinstance(operator, ops.Cache) else ""
             raise InvalidPipelineError(
-                f"{short_label(operator)} means something only over all workers together: put it after distribute(), "
-                "or use sharding='off'"
+                f"{short_label(operator)} means something only over all workers together: {kept}put it after "
+                "distribute(), or use sharding='off'"
             )
-    root = rewrite(root, _without_what_epochs_share)
     _check_rests(root)
     return _unshared(root)
 
@@ -66,18 +64,6 @@ def check_coordinated(root: Node) -> None:
 
 def _without_readers_part(node: Node) -> Node:
     return node.inputs[0] if node.traits.on_workers is OnWorkers.LEFT_TO_READER else node
-
-
-def _without_what_epochs_share(node: Node) -> Node:
-    if node.traits.on_workers is not OnWorkers.LEFT_OUT:
-        return node
-    warnings.warn(
-        f"{short_label(node)} is left out: every epoch gives a worker other data, so that it would find nothing of its "
-        "own in it. Everything above it is computed in each epoch",
-        CacheIgnoredWarning,
-        stacklevel=4,
-    )
-    return node.inputs[0]
 
 
 def _check_rests(root: Node) -> None:

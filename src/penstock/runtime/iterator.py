@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Self, TypedDict
 
@@ -33,6 +34,7 @@ class PipelineArguments(TypedDict):
     seed: int
     epoch: int
     source_of: Callable[[SourceNode], Source]
+    cache_scope: str
 
 
 @dataclass(slots=True)
@@ -61,10 +63,12 @@ class Run:
         part: StreamPart | None = None,
         stages: Mapping[SourceNode, MakeStage] | None = None,
         clock: ReaderClock | None = None,
+        cache_scope: str = "user",
     ) -> None:
-        """`clock`: of a reader that others tell of; None: one of its own."""
+        """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
+        turned = clock or ReaderClock()
         self._lowering = Lowering(
             seed=seed,
             epoch=epoch,
@@ -73,10 +77,12 @@ class Run:
             source_of=source_of,
             part=part,
             stages=stages or {},
+            cache_scope=cache_scope,
+            reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)
         self._sizer = ChunkSizer(CHUNK_LIMIT)
-        self._progress = ReaderCounts(clock or ReaderClock())
+        self._progress = ReaderCounts(turned)
         self._chunk = Chunk((), Fixed(None))
         self._next = self._size = 0
         self._error: BaseException | None = None
@@ -130,11 +136,15 @@ class Run:
         if self.closed:
             raise StreamStopped
         failure: BaseException | None = None
+        clock = self._progress.clock
+        clock.enter(perf_counter())
         try:
             chunk = self._stage.pull(want)
             self._progress.elements += len(chunk.elements)
         except BaseException as error:
             failure = self._failed(error)
+        finally:
+            clock.leave(perf_counter())
         if failure is not None:
             raise failure
         if self.closed:
@@ -180,6 +190,10 @@ class Run:
         """Return the state just after the last element that was returned."""
         return self._chunk.marks.at(self._next)
 
+    def note(self) -> Callable[[], State]:
+        """Note the same down at little cost: the function that is returned gives it, whatever was read since."""
+        return partial(self._chunk.marks.at, self._next)
+
     def statistics(self) -> Statistics:
         read_s, idle_s = self._progress.clock.times(perf_counter())
         return Statistics(
@@ -191,6 +205,7 @@ class Run:
             buffered_bytes=sum(meter.buffered_bytes for meter in self.meters),
             memory_budget_bytes=self.budget.memory_bytes,
             threads=self.budget.threads,
+            caching=self._lowering.caching(),
         )
 
     @property

@@ -18,6 +18,7 @@ from itertools import accumulate
 from pkgutil import iter_modules
 from typing import TypeAlias
 
+from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
 from penstock.graph.node import Node
@@ -27,10 +28,12 @@ from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.runtime import ops as stage_modules
 from penstock.runtime.budget import Budget
-from penstock.runtime.building import Site, build_stage
+from penstock.runtime.building import KeptAt, Site, build_stage
+from penstock.runtime.cache_points import points_over
 from penstock.runtime.calling import Calling
 from penstock.runtime.contract import RegroupingStage, Stage, State
 from penstock.runtime.empty_passes import EmptyPasses
+from penstock.runtime.kept_points import CacheTerms, KeptPoints
 from penstock.runtime.ops.grouping import ROUNDS
 from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, SplitSource
 from penstock.runtime.ops.transform import transform
@@ -41,7 +44,7 @@ from penstock.runtime.pool import ThreadPool
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.resources import Resources
 from penstock.runtime.shuffling import order_of, shuffles_reached
-from penstock.runtime.stats import StageMeter
+from penstock.runtime.stats import CachingStatistics, StageMeter
 from penstock.runtime.streaming.rounds import Dealing
 from penstock.runtime.streaming.units import UnitSource
 from penstock.runtime.streams import Left, StreamPart
@@ -77,6 +80,11 @@ class Lowering:
     quarantines: list[Quarantine] = field(default_factory=list)
     quarantine_kind: type[Quarantine] = Quarantine
     _root: Node | None = None
+    reader_times: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    """How long the reader has waited for outputs, and how long it has been busy with them."""
+    cache_scope: str = "user"
+    """Whose entries autocache() finds and makes."""
+    _kept: dict[Node, KeptPoints] = field(default_factory=dict)
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
     _node_numbers: dict[Node, int] = field(default_factory=dict)
@@ -114,34 +122,53 @@ class Lowering:
             elif not node.traits.passes_order:
                 order = None
             node = node.upstream
-        stage = self._build_base(node, order)
+        kept = self._kept_over(chain, node)
+        stage = self._build_base(node, order, kept)
+        self._kept.update({} if kept is None else dict.fromkeys(kept.nodes(), kept))
         for unary in reversed(chain):
             if unary not in absorbed:
                 stage = self._build_unary(unary, stage)
         return stage
 
-    def _build_base(self, node: Node, order: RandomOrder | None) -> Stage:
+    def _kept_over(self, chain: list[ops.Unary], base: Node) -> KeptPoints | None:
+        """Return what the caching points above a source keep; None: there are none, or they cannot here."""
+        if not any(isinstance(node, ops.Autocache) for node in chain):
+            return None
+        if base in self.stages:
+            raise InvalidPipelineError(
+                "autocache() after distribute(): put it before it, where elements are made; here, cache() keeps them"
+            )
+        by_index = isinstance(base, SourceNode) and self._reads_by_index(base)
+        points = points_over(chain, base, by_index=by_index)
+        assert isinstance(base, SourceNode)
+        number = self._identity_numbers[base]
+        return KeptPoints(points, self._cache_terms(base, number), self.meters, self.quarantines)
+
+    def _build_base(self, node: Node, order: RandomOrder | None, kept: KeptPoints | None) -> Stage:
         if isinstance(node, SourceNode):
-            return self._build_source(node, order)
+            return self._build_source(node, order, kept)
         upstreams = [self._build(upstream, None) for upstream in node.inputs]
         return build_stage(node, self._site(node, self._meter(node)), *upstreams)
 
-    def _build_source(self, node: SourceNode, order: RandomOrder | None) -> Stage:
+    def _build_source(self, node: SourceNode, order: RandomOrder | None, kept: KeptPoints | None) -> Stage:
         meter = self._meter(node)
         if node in self.stages:
             return self.stages[node](meter, self._identity_numbers[node] if node in self._wants_idents else None)
         source, number, placement = self.source_of(node), self._source_numbers[node], self._placement
         splits = source.splits()
+        by_index = isinstance(source, IndexableSource)
         reading = Reading(
             number=number,
             identity_number=self._identity_numbers[node],
             splits=splits,
             ordinals=placement.ordinals(number, len(splits)),
-            with_idents=node in self._wants_idents,
+            with_idents=node in self._wants_idents or kept is not None,
             order=order,
             quarantine=None if node.policy is None else self._quarantine(node, node.policy, meter),
             dropped=placement.dropped(number),
             flight=placement.flight(),
+            kept_splits=None if kept is None or by_index else kept.splits(meter),
+            kept_elements=None if kept is None or not by_index else kept.elements(meter),
         )
         stage: Stage
         if isinstance(source, IndexableSource):
@@ -181,7 +208,26 @@ class Lowering:
             passes_over=self._numbering.passes,
             empty_passes=self._empty_passes,
             meter_before=lambda label: self._meter_before(meter, label),
+            kept_at=self._kept_at,
         )
+
+    def _kept_at(self, node: Node) -> KeptAt | None:
+        return self._kept[node].stand(node) if node in self._kept else None
+
+    def _cache_terms(self, source: SourceNode, number: int) -> CacheTerms:
+        placement = self._placement
+        return CacheTerms(
+            seed=self.seed,
+            source=number,
+            scope=self.cache_scope,
+            cores=max(1, self.budget.threads),
+            reader_times=self.reader_times,
+            split_local=not placement.shards_at(source) and placement.units is None,
+        )
+
+    def caching(self) -> tuple[CachingStatistics, ...]:
+        """Return what is kept of each source that has points above it."""
+        return tuple(kept.statistics() for kept in dict.fromkeys(self._kept.values()))
 
     # Groups
 

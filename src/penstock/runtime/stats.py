@@ -245,6 +245,32 @@ class StageStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CachingStatistics:
+    """What autocache() does over one source, and what became of the entries of its location in this process."""
+
+    location: str
+    point: int
+    """At which autocache() of the source, counted from it, elements are kept now; 0: they are computed."""
+    reason: str
+    """Why; empty: it is still being measured."""
+    hits: int
+    """Splits that were found, or elements of a source that is read by index."""
+    misses: int
+    put: int
+    """Entries that were written."""
+    put_bytes: int
+    got_bytes: int
+    damaged: int
+    """Entries whose bytes were wrong: they were removed, and computed."""
+    left: int
+    """Splits that the writer could not follow: they are left for a later epoch."""
+    no_room: int
+    """Entries that were not worth what would have had to go for them."""
+    failures: int
+    """Times that storage failed or did not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """A pipeline's stages from source to sink, and how the reader fared."""
 
@@ -260,6 +286,8 @@ class Statistics:
     """Made by any stage, and not taken by the next."""
     memory_budget_bytes: int
     threads: int
+    caching: tuple[CachingStatistics, ...] = ()
+    """Of each source that has autocache() above it."""
 
     @property
     def wait_fraction(self) -> float:

@@ -2,6 +2,8 @@
 
 A disk takes about as long to move its head as to read 1.25 MiB, and so does a request to an object store: a smaller gap
 is cheaper to read than to jump over. Of a small stripe that would be all of it, so the gap is scaled with the stripe.
+Where wanted parts lie far and wide, so many small gaps add up to more than what is wanted: the smallest gaps are closed
+first, as long as what is read along stays below a share of what is wanted.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 MOST_GAP_BYTES = 5 << 18  # 1.25 MiB
 GAP_SHARE = 1 / 205  # of a stripe: 1.25 MiB of one of 256 MiB
+MOST_IN_VAIN = 0.25  # of what is wanted: it is transferred and copied too
 
 
 def gap_bytes(stripe_bytes: int) -> int:
@@ -23,15 +27,26 @@ def gap_bytes(stripe_bytes: int) -> int:
     return min(MOST_GAP_BYTES, int(stripe_bytes * GAP_SHARE))
 
 
-def coalesced(ranges: Iterable[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+def coalesced(ranges: Iterable[tuple[int, int]], gap: int, most_in_vain: float = MOST_IN_VAIN) -> list[tuple[int, int]]:
     """Return the reads that cover all ranges, in order; gaps up to so many bytes are read along.
 
     >>> coalesced([(100, 110), (0, 10), (15, 30)], gap=5)
     [(0, 30), (100, 110)]
+    >>> coalesced([(0, 10), (15, 25), (26, 36)], gap=5, most_in_vain=0.1)
+    [(0, 10), (15, 36)]
     """
-    reads: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if reads and start - reads[-1][1] <= gap:
+    wanted = sorted(ranges)
+    left = most_in_vain * sum(stop - start for start, stop in wanted)
+    gaps = sorted((max(0, start - before), place) for place, ((_, before), (start, _)) in enumerate(pairwise(wanted)))
+    closed: set[int] = set()
+    for size, place in gaps:
+        left -= size
+        if size > gap or left < 0:
+            break
+        closed.add(place)
+    reads = wanted[:1]
+    for place, (start, stop) in enumerate(wanted[1:]):
+        if place in closed:
             reads[-1] = (reads[-1][0], max(stop, reads[-1][1]))
         else:
             reads.append((start, stop))

@@ -108,6 +108,7 @@ class TableSnapshot:
 
     @property
     def partitions(self) -> list[str]:
+        """The days that have files."""
         return sorted({file.partition for file in self.files})
 
 

@@ -106,10 +106,14 @@ class FeatureFile:
         if length <= size and size - length < first:
             self._sparse.fill([(size - length, first)])
         try:
-            return pq.ParquetFile(self._sparse.source(), decryption_properties=self._decryption).metadata
+            file = pq.ParquetFile(
+                self._sparse.source(), decryption_properties=self._decryption, page_checksum_verification=True
+            )
         except (pa.ArrowException, OSError) as error:
             what = f"the footer cannot be read: {error}"
             raise CorruptRecordError(self.path, what + self._key_hint(), offset=size) from error
+        self._reader = file.reader
+        return file.metadata
 
     def _key_hint(self) -> str:
         if self._decryption is None:
@@ -160,18 +164,14 @@ class FeatureFile:
         import pyarrow.parquet as pq
 
         if self._reader is None:
-            # An encrypted file's footer holds what decrypts it, and so does not serve another opening of the file.
-            metadata = self.footer.metadata if self._decryption is None else None
-            if metadata is None:
-                self._parsed_footer()
-            file = pq.ParquetFile(
-                self._sparse.source(),
-                metadata=metadata,
-                decryption_properties=self._decryption,
-                page_checksum_verification=True,
-            )
-            self._reader = file.reader
-        return self._reader.read_row_group(stripe, column_indices=list(leaves), use_threads=True)
+            if self._decryption is not None:
+                self._parsed_footer()  # it holds what decrypts the file, and does not serve another opening of it
+            else:
+                metadata = self.footer.metadata
+                file = pq.ParquetFile(self._sparse.source(), metadata=metadata, page_checksum_verification=True)
+                self._reader = file.reader
+        reader: Any = self._reader
+        return reader.read_row_group(stripe, column_indices=list(leaves), use_threads=True)
 
     def _named(self, stripe: int, columns: Sequence[str], error: Exception) -> CorruptRecordError:
         """Return the error of a stripe, with the first column that cannot be decoded."""

@@ -83,5 +83,8 @@ class ImagesSource(FilePerElementSource):
             )
         return super().splits()
 
+    def about(self, index: int) -> str:
+        return f"{super().about(index)} {self.labels[index]}"  # a label depends on which other folders there are
+
     def make_element(self, index: int, content: bytes) -> Element:
         return {"image": content, "label": int(self.labels[index]), "path": self.table.relative(index)}

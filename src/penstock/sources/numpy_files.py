@@ -31,6 +31,7 @@ from penstock.sources.base import Reader, Records, Split, SplitPosition
 from penstock.sources.listing import ArrayHeader, FileInfo, FileListing, list_files
 from penstock.sources.memory import IndexReader, index_splits
 from penstock.sources.readahead import WAIT_S
+from penstock.sources.stamps import file_stamp
 from penstock.sources.storage import Options, check_unchanged, gone, is_remote, open_file, open_random
 
 OPEN_MAPS = 128  # each holds a file descriptor, of which a process often has 1,024
@@ -132,6 +133,15 @@ class NumpySource:
 
     def splits(self) -> Sequence[Split]:
         return index_splits(len(self), at_least=16)
+
+    def stamps(self, indices: Sequence[int]) -> list[str | None]:
+        """Return what tells each element from what it was: its file as it is now, and its place in it."""
+        files = np.searchsorted(self._starts, np.asarray(indices, np.int64), side="right") - 1
+        of_file = {int(n): file_stamp(self._tables[int(n)].path, self._options) for n in np.unique(files)}
+        return [
+            None if of_file[n] is None else f"{self._tables[n].path}\n{int(index) - int(self._starts[n])}\n{of_file[n]}"
+            for n, index in zip(files.tolist(), indices)
+        ]
 
     def open(self, split: Split, at: SplitPosition) -> Reader:
         if not self.remote:

@@ -116,7 +116,7 @@ class S3Storage:
 
     def scan(self, folder: str) -> tuple[list[str], list[FoundFile]]:
         list_one = partial(self._obstore.list_with_delimiter, self._store, self._key(folder) or None)
-        found = self._call(folder, "cannot be listed", list_one)
+        found: Any = self._call(folder, "cannot be listed", list_one)
         folders = [f"{self._root}/{prefix}" for prefix in found["common_prefixes"]]
         marks = {folder.rstrip("/"), *folders}
         entries = [self._entry(item) for item in found["objects"]]

@@ -22,6 +22,7 @@ from penstock.sources.base import OnBad, Records, Split, SplitPosition
 from penstock.sources.cutting import cut_neighbours, split_step
 from penstock.sources.listing import FileInfo, FileListing, list_files
 from penstock.sources.readahead import WAIT_S, WINDOW_BYTES
+from penstock.sources.stamps import file_stamp
 from penstock.sources.storage import Options, gone, is_remote, open_random
 
 FILES_IN_FLIGHT = 32
@@ -112,6 +113,19 @@ class FilePerElementSource:
 
     def splits(self) -> Sequence[Split]:
         return self._splits
+
+    def stamps(self, indices: Sequence[int]) -> list[str | None]:
+        """Return what tells each element from what it was: its file as it is now, and what else it is made of."""
+        paths, options = self.table.paths, self.node.storage_options
+        found: list[str | None] = []
+        for index in map(int, indices):
+            stamp = file_stamp(paths[index], options)
+            found.append(None if stamp is None else f"{paths[index]}\n{self.about(index)}\n{stamp}")
+        return found
+
+    def about(self, index: int) -> str:
+        """Return what an element says that does not stand in its file."""
+        return self.table.relative(index)
 
     def open(self, split: Split, at: SplitPosition) -> FilePerElementReader:
         return FilePerElementReader(self, split, at)

@@ -21,7 +21,6 @@ from penstock.core.ids import JobName, RunnerId, StreamId
 from penstock.stream.checkpoint import Mixes, Place, Progress, Weights
 from penstock.stream.position import Serving, Standing, with_done
 from penstock.stream.reading import ByArrival, InTurns, StreamReader, describe_streams
-from penstock.wire.delivery import Delivery
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -32,7 +31,7 @@ from penstock.wire.frames import (
     StreamFailed,
     StreamRefused,
 )
-from penstock.wire.jobs import JobView, Named, Position, StreamView
+from penstock.wire.jobs import Delivery, JobView, Named, Position, StreamView
 from penstock.wire.messages import EndStream, Rebind
 
 SMALLEST_WINDOW_BYTES = 1 << 20

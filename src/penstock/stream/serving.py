@@ -34,10 +34,9 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Mixes
 from penstock.stream.instructions import End, Given, Instruction, Send, StartRun, StopRun, Terms, Wanted
-from penstock.wire.delivery import Delivery
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import OpenStream, RemoteFailure, StreamEnded, StreamFailed, StreamRefused
-from penstock.wire.jobs import Cut, Named
+from penstock.wire.jobs import Cut, Delivery, Named
 
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
 GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
@@ -163,6 +162,8 @@ class Served(ABC, Generic[ReaderKind]):
             return "this worker is closing"
         if message.consumer < 0 or (width > 1 and message.consumer >= width):
             return f"there is no consumer {message.consumer}: the job has {width}"
+        if message.binding < 0:
+            return f"there is no binding {message.binding}"
         if message.binding < self.binding:
             return f"binding {message.binding} is over, the stream has binding {self.binding} by now"
         if message.cut_round > message.round:

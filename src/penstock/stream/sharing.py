@@ -33,9 +33,8 @@ from penstock.stream.position import Gaps
 from penstock.stream.serving import Key, Served
 from penstock.stream.teams import GATHER_RANKS_S, RankReader, Team
 from penstock.stream.window import Entry, Window
-from penstock.wire.delivery import Delivery
 from penstock.wire.frames import OpenStream
-from penstock.wire.jobs import Cut, Named
+from penstock.wire.jobs import Cut, Delivery, Named
 
 GATHER_SHARED_S = 0.3  # after a loss: how long the first reader to return waits for the others
 FRAMES_A_WINDOW = 8  # at least: what goes from the window goes frame by frame

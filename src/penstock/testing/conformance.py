@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -52,6 +52,45 @@ def check_resumes_everywhere(
                 f"restored after {position} of {len(elements)} elements: {difference}\nstate: {states[position]}"
             )
     return len(positions)
+
+
+def check_states_cross(
+    makes: Mapping[str, Callable[[], Dataset]], *, epoch: int = 0, every: int = 1, **options: Any
+) -> int:
+    """Take states in each of several ways to run one pipeline, and load each in every other; return how many were.
+
+    Each way must give the same elements, and the same rest from each state. A way is made anew for each reading, so
+    that it may set up what it is about: files that are there, or are gone.
+    """
+    states: dict[str, list[str]] = {}
+    elements: list[Element] | None = None
+    for name, make in makes.items():
+        found: list[Element] = []
+        with make().iterator(epoch=epoch, seed=1234, **options) as iterator:
+            states[name] = [json.dumps(iterator.state_dict())]
+            for element in iterator:
+                found.append(element)
+                states[name].append(json.dumps(iterator.state_dict()))
+        elements = found if elements is None else elements
+        if (difference := compare_all(elements, found)) is not None:
+            raise ConformanceError(f"read as {name!r}: {difference}")
+    assert elements is not None
+    loaded = 0
+    for saved, its_states in states.items():
+        for name, make in makes.items():
+            for position in range(0, len(its_states), every):
+                with make().iterator(epoch=epoch, seed=1234, **options) as iterator:
+                    iterator.load_state_dict(json.loads(its_states[position]))
+                    rest = list(iterator)
+                loaded += 1
+                if position == len(its_states) - 1:
+                    continue  # the loop had ended: this is the next epoch
+                if (difference := compare_all(elements[position:], rest)) is not None:
+                    raise ConformanceError(
+                        f"saved as {saved!r} after {position} elements, read on as {name!r}: {difference}\n"
+                        f"state: {its_states[position]}"
+                    )
+    return loaded
 
 
 def compare_all(expected: Sequence[Element], found: Sequence[Element]) -> str | None:

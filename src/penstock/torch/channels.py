@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import penstock as ps
-from penstock.api.distribute import make_loader
+from penstock.api.loader import make_loader
 from penstock.client.options import check_options
 from penstock.processes.nursery_start import start_nursery
 from penstock.torch.fetching import SampleFetch

@@ -21,7 +21,7 @@ from penstock.core.errors import CorruptRecordError, InvalidArgumentError, choic
 OWN_FOLDER = "_penstock"  # engines pass over folders whose name begins so
 REGISTRY = "features.json"
 
-FeatureKind: TypeAlias = Literal["dense", "sparse", "scored"]
+StoredKind: TypeAlias = Literal["dense", "sparse", "scored"]
 Lifecycle: TypeAlias = Literal["beta", "experimental", "active", "deprecated", "reaped"]
 WRITTEN: frozenset[Lifecycle] = frozenset({"experimental", "active", "deprecated"})
 _NEXT: Mapping[str, tuple[str, ...]] = {
@@ -46,14 +46,14 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     name: str = ""
-    kind: FeatureKind = "dense"
+    kind: StoredKind = "dense"
     owner: str = ""
     lifecycle: Lifecycle = "experimental"
 
     def __post_init__(self) -> None:
         if self.id < 0:
             raise InvalidArgumentError(f"a feature's id is a number from 0 on, not {self.id}")
-        for name, value, known in (("kind", self.kind, FeatureKind), ("lifecycle", self.lifecycle, Lifecycle)):
+        for name, value, known in (("kind", self.kind, StoredKind), ("lifecycle", self.lifecycle, Lifecycle)):
             if value not in get_args(known):
                 raise choice(name, value, get_args(known))
 

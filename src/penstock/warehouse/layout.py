@@ -27,7 +27,7 @@ from penstock.warehouse.writing import ROW_COLUMNS, StripeSize, in_order, write_
 TRIES = 10
 SMALL_FILE_BYTES = 128 << 20
 
-Change: TypeAlias = Callable[[pa.Table, LoggedFile], pa.Table]
+FileChange: TypeAlias = Callable[[pa.Table, LoggedFile], pa.Table]
 """Make other columns of a stripe's rows; all stripes of a file get the same ones."""
 
 
@@ -47,7 +47,7 @@ def rewrite(
     *,
     read_version: int,
     operation: str,
-    change: Change | None = None,
+    change: FileChange | None = None,
     order: Sequence[int] | None = None,
     stripe: StripeSize | None = None,
 ) -> int | None:
@@ -69,7 +69,7 @@ def rewrite(
 
 
 def _rewritten(
-    table: Table, group: Sequence[LoggedFile], change: Change | None, order: Sequence[int], size: StripeSize
+    table: Table, group: Sequence[LoggedFile], change: FileChange | None, order: Sequence[int], size: StripeSize
 ) -> tuple[LoggedFile, str]:
     def stripes() -> Iterator[pa.Table]:
         for file in group:

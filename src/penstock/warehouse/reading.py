@@ -10,11 +10,12 @@ from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph.expressions import Expression
 from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
-from penstock.warehouse.features import Feature, FeatureKind
+from penstock.warehouse.features import Feature, StoredKind
+from penstock.warehouse.read_log import ReadLog
 from penstock.warehouse.table import Table, check_date
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
 
-_TYPES: Mapping[str, FeatureKind] = {
+_TYPES: Mapping[str, StoredKind] = {
     "float": "dense",
     "array<long>": "sparse",
     "array<struct<id:long,score:float>>": "scored",
@@ -34,6 +35,7 @@ def read_features(
     version: int | None = None,
     inject: Sequence[Table] = (),
     tier: bool = True,
+    session: str | None = None,
 ) -> Dataset:
     """Batches of a feature table, as they lie in memory when they are read: all rows of a feature side by side.
 
@@ -41,7 +43,8 @@ def read_features(
     features), and each of `columns` (`key`, `time`, `label`) an array. `features` are ids or names, None: all that are
     written. `partitions` are days, `where` keeps rows by `key`, `time`, `label`, `date` or dense features
     (`ps.col("f7") > 0`), `sample` keeps a share of the rows, by a hash of seed, file and row. `inject` are side tables
-    whose features are joined by key and day. The table is read as it is at `version`; None: as it is now.
+    whose features are joined by key and day. The table is read as it is at `version`; None: as it is now. With a name
+    of the `session` the table's read log notes what it reads: `Table.reorder` and `tier` go by that.
 
     >>> import tempfile, pyarrow as pa
     >>> from penstock.warehouse.features import Feature
@@ -53,18 +56,16 @@ def read_features(
     [3, 4]
     """
     opened = table if isinstance(table, Table) else Table(table)
-    snapshot = opened.snapshot(version)
-    known = known_features(opened, snapshot)
+    at, known = _version_and_features(opened, version)
     injected: list[tuple[str, int, tuple[str, ...]]] = []
     chosen = [_found(known, opened, wanted) for wanted in features] if features is not None else None
     chosen = [f for f in known.values() if f.written] if chosen is None else chosen
     side_features: set[str] = set()
     for side in inject:
-        side_snapshot = side.snapshot()
-        own = known_features(side, side_snapshot)
+        side_version, own = _version_and_features(side, None)
         names = tuple(feature.column for feature in chosen if feature.id in own and feature.column not in side_features)
         side_features.update(names)
-        injected.append((side.url, side_snapshot.version, names))
+        injected.append((side.url, side_version, names))
     for day in partitions or ():
         check_date(day)
     for name in columns:
@@ -76,7 +77,7 @@ def read_features(
     node = ReadFeatures(
         paths=(opened.url,),
         storage_options=opened.private_options,
-        version=snapshot.version,
+        version=at,
         dense=kinds["dense"],
         sparse=kinds["sparse"],
         scored=kinds["scored"],
@@ -89,7 +90,19 @@ def read_features(
         injected=tuple(injected),
         tier=tier,
     )
+    if session is not None:
+        ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)
     return Dataset(node)
+
+
+def _version_and_features(table: Table, version: int | None) -> tuple[int, dict[int, Feature]]:
+    """Return which version is read, and its features; the log is replayed only where the registry does not tell."""
+    newest = table.version
+    wanted = newest if version is None else version
+    if not 0 <= wanted <= newest or table.is_remote or not (found := table.features):
+        snapshot = table.snapshot(version)
+        return snapshot.version, known_features(table, snapshot)
+    return wanted, found
 
 
 def known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:

@@ -13,6 +13,7 @@ from penstock.sources.delta_log import TableSnapshot, newest_version, read_snaps
 from penstock.sources.storage import is_remote, normal_path
 from penstock.warehouse.committing import commit_append, deltalake, local_folder, log_exists
 from penstock.warehouse.features import OWN_FOLDER, Feature, Lifecycle, Registry
+from penstock.warehouse.leases import LEASE_S, SnapshotLease
 from penstock.warehouse.writing import KINDS, PARTITION, ROW_COLUMNS, StripeSize, checked_rows, in_order, write_file
 
 if TYPE_CHECKING:
@@ -184,6 +185,11 @@ class Table:
 
         with locked(self.own_folder / "layout.lock"):
             publish(self.own_folder / "layout.json", msgspec.json.encode({**self._layout(), **change}))
+
+    def lease(self, version: int | None = None, *, lease_s: float = LEASE_S) -> SnapshotLease:
+        """Hold a version (None: the newest), so that `vacuum` removes nothing of it, until it is released."""
+        held = self.snapshot(version).version
+        return SnapshotLease(self.own_folder, held, lease_s)
 
     # Encryption
 

@@ -35,7 +35,6 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
 import zmq
 
 from penstock.core import errors
@@ -43,9 +42,10 @@ from penstock.core.errors import CodecError, PenstockError, ProtocolError, Refus
 from penstock.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Answer, Ask, Push, Refused, Request, Tell
 from penstock.wire.principals import Principal
 
-UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""msgspec raises its own error for most of what is no message, but Python's for text that is no Unicode and for lists
-in lists in lists. Whoever decodes in a thread that others depend on has to know all three."""
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError)
+"""msgspec raises its own error for most of what is no message, but Python's for text that is no Unicode, for lists in
+lists in lists and, before 0.19, for a map with maps as keys. Whoever decodes in a thread that others depend on has to
+know all four."""
 
 _Message = TypeVar("_Message")
 _Body = TypeVar("_Body")
@@ -221,6 +221,8 @@ def unpack(frame: memoryview) -> tuple[memoryview, list[ReceivedBuffer | None]]:
     except struct.error as error:
         raise CodecError(f"a torn frame: {error}") from None
     start = 9 + 4 * count
+    import numpy as np  # here: a dispatcher, which only asks and tells, does without it
+
     # One copy of everything: the received frame is neither aligned nor, while ZeroMQ holds it, ours alone.
     own = np.empty(frame.nbytes + _ALIGN, np.uint8)
     shift = -own.ctypes.data % _ALIGN

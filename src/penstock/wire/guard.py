@@ -32,6 +32,7 @@ ZAP_DOMAIN = "penstock"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _COUNTED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _STOP_DEADLINE_S = 5.0
+_REST_MS = 50  # between two looks at events: what strangers do takes the GIL from user code so often, and no oftener
 _EVENT = struct.Struct("=Hi")
 _LENGTH = struct.Struct(">I")
 MAX_WAITING = 256  # handshakes that wait for an answer about their key; libzmq ends each after its own deadline
@@ -151,13 +152,16 @@ class Guard:
         os.close(self._wake)
 
     def _serve(self, door: Socket) -> None:
-        poller = zmq.Poller()
-        poller.register(door, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller, without_events = zmq.Poller(), zmq.Poller()
+        for each in (poller, without_events):
+            each.register(door, zmq.POLLIN)
+            each.register(self._wake, zmq.POLLIN)
         counted: dict[Socket, dict[int, None]] = {}
+        resting = False
         try:
             while not self._stopping or counted or self._new:
-                ready = dict(poller.poll())
+                ready = dict(without_events.poll(_REST_MS) if resting and not self._stopping else poller.poll())
+                resting = False
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
@@ -169,6 +173,7 @@ class Guard:
                 if door in ready:
                     self._answer(door)
                 for events in [socket for socket in counted if socket in ready]:
+                    resting = True
                     if self._tally(events, counted[events]):
                         poller.unregister(events)
                         del counted[events]

@@ -4,11 +4,24 @@ Rules of evolution: new fields have defaults, old ones never change their type.
 
 The state that rides with the data is a `Cut`. Everything in it is plain (ints, strings, lists), so that it goes through
 msgpack here and through JSON in a trainer's checkpoint.
+
+Two things are made of the records. How a job's outputs reach its readers (`Delivery`) is derived once from what the job
+is:
+
+| | who reads a stream | which stream a consumer takes from next |
+|---|---|---|
+| by arrival | all consumers, each its output of a round | whichever has something |
+| in turns | the same | the one with the lowest round; the tail comes last |
+| owned | one consumer | whichever of its own has something |
+| shared | trainers, each all of it, out of a window | either of the first two |
+
+And a view as a consumer holds it (`HeldView`) is begun with a whole one, and kept up with changes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -253,3 +266,165 @@ class ViewChange(Message, frozen=True):
     waiting_for: str = ""
     dropped: tuple[str, ...] | None = None
     """Elements that are left out, by name; None: they are as before."""
+
+
+# How outputs reach readers
+
+DeliveryKind: TypeAlias = Literal["by arrival", "in turns", "owned", "shared"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    kind: DeliveryKind
+    consumers: int
+    width: int
+    """Outputs in a round: one for each consumer, or one where a stream has an owner."""
+    in_turn: bool
+    """Consumers take rounds from the streams in turn, so that all of them read the same round in the same step."""
+    sharing: Share | None
+    streams: int | None
+    """How many there are, where that is the job's to say; None: as workers join."""
+
+    @property
+    def owned(self) -> bool:
+        return self.kind == "owned"
+
+    @property
+    def shared(self) -> bool:
+        return self.kind == "shared"
+
+    @property
+    def skips(self) -> bool:
+        """What a reader is too late for is gone."""
+        return self.sharing is not None and not self.sharing.waits
+
+    @property
+    def window_bytes(self) -> int | None:
+        """Of what trainers share, on each worker; None: it is left to the worker."""
+        return None if self.sharing is None else self.sharing.window_bytes
+
+    @property
+    def alike(self) -> bool:
+        """After the same number of steps all consumers stand at the same place: one state stands for all."""
+        return self.in_turn
+
+    @property
+    def trails(self) -> bool:
+        """Consumers of one stream stand apart, so that a state has to name splits that one of them is through with."""
+        return self.kind == "by arrival" and self.consumers > 1
+
+    def owner_of(self, number: int, feed: FeedSpec) -> int | None:
+        """Return the one consumer of a stream, or None: all of them.
+
+        By number, so that a checkpoint need not say. Relaxed streams are made one a consumer, with numbers in a row.
+        """
+        if not self.owned:
+            return None
+        return 0 if feed.kind == "tail" else number % self.consumers
+
+    def seat_of(self, consumer: int) -> int:
+        """Return which output of a round is that consumer's."""
+        return consumer if self.width > 1 else 0
+
+
+def delivery_of(spec: JobSpec) -> Delivery:
+    ranks, shared = spec.ranks, spec.sharing is not None
+    in_turn = spec.order == "deterministic" or ranks.coordinated
+    owned = ranks.uneven == "allow" and not shared
+    return Delivery(
+        kind="shared" if shared else "owned" if owned else "in turns" if in_turn else "by arrival",
+        consumers=ranks.count,
+        width=1 if owned else ranks.count,
+        in_turn=in_turn,
+        sharing=spec.sharing,
+        streams=_fixed_streams(spec, in_turn=in_turn),
+    )
+
+
+def _fixed_streams(spec: JobSpec, *, in_turn: bool) -> int | None:
+    if spec.sharding.off:
+        return None
+    if spec.feeds:
+        return len(spec.feeds)
+    return (spec.sharding.streams or 1) if in_turn else None
+
+
+# A view, kept up
+
+Fit: TypeAlias = Literal["taken", "known", "missed"]
+"""taken: the view is newer now. known: it says nothing new. missed: something before it did not come; ask for it."""
+
+
+class HeldView:
+    """Takes what comes over, whatever comes twice, late or not at all.
+
+    A change costs what changed. `view` is whole, and is put together only when it is asked for.
+    """
+
+    def __init__(self, view: JobView) -> None:
+        self._view = view
+        self._streams = {stream.number: stream for stream in view.streams}
+        self._news: dict[int, None] = dict.fromkeys(self._streams)
+        self._whole = True
+
+    @property
+    def version(self) -> int:
+        return self._view.version
+
+    @property
+    def view(self) -> JobView:
+        if not self._whole:
+            self._view = replace(self._view, streams=tuple(self._streams.values()))
+            self._whole = True
+        return self._view
+
+    def take_news(self) -> tuple[StreamView, ...]:
+        """Return the streams that are new or changed since the last call, in the order they came."""
+        news, self._news = self._news, {}
+        return tuple(self._streams[number] for number in news)
+
+    def take_view(self, view: JobView) -> Fit:
+        if view.attempt != self._view.attempt or view.version <= self.version:
+            return "known"
+        for stream in view.streams:
+            if stream != self._streams.get(stream.number):
+                self._news[stream.number] = None
+        self._view, self._whole = view, True
+        self._streams = {stream.number: stream for stream in view.streams}
+        return "taken"
+
+    def take_change(self, change: ViewChange) -> Fit:
+        if change.attempt != self._view.attempt or change.version <= self.version:
+            return "known"
+        if change.since > self.version or any(move.number not in self._streams for move in change.moved):
+            return "missed"
+        for stream in change.made:
+            self._put(stream)
+        for move in change.moved:
+            self._put(_moved(self._streams[move.number], move))
+        self._whole = False
+        self._view = replace(
+            self._view,
+            version=change.version,
+            finished=change.finished,
+            failure=change.failure,
+            waiting_for=change.waiting_for,
+            dropped=self._view.dropped if change.dropped is None else change.dropped,
+        )
+        return "taken"
+
+    def _put(self, stream: StreamView) -> None:
+        self._streams[stream.number] = stream
+        self._news[stream.number] = None
+
+
+def _moved(stream: StreamView, move: StreamMove) -> StreamView:
+    return replace(
+        stream,
+        binding=move.binding,
+        runner=move.runner,
+        worker=move.worker,
+        address=move.address,
+        ended=move.ended,
+        lost=move.lost,
+    )

@@ -19,6 +19,15 @@ ROLES: tuple[Role, ...] = get_args(Role)
 _NAME = re.compile(r"[\w.@+-]{1,100}", re.ASCII)
 
 
+def is_name(text: str) -> bool:
+    """Whether a principal can have this name.
+
+    >>> is_name("w0.3f"), is_name("a/b")
+    (True, False)
+    """
+    return _NAME.fullmatch(text) is not None
+
+
 class Principal(msgspec.Struct, frozen=True, array_like=True):
     """A role and a name. Two keys of one name and role are one principal.
 
@@ -34,7 +43,7 @@ class Principal(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise InvalidArgumentError(f"role={self.role!r} must be one of {', '.join(ROLES)}")
-        if not _NAME.fullmatch(self.name):
+        if not is_name(self.name):
             raise InvalidArgumentError(f"name={self.name!r} must be 1 to 100 letters, digits or any of ._@+-")
 
     @staticmethod

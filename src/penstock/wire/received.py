@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.core.errors import StateMismatchError
 from penstock.wire.jobs import Cut, Regroup
+
+MOST_OUTPUTS = 1 << 18  # since an engine's state: it comes with every output, or with one of some hundreds
 
 
 def flags_received(regroup: Regroup | None, *, width: int, given: Sequence[int]) -> list[bool]:
@@ -26,6 +29,11 @@ def flags_received(regroup: Regroup | None, *, width: int, given: Sequence[int])
     dealt = 0  # outputs that the old rounds left, so far
     old_width, old_given = (1, (0,)) if regroup is None else (regroup.width, regroup.given)
     old_end, new_end = max(old_given, default=0) * old_width, max(given, default=0) * width
+    if max(old_end, new_end) > MOST_OUTPUTS:
+        raise StateMismatchError(
+            f"a state that says what became of {max(old_end, new_end):,} outputs since it was taken: at most "
+            f"{MOST_OUTPUTS:,} can be; load one that was saved by this loader"
+        )
     while len(flags) < old_end or dealt < new_end:
         round_, consumer = divmod(len(flags), old_width)
         had = round_ < old_given[consumer]

@@ -20,14 +20,15 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import msgspec
 import zmq
 
 from penstock.core.ids import StreamId
 from penstock.core.private_memory import let_memory_be_read
-from penstock.processes.flight_record import FlightRecord, HangWatch
 from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
+from penstock.runtime.flight_record import FlightRecord, HangWatch
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
@@ -52,11 +53,9 @@ from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
-from penstock.worker.job import RunnerJob
-from penstock.worker.opening import MOST_STREAMS, RunOpener
+from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener
 from penstock.worker.own_memory import OwnMemory
-from penstock.worker.readers import KnownReaders
-from penstock.worker.sending import DataSocket
+from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
 
@@ -76,7 +75,7 @@ def run(
     """Serve until SIGTERM. `ready` is told the address, `report` the figures; `record` is memory that outlives us."""
     raise_descriptor_limit()
     if config.sandbox is not None:
-        config.sandbox.enter()
+        config = msgspec.structs.replace(config, listening=config.sandbox.enter(config.listening))
     let_memory_be_read()  # what it holds is its user's: the nursery and the agent keep theirs private
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

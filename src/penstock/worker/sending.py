@@ -1,4 +1,4 @@
-"""The runner's data socket: one thread listens on it, and any thread sends by itself.
+"""The runner's data socket, and who is let in to it: one thread listens on it, and any thread sends by itself.
 
 A frame that its maker hands to another thread costs both of them the GIL, once in each direction; so a lock guards the
 socket instead, and nobody waits for it longer than a message takes. What must not happen in the thread of whoever sends
@@ -21,11 +21,63 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from penstock.core.errors import ProtocolError
+from penstock.core.errors import PenstockError, ProtocolError
+from penstock.core.ids import JobName
+from penstock.wire.admissions import KnownReader, WhoReads
+from penstock.wire.control import ControlClient
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.framing import RequestAssembler, decode_message, key_of, pack
 from penstock.wire.guard import Socket
+from penstock.wire.messages import Answer, NotKnown
+from penstock.wire.principals import Principal
 from penstock.wire.sockets import Bell
+
+MAX_KNOWN = 10_000  # of readers of one job; the oldest are asked about again
+TRIES, AGAIN_S = 10, 0.2  # a dispatcher that has just begun again hears of its readers one by one
+
+
+class KnownReaders:
+    """Who reads from a runner: trainers, known by the reading keys that they made and told the dispatcher.
+
+    A key that was not met before is asked about while its handshake waits; what the dispatcher says is kept, so that a
+    reader whose connection was lost is known while the dispatcher is away. Any thread may ask.
+    """
+
+    def __init__(self, control: ControlClient, job: JobName) -> None:
+        self._control, self._job = control, job
+        self._known: dict[str, Principal] = {}
+        self._lock = threading.Lock()
+
+    def principal_of(self, verifier: str) -> Principal | None:
+        return self._known.get(verifier)
+
+    def inquire(self, verifier: str, tell: Callable[[Principal | None], None]) -> None:
+        """Ask the dispatcher whose key this is. While it is away the handshake waits, and ends by its own deadline."""
+        self._ask(verifier, tell, TRIES)
+
+    def _ask(self, verifier: str, tell: Callable[[Principal | None], None], tries: int) -> None:
+        def heard(answer: Answer) -> None:
+            if isinstance(answer, KnownReader):
+                tell(self._keep(verifier, Principal.parse(answer.principal)))
+            elif isinstance(answer, NotKnown) and tries > 1:
+                again = threading.Timer(AGAIN_S, self._ask, (verifier, tell, tries - 1))
+                again.daemon = True
+                again.start()
+            else:
+                tell(None)
+
+        try:
+            self._control.post(WhoReads(job=self._job, verifier=verifier), heard)
+        except PenstockError:
+            tell(None)  # this runner ends
+
+    def _keep(self, verifier: str, principal: Principal) -> Principal:
+        with self._lock:
+            self._known[verifier] = principal
+            while len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        return principal
+
 
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
@@ -145,8 +197,8 @@ class DataSocket:
                 if now - ticked >= TICK_S or self._tick_asked:
                     ticked, self._tick_asked = now, False
                     self._tick(now)
-                poller.poll(int(TICK_S * 1000))
-                self._bell.quiet()
+                if any(woken == self._bell.descriptor for woken, _ in poller.poll(int(TICK_S * 1000))):
+                    self._bell.quiet()
         except zmq.ContextTerminated:
             pass  # the context went first
         finally:
@@ -192,7 +244,7 @@ class DataSocket:
             try:
                 self._listener.take(peer, message)
             except Exception:  # one reader's nonsense must not keep the others from being served
-                _log.exception("a message could not be dealt with", extra={"message": type(message).__name__})
+                _log.exception("a message could not be dealt with", extra={"kind": type(message).__name__})
         return len(messages) == RECEIVE_AT_ONCE
 
     def _complain(self, now: float, reason: str) -> None:

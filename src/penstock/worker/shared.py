@@ -21,9 +21,8 @@ from penstock.stream.rounds import Taken
 from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
-from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import Credit, Rounds, SlabPlaces
-from penstock.wire.jobs import Cut, Named
+from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.worker.pump import Pump
 from penstock.worker.streams import LEASES_SHARE, SLAB_FROM_BYTES, Frame, Host, HostedStream, encode_frame
 

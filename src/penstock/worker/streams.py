@@ -24,15 +24,13 @@ from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wa
 from penstock.stream.rounds import Taken
 from penstock.stream.serving import Dealt, Served
 from penstock.wire.compression import compress
-from penstock.wire.delivery import delivery_of
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import Credit, OpenStream, Output, Rounds, SlabPlaces
-from penstock.wire.jobs import Cut, Named
+from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.runs import FrameMemory, encode_run
 from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
-from penstock.worker.job import LoadedJob
-from penstock.worker.opening import Opening, RunOpener
+from penstock.worker.opening import LoadedJob, Opening, RunOpener
 from penstock.worker.pump import Pump
 from penstock.worker.sending import DataSocket
 

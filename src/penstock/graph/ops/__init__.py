@@ -4,6 +4,7 @@ An operator is a class in one of these modules, and found here by being there: `
 that add one, and `tests/test_totality.py` fails until all of them exist.
 """
 
+from penstock.graph.ops.autocaching import *  # noqa: F403
 from penstock.graph.ops.base import *  # noqa: F403
 from penstock.graph.ops.batches import *  # noqa: F403
 from penstock.graph.ops.children import *  # noqa: F403

@@ -62,7 +62,7 @@ class Cache(Unary):
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"slot"})
     TRAITS: ClassVar[Traits] = replace(
-        Prefetch.TRAITS, flow=Flow.OWN, on_workers=OnWorkers.LEFT_OUT, same_columns=False, threads=0
+        Prefetch.TRAITS, flow=Flow.OWN, on_workers=OnWorkers.REFUSED, same_columns=False, threads=0
     )
     path: str | None = None
     max_bytes: int | None = None

@@ -99,6 +99,15 @@ def begin(learned: Learned | None = None) -> ModelMemory:
     )
 
 
+def with_workers(memory: ModelMemory, workers: float) -> ModelMemory:
+    """Return the memory for windows that are counted since there are so many: none of them has to be passed over.
+
+    >>> with_workers(begin(), 4.0).workers
+    4.0
+    """
+    return replace(memory, workers=workers, recent=(), astray=0)
+
+
 def learned_by(memory: ModelMemory) -> Learned | None:
     """Return what the next run should know. None: nothing was found out that can be relied on."""
     if not memory.verified or not memory.worker_per_s:

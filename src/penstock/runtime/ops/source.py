@@ -16,6 +16,7 @@ import numpy as np
 from penstock.core.errors import DataError
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, Stage, State
 from penstock.runtime.flight import Flight
+from penstock.runtime.keeping import PASS_END, ElementKeeping, KeptReader, LostEntryError, SplitKeeping, SplitVisit
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import Permutation, block_permutation, derive_key, derive_word
 from penstock.runtime.stats import StageMeter
@@ -63,6 +64,15 @@ class Reading:
     dropped: Collection[tuple[int, int]] = ()
     """(split, index) of elements that are left out."""
     flight: Flight | None = None
+    kept_splits: SplitKeeping | None = None
+    """What is asked for splits that need not be made again; None: nothing is kept of this source."""
+    kept_elements: ElementKeeping | None = None
+    """The same, of a source that is read by index."""
+
+    def drawn_in(self, pass_: int) -> int:
+        """Return the pass whose random numbers functions get: the first, where a point above keeps what they drew."""
+        kept = self.kept_splits or self.kept_elements
+        return 0 if kept is not None and kept.frozen else pass_
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ class SplitSource(Stage):
         self._how = reading
         self._ahead: dict[int, Reader] = {}
         self._reader: Reader | None = None
+        self._visit: SplitVisit | None = None
         self.quarantine = reading.quarantine
         self._over_budget: Exception | None = None
         if isinstance(source, MeasuresReading):
@@ -132,6 +143,8 @@ class SplitSource(Stage):
         self._ordinals = self._how.ordinals(pass_)
         self._ordinal: int | None = None  # asking for the first one may take time, or claim it: not before it is read
         self._position = SplitPosition()
+        if self._how.kept_splits is not None:
+            self._how.kept_splits.reset()
         place = read_place(state)
         if place is not None:
             self._ordinal, self._position = place[0], SplitPosition(*place[1:])
@@ -139,9 +152,14 @@ class SplitSource(Stage):
     def _pull(self, want: int) -> Chunk:
         while True:
             if self._reader is None and not self._enter():
-                return Chunk((), Fixed(self._ordinals.state(self._ordinals.end, 0)))
+                end = None if self._how.kept_splits is None else PASS_END
+                return Chunk((), Fixed(self._ordinals.state(self._ordinals.end, 0)), visit=end)
             assert self._reader is not None and self._ordinal is not None
-            records = self._read(self._reader, want)
+            try:
+                records = self._read(self._reader, want)
+            except LostEntryError:
+                self._compute_on()
+                continue
             if self._over_budget is not None:
                 raise self._over_budget
             if len(records.elements):
@@ -165,6 +183,13 @@ class SplitSource(Stage):
         origin = Origin(number, self._position.index, source=self._how.number)
         return flight.record(origin, want, lambda: reader.read(want))
 
+    def _compute_on(self) -> None:
+        """Read from the source what an entry no longer gives."""
+        assert self._reader is not None and self._how.kept_splits is not None
+        self._reader.close()
+        self._visit = self._how.kept_splits.lost(self._visited_place)
+        self._reader = self._source.open(self._split, SplitPosition(self._position.index))
+
     def _enter(self) -> bool:
         """Open the split that is next; False if there is none."""
         if self._ordinal is None:
@@ -174,14 +199,27 @@ class SplitSource(Stage):
             return False
         split_number = int(self._order[ordinal])
         self._split_number, self._split = split_number, self._splits[split_number]
-        self._place = derive_word("split", self._how.identity_number, self._pass, split_number)
+        self._place = derive_word("split", self._how.identity_number, self._how.drawn_in(self._pass), split_number)
         self._dropped = {index for split, index in self._how.dropped if split == split_number}
-        self._reader = self._ahead.pop(ordinal, None) or self._source.open(self._split, self._position)
-        if self._source.remote:
+        kept = self._kept_reader()
+        self._reader = kept or self._ahead.pop(ordinal, None) or self._source.open(self._split, self._position)
+        if self._source.remote and kept is None:
             for later in self._ordinals.ahead(ordinal):
                 if later not in self._ahead:
                     self._ahead[later] = self._source.open(self._splits[int(self._order[later])], SplitPosition())
         return True
+
+    def _kept_reader(self) -> Reader | None:
+        """Return what reads the split as it was kept; None: it is to be read from the source."""
+        keeping, number = self._how.kept_splits, self._split_number
+        if keeping is None:
+            return None
+        self._visited_place = derive_word("split", self._how.identity_number, self._pass, number)
+        self._visit, reader = keeping.enter(
+            self._source, self._split, number, self._position.index, self._visited_place
+        )
+        self._visit.whole = self._visit.whole and not self._dropped
+        return reader
 
     def _chunk_of(
         self, elements: Sequence[object], indices: Sequence[int] | None, offsets: Sequence[int] | None
@@ -196,7 +234,7 @@ class SplitSource(Stage):
         if self._how.with_idents:
             numbers = np.arange(first.index, first.index + count) if indices is None else np.asarray(indices)
             idents = make_idents(self._place, numbers)
-        chunk = Chunk(elements, marks, idents)
+        chunk = Chunk(elements, marks, idents, self._visit, isinstance(self._reader, KeptReader))
         if self._dropped:
             places = range(first.index, after) if indices is None else indices
             chunk = chosen(chunk, [k for k, index in enumerate(places) if index not in self._dropped])
@@ -214,7 +252,8 @@ def chosen(chunk: Chunk, kept: Sequence[int]) -> Chunk:
     if len(kept) == len(chunk.elements):
         return chunk
     idents = None if chunk.idents is None else chunk.idents[list(kept)]
-    return Chunk([chunk.elements[k] for k in kept], Selected(chunk.marks, kept, len(chunk.elements)), idents)
+    marks = Selected(chunk.marks, kept, len(chunk.elements))
+    return Chunk([chunk.elements[k] for k in kept], marks, idents, chunk.visit, chunk.made)
 
 
 @cache
@@ -267,12 +306,15 @@ class IndexedSource(Stage):
     def open(self, pass_: int, state: State) -> None:
         random = self._how.order
         self._permutation = Permutation(random.key(pass_), self._count) if random else None
-        self._place = derive_word("source", self._how.identity_number, pass_)
+        self._place = derive_word("source", self._how.identity_number, self._how.drawn_in(pass_))
+        self._visited_place = derive_word("source", self._how.identity_number, pass_)
         if self.quarantine is not None:
             self.quarantine.pass_ = pass_
         self._ordinals = self._how.ordinals(pass_)
         self._ordinal: int | None = None
         self._position = self._stop = 0
+        if self._how.kept_elements is not None:
+            self._how.kept_elements.reset()
         place = read_place(state)
         if place is not None:
             self._stand_at(place[0], place[1])
@@ -302,17 +344,34 @@ class IndexedSource(Stage):
             start, stop = self._position, min(self._position + want, self._stop)
             indices: Any = range(start, stop) if self._permutation is None else self._permutation.at(start, stop)
             self._marks = _IndexMarks(self._ordinals, self._ordinal, self._starts, start, indices, self._source)
-            flight = self._how.flight
-            if flight is None:
-                chunk = self._fetch(indices)
-            else:
-                stop = start + flight.reach(self._marks, stop - start)
-                some = indices[: stop - start]
-                chunk = flight.record(self._marks.origin(0), len(some), partial(self._fetch, some))
-            self._position = stop
+            chunk, read = self._kept_or_fetched(indices)
+            self._position = start + read
             if len(chunk.elements):
                 return chunk
-        return Chunk((), _IndexMarks(self._ordinals, self._ordinals.end, self._starts, self._count, (), self._source))
+        end = None if self._how.kept_elements is None else PASS_END
+        marks = _IndexMarks(self._ordinals, self._ordinals.end, self._starts, self._count, (), self._source)
+        return Chunk((), marks, visit=end)
+
+    def _kept_or_fetched(self, indices: Sequence[int]) -> tuple[Chunk, int]:
+        """Return the elements of the first of some indices, and of how many."""
+        keeping, visit = self._how.kept_elements, None
+        if keeping is not None:
+            visit, count, elements = keeping.at(self._source, indices, self._visited_place)
+            indices = indices[:count]
+            if elements is not None:
+                idents = make_idents(self._place, np.asarray(indices, np.int64))
+                chunk = Chunk(elements, self._marks, idents, visit, True)
+                if self._dropped:
+                    chunk = chosen(chunk, [k for k, index in enumerate(indices) if index not in self._dropped])
+                return chunk, count
+        flight = self._how.flight
+        if flight is None:
+            chunk = self._fetch(indices)
+        else:
+            indices = indices[: flight.reach(self._marks, len(indices))]
+            chunk = flight.record(self._marks.origin(0), len(indices), partial(self._fetch, indices))
+        chunk.visit = visit
+        return chunk, len(indices)
 
     def _fetch(self, indices: Sequence[int]) -> Chunk:
         count = len(indices)

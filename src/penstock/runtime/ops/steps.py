@@ -126,12 +126,16 @@ def _select(chunk: Chunk, out: list[Any], kept: Sequence[int], total: int) -> Ch
 def run_steps(steps: Sequence[Step], chunk: Chunk) -> Outcome:
     """Run steps one after the other over a chunk; of two failures, the one of the earlier element counts."""
     error: BaseException | None = None
+    visit = chunk.visit
+    if chunk.made:
+        return Outcome(chunk)
     for step in steps:
         outcome = step.run(chunk)
         chunk = outcome.chunk
         error = outcome.error or error
         if not chunk.elements:
             break
+    chunk.visit = visit
     return Outcome(chunk, error)
 
 

@@ -15,9 +15,8 @@ from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, Tel
 from penstock.testing.simulator.engine import FakeBatch, Shape
 from penstock.testing.simulator.history import NOWHERE, FakeState, RankStep, RoundPlace
 from penstock.testing.simulator.world import Failed, Link, Peer
-from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
-from penstock.wire.jobs import Resume
+from penstock.wire.jobs import Fit, HeldView, Resume, delivery_of
 from penstock.wire.messages import (
     Answer,
     Beat,
@@ -33,7 +32,6 @@ from penstock.wire.messages import (
     View,
     ViewMoved,
 )
-from penstock.wire.views import Fit, HeldView
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.trainer import Trainer

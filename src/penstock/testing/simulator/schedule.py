@@ -141,18 +141,29 @@ def make_schedule(seed: int, *, scaled: bool = True) -> Schedule:
         for _ in range(rng.randint(1, 5))
     ]
     scaling = random.Random(f"scaling {seed}")
+    workers = rng.randint(1, 3)
     if scaled and scaling.random() < 0.3:
         faults += [
             Fault(at_s=scaling.uniform(0.2, HEALS_AT_S), kind="scale job", which=scaling.randrange(len(SCALES)))
             for _ in range(scaling.randint(1, 5))
         ]
+        if not shape.streams and scaling.random() < 0.7:  # long enough to be shrunk in the middle of it
+            workers, shape = 3, _longer(scaling, shape)
+            faults += [Fault(at_s=at_s, kind="scale job", which=which) for at_s, which in ((0.1, 2), (0.8, 0))]
     return Schedule(
         seed=seed,
         shape=shape,
-        workers=rng.randint(1, 3),
+        workers=workers,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         hostile=random.Random(f"is hostile {seed}").random() < 0.5,
     )
+
+
+def _longer(rng: random.Random, shape: Shape) -> Shape:
+    """Return a shape with more splits than streams could be granted at once."""
+    sizes = [rng.choice((0, 1, 2, 2, 3)) for _ in range(rng.randint(12, 24))]
+    ids = iter(range(sum(sizes)))
+    return replace(shape, splits=tuple(tuple(next(ids) for _ in range(size)) for size in sizes))
 
 
 class Simulation:

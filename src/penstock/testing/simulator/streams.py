@@ -29,9 +29,8 @@ from penstock.testing.simulator.engine import (
     numbered,
     tail_outputs,
 )
-from penstock.wire.delivery import delivery_of
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
-from penstock.wire.jobs import Cut, Named
+from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.messages import Answer, Granted, GrantSplits
 from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
 

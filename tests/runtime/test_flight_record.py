@@ -4,9 +4,9 @@ import mmap
 import os
 
 from penstock.core.ids import StreamId
-from penstock.processes.flight_record import FlightRecord, HangWatch, read_flight
 from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.runtime.contract import Origin
+from penstock.runtime.flight_record import FlightRecord, HangWatch, read_flight
 
 
 def test_what_a_killed_process_was_working_on_is_read_from_its_record() -> None:

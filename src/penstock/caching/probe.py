@@ -1,0 +1,133 @@
+"""How fast a location is: measured on it, past the page cache, by size of requests and how many are under way.
+
+A probe writes some megabytes, asks for them back, and removes them. It takes about a second, less where storage is
+fast, and is remembered with the location for a day. What it finds are bounds of storage alone: what comes out of the
+page cache is faster, and counts as luck.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter, time
+
+import msgspec
+import numpy as np
+
+from penstock.caching.entries import FrameTable
+from penstock.caching.files import EntryFiles, FolderFiles
+from penstock.caching.store import CacheStore
+
+SIZES = (64 << 10, 1 << 20)
+PARALLEL = (1, 4)
+PROBE_BYTES = 8 << 20
+STEP_S = 0.2  # one measurement: storage that gives less than PROBE_BYTES meanwhile is measured by what it gave
+REMEMBERED_S = 24 * 3600.0
+FACT = "storage"
+
+
+class ProbedSpeed(msgspec.Struct, frozen=True, array_like=True):
+    """What storage gave for one kind of request."""
+
+    writes: bool
+    nbytes: int
+    parallel: int
+    latency_s: float
+    """The least that one request took."""
+    bytes_per_s: float
+    """Of all requests together."""
+
+
+class StorageProbe(msgspec.Struct, frozen=True):
+    at_s: float
+    took_s: float
+    speeds: tuple[ProbedSpeed, ...]
+
+
+def storage_of(store: CacheStore) -> StorageProbe:
+    """Return how fast a store's location is, as it was measured within a day, or now."""
+    known = store.catalogue.fact(FACT)
+    if known is not None:
+        probe = msgspec.json.decode(known, type=StorageProbe)
+        if time() - probe.at_s < REMEMBERED_S:
+            return probe
+    probe = probe_storage(store.files)
+    store.catalogue.remember(FACT, msgspec.json.encode(probe).decode())
+    return probe
+
+
+def probe_storage(files: EntryFiles) -> StorageProbe:
+    began = perf_counter()
+    name = f"probe/{secrets.token_hex(8)}.entry"
+    speeds = [_write(files, name)]
+    try:
+        speeds += [_read(files, name, size, parallel) for size in SIZES for parallel in PARALLEL]
+    finally:
+        files.remove(name, though_read=True)
+    return StorageProbe(time(), perf_counter() - began, tuple(speeds))
+
+
+def _write(files: EntryFiles, name: str) -> ProbedSpeed:
+    """Write an entry in steps until it is as large as it shall be, or time is up; storage has all of it at the end."""
+    piece = np.random.default_rng(0).integers(0, 256, SIZES[1], np.uint8)
+    table, partial = FrameTable(), files.create(name)
+    began = perf_counter()
+    latency_s = float("inf")
+    partial.write(table.beginning())
+    while table.nbytes < PROBE_BYTES and perf_counter() - began < STEP_S:
+        at = perf_counter()
+        partial.write(piece)
+        latency_s = min(latency_s, perf_counter() - at)
+        table.add(piece, 0)
+    partial.write(table.end(label="probe", prefix="probe", compute_s=0.0, made_at_s=time()))
+    partial.publish()
+    if isinstance(files, FolderFiles):
+        _past_the_page_cache(files, name)
+    took_s = perf_counter() - began
+    return ProbedSpeed(True, len(piece), 1, min(latency_s, took_s), table.nbytes / took_s)
+
+
+def _past_the_page_cache(files: FolderFiles, name: str) -> None:
+    descriptor = os.open(files.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _read(files: EntryFiles, name: str, size: int, parallel: int) -> ProbedSpeed:
+    if isinstance(files, FolderFiles):
+        _past_the_page_cache(files, name)
+    entry = files.open(name)
+    if entry is None:
+        raise OSError("what was written for a probe is gone")
+    try:
+        offsets = range(0, max(size, entry.nbytes - size + 1), size)
+        return _timed(lambda offset: len(entry.read_at(offset, size)), offsets, size, parallel)
+    finally:
+        entry.close()
+
+
+def _timed(read: Callable[[int], int], offsets: range, size: int, parallel: int) -> ProbedSpeed:
+    began = perf_counter()
+    latencies = [float("inf")]
+
+    def some(number: int) -> int:
+        got = 0
+        for offset in offsets[number::parallel]:
+            at = perf_counter()
+            if at - began > STEP_S and got:
+                break
+            got += read(offset)
+            latencies.append(perf_counter() - at)
+        return got
+
+    if parallel == 1:
+        got = some(0)
+    else:
+        with ThreadPoolExecutor(parallel) as threads:
+            got = sum(threads.map(some, range(parallel)))
+    return ProbedSpeed(False, size, parallel, min(latencies), got / (perf_counter() - began))

@@ -1,0 +1,332 @@
+"""One location as pipelines use it: ask for entries, have some written, and never wait long for either.
+
+Storage that fails or does not answer is *away* for a while: said once, computed instead, and tried again later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, TypeVar
+
+from penstock.caching.catalogue import Catalogue, CatalogueEntry
+from penstock.caching.entries import Bytes, DamagedEntryError, FrameTable, OpenEntry
+from penstock.caching.files import EntryFiles, FolderFiles, files_at
+from penstock.caching.names import Secret, host_folder
+from penstock.caching.patience import PatientThreads, PendingCall, StorageStalledError
+from penstock.caching.writing import EntrySink, EntryWriting, WriterThread
+from penstock.core.errors import CacheAwayWarning, CodecError
+
+PATIENCE_S = 3.0  # for one read; with what follows, computing goes on within five seconds
+AWAY_S = 30.0
+RESERVE_BYTES = 8 << 20
+FREE_SHARE = 0.5  # of what is free on its file system, for a location without a capacity
+FLUSH_AT_EXIT_S = 10.0
+
+Found = TypeVar("Found")
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What became of entries, of one store since this process began."""
+
+    hits: int = 0
+    misses: int = 0
+    put: int = 0
+    put_bytes: int = 0
+    got_bytes: int = 0
+    damaged: int = 0
+    left: int = 0
+    """Splits that the writer could not follow: they are left for a later epoch."""
+    no_room: int = 0
+    """Entries that were not worth what would have had to go for them."""
+    failures: int = 0
+    """Times that storage failed or did not answer."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def count(self, **more: int) -> None:
+        with self.lock:
+            for name, value in more.items():
+                setattr(self, name, getattr(self, name) + value)
+
+
+class CacheStore:
+    """Any thread may use it."""
+
+    def __init__(self, location: str, scope: str, capacity_bytes: int | None) -> None:
+        self.location = location
+        self.secret = Secret.of_host()
+        name = self.secret.name("scope", scope)[:16]
+        self.files: EntryFiles = files_at(location, name)
+        if isinstance(self.files, FolderFiles):
+            path = self.files.folder / "catalogue.sqlite"
+        else:
+            path = host_folder() / f"catalogue-{self.secret.name('catalogue', location, scope)[:16]}.sqlite"
+        self.catalogue = Catalogue(path)
+        if capacity_bytes is None:
+            free = self.files.free_bytes()
+            used = sum(entry.nbytes for entry in self.catalogue.entries())
+            capacity_bytes = (1 << 62) if free is None else int(FREE_SHARE * (free + used))
+        self.capacity_bytes = capacity_bytes
+        self.counts = StoreCounts()
+        self._threads = PatientThreads("penstock cache")
+        self._writer = WriterThread("penstock cache writer", self.failed)
+        self._away_until = 0.0
+        self._said = False
+        self._used: list[str] = []
+        self._used_lock = threading.Lock()
+
+    # Whether it can be used
+
+    @property
+    def away(self) -> bool:
+        """Whether it is not asked for now; a writer that hangs counts as soon as it is noticed."""
+        if self._writer.stalled():
+            self.failed(StorageStalledError("a write did not come back"))
+        return monotonic() < self._away_until
+
+    def failed(self, error: BaseException) -> None:
+        """Storage failed: it is left alone for a while."""
+        if monotonic() >= self._away_until:
+            self.counts.count(failures=1)
+        self._away_until = monotonic() + AWAY_S
+        if not self._said:
+            self._said = True
+            warnings.warn(
+                f"autocache: {self.location} cannot be used ({error}); elements are computed, and it is tried again "
+                f"every {AWAY_S:.0f} s",
+                CacheAwayWarning,
+                stacklevel=2,
+            )
+
+    def ask(self, call: Callable[[], Found]) -> PendingCall[Found]:
+        """Have a call into storage made by another thread."""
+        return self._threads.submit(call)
+
+    def wait(self, answer: PendingCall[Found]) -> Found | None:
+        """Return what storage gave; None: it failed, or took too long."""
+        try:
+            return answer.wait(PATIENCE_S)
+        except (DamagedEntryError, CodecError):
+            raise
+        except Exception as error:  # a file system, a client of a store, the catalogue: none may stop a training
+            self.failed(error)
+            return None
+
+    # Entries
+
+    def open(self, name: str) -> OpenEntry | None:
+        """Return an entry, None if there is none that can be read. A damaged one is removed, and counted."""
+        if self.away:
+            return None
+        try:
+            return self.wait(self.ask(lambda: self.open_here(name)))
+        except DamagedEntryError:
+            self.damaged(name)
+            return None
+
+    def open_here(self, name: str) -> OpenEntry | None:
+        """Return an entry, as `open` does, in the calling thread: one of those that may wait for storage."""
+        entry = self.files.open(name)
+        if entry is not None:
+            with self._used_lock:
+                self._used.append(name)
+        return entry
+
+    def damaged(self, name: str) -> None:
+        self.counts.count(damaged=1)
+        self._writer.must(lambda: self._forget(name))
+
+    def _forget(self, name: str) -> None:
+        self.files.remove(name, though_read=True)
+        self.catalogue.remove(name)
+
+    def write(self, prefix: str, name: str, label: str, saves_s_per_byte: Callable[[], float]) -> EntryWriting | None:
+        """Begin an entry; None: nothing is written now."""
+        if self.away or self._writer.half_full:
+            return None
+        return EntryWriting(self._writer, _StoreSink(self, prefix, name, label, saves_s_per_byte))
+
+    def note(self, name: str, value: str) -> None:
+        """Remember something of this location, when the writer gets to it."""
+        self._writer.must(lambda: self.catalogue.remember(name, value))
+
+    def new_name(self) -> str:
+        """Return a name for what is known by what is in it."""
+        return secrets.token_hex(20)
+
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Wait until what was offered is written."""
+        with self._used_lock:
+            used, self._used = self._used, []
+        if used:
+            self._writer.must(lambda: self.catalogue.used(used))
+        return self._writer.flush(timeout_s)
+
+    def rebuild(self) -> int:
+        """Make the catalogue agree with the files; return how many entries were added or removed."""
+        found = dict(self.files.names())
+        known = self.catalogue.names()
+        for name in known - set(found):
+            self.catalogue.remove(name)
+        for name in set(found) - known:
+            try:
+                entry = self.files.open(name)
+            except DamagedEntryError:
+                self.files.remove(name, though_read=True)
+                continue
+            if entry is not None:
+                self.catalogue.add(_described(name, entry))
+                entry.close()
+        return len(set(found) ^ known)
+
+
+def _described(name: str, entry: OpenEntry) -> CatalogueEntry:
+    footer = entry.footer
+    return CatalogueEntry(
+        name=name,
+        prefix=footer.prefix,
+        label=footer.label,
+        nbytes=entry.nbytes,
+        elements=int(entry.counts.sum()),
+        compute_s=footer.compute_s,
+        made_at_s=footer.made_at_s,
+        used_at_s=footer.made_at_s,
+    )
+
+
+class _StoreSink(EntrySink):
+    def __init__(
+        self, store: CacheStore, prefix: str, name: str, label: str, saves_s_per_byte: Callable[[], float]
+    ) -> None:
+        self._store, self._prefix, self._name, self._label = store, prefix, name, label
+        self._saves = saves_s_per_byte
+        self._writer = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._table = FrameTable()
+        self._reserved = 0
+        self._file: Any = None
+
+    def write(self, frame: Bytes, count: int, indices: Any, ids: Sequence[bytes]) -> None:
+        if self.failed:
+            return
+        with self._or_fail():
+            self._table.add(frame, count, indices=indices, ids=ids)
+            if not self._room_for(self._table.nbytes):
+                return
+            self._begin()
+            self._file.write(frame)
+
+    def _begin(self) -> None:
+        if self._file is None:
+            self._file = self._store.files.create(self._name)
+            self._file.write(self._table.beginning())
+
+    def _room_for(self, nbytes: int) -> bool:
+        if nbytes <= self._reserved:
+            return True
+        store, wanted = self._store, max(nbytes, self._reserved + RESERVE_BYTES)
+        for asked in (wanted, nbytes):  # exactly what is needed, where a step more does not fit
+            if store.catalogue.reserve(
+                self._writer,
+                asked,
+                capacity_bytes=store.capacity_bytes,
+                saves_s_per_byte=self._saves(),
+                evict=store.files.remove,
+            ):
+                self._reserved = asked
+                return True
+        store.counts.count(no_room=1)
+        self._fail()
+        return False
+
+    def publish(self, compute_s: float) -> None:
+        if self.failed:
+            return
+        store = self._store
+        with self._or_fail():
+            end = self._table.end(label=self._label, prefix=self._prefix, compute_s=compute_s, made_at_s=time())
+            nbytes = self._table.nbytes + len(end)
+            if not self._room_for(nbytes):
+                return
+            self._begin()
+            self._file.write(end)
+            self._file.publish()
+            self._file = None
+            now = time()
+            store.catalogue.add(
+                CatalogueEntry(
+                    name=self._name,
+                    prefix=self._prefix,
+                    label=self._label,
+                    nbytes=nbytes,
+                    elements=self._table.elements,
+                    compute_s=compute_s,
+                    made_at_s=now,
+                    used_at_s=now,
+                ),
+                self._writer,
+            )
+            store.counts.count(put=1, put_bytes=nbytes)
+
+    def abandon(self, followed: bool) -> None:
+        if not followed:
+            self._store.counts.count(left=1)
+        if not self.failed:
+            self._fail()
+
+    @contextmanager
+    def _or_fail(self) -> Iterator[None]:
+        """Whatever goes wrong with an entry ends it, and the writer's thread tells the store."""
+        try:
+            yield
+        except BaseException:
+            self._fail()
+            raise
+
+    def _fail(self) -> None:
+        self.failed = True
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.abandon()
+        self._file = None
+        if self._reserved:
+            with suppress(Exception):
+                self._store.catalogue.release(self._writer)
+
+
+_stores: dict[tuple[int, str, str, int | None], CacheStore] = {}
+_stores_lock = threading.Lock()
+
+
+def open_store(location: str | None, scope: str = "user", capacity_bytes: int | None = None) -> CacheStore:
+    """Return the store of a location: one a process, whoever asks for it. None: the host's own folder."""
+    where = str(host_folder() / "entries") if location is None else location
+    key = (os.getpid(), where, scope, capacity_bytes)
+    with _stores_lock:
+        if key not in _stores:
+            _stores[key] = CacheStore(where, scope, capacity_bytes)
+        return _stores[key]
+
+
+def _flush_all() -> None:
+    deadline = monotonic() + FLUSH_AT_EXIT_S
+    for store in list(_stores.values()):
+        if not store._writer.stalled():
+            store.flush(max(0.0, deadline - monotonic()))
+
+
+atexit.register(_flush_all)
+
+
+def location_exists(location: str | None) -> bool:
+    """Say whether something was kept there already."""
+    where = str(host_folder() / "entries") if location is None else location
+    return "://" in where or Path(where).exists()

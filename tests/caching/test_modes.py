@@ -1,0 +1,85 @@
+"""Computing, putting, getting and what is half evicted give the same, and states go from each to each."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+
+from penstock.testing.conformance import check_states_cross, compare_all, read_all
+from tests.caching.kit import by_index, entry_files, in_splits, store_at
+
+PIPELINES = pytest.mark.parametrize("make", [in_splits, by_index], ids=["splits", "index"])
+
+
+@PIPELINES
+def test_states_cross_between_all_modes(make, tmp_path):
+    filled, halves, fresh = tmp_path / "filled", tmp_path / "halves", itertools.count()
+    for location in (filled, halves):
+        read_all(make(location), seed=1234)
+        assert entry_files(location)
+
+    def half_evicted():
+        if make is in_splits:
+            for path in entry_files(halves)[::2]:
+                path.unlink()
+        return make(halves)
+
+    makes = {
+        "computing": lambda: make(None),
+        "putting": lambda: make(tmp_path / f"empty{next(fresh)}"),
+        "getting": lambda: make(filled),
+        "half evicted": half_evicted,
+    }
+    with pytest.warns(UserWarning, match="made differently"):  # where an autocache() was added, and changes nothing
+        assert check_states_cross(makes, every=7, threads=2) > 60
+    counts = store_at(filled).counts
+    assert counts.hits > counts.misses and not counts.damaged
+
+
+@PIPELINES
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_all_of_a_later_epoch_is_got(make, epoch, tmp_path):
+    expected = read_all(make(None), epoch=epoch, seed=7)
+    read_all(make(tmp_path), epoch=0, seed=7)
+    before = store_at(tmp_path).counts.misses
+    assert compare_all(expected, read_all(make(tmp_path), epoch=epoch, seed=7)) is None
+    assert store_at(tmp_path).counts.misses == before
+
+
+def test_what_was_evicted_meanwhile_is_computed(tmp_path):
+    expected = read_all(in_splits(None), seed=1)
+    read_all(in_splits(tmp_path), seed=1)
+    for path in entry_files(tmp_path)[::2]:
+        path.unlink()
+    assert compare_all(expected, read_all(in_splits(tmp_path), seed=1)) is None
+    assert len(entry_files(tmp_path)) == 6, "and kept again"
+
+
+def test_packs_that_vanish_between_two_epochs_are_computed(tmp_path):
+    expected = read_all(by_index(None), seed=1)
+    read_all(by_index(tmp_path), seed=1)
+    (pack,) = entry_files(tmp_path)
+    shutil.copy(pack, pack.with_suffix(".gone"))
+    pack.unlink()
+    assert compare_all(expected, read_all(by_index(tmp_path), seed=1)) is None
+
+
+def test_frozen_random_numbers_are_those_of_the_first_epoch_in_every_mode(tmp_path):
+    import penstock as ps
+
+    def draw(x, rng):
+        return x, float(rng.random())
+
+    def make(location):
+        return ps.range(30).shuffle(seed=1).map(draw).autocache(location, always=True, frozen=True).map(draw)
+
+    first = {x: (y, z) for (x, y), z in read_all(make(tmp_path), epoch=0, seed=3)}
+    later = {x: (y, z) for (x, y), z in read_all(make(tmp_path), epoch=5, seed=3)}
+    computed = {x: (y, z) for (x, y), z in read_all(make(tmp_path / "other"), epoch=5, seed=3)}
+    assert later == computed, "whether got or computed"
+    assert {x: y for x, (y, _) in first.items()} == {x: y for x, (y, _) in later.items()}, "drawn once below the point"
+    assert all(first[x][1] != later[x][1] for x in first), "and anew above it"
+    other = {x: y for (x, y), _ in read_all(make(tmp_path), epoch=0, seed=4)}
+    assert all(other[x] != first[x][0] for x in first), "another seed is another entry"
