@@ -34,7 +34,7 @@ def test_a_kernel_is_compiled_once_and_kept_in_a_directory_that_only_its_owner_r
     assert run(tmp_path / "cache") == ("1 0", "")
     kept.chmod(0o755)
     shown, warned = run(tmp_path / "cache")
-    assert shown == "0 0" and "compiled kernels are not kept" in warned and "has mode 0755" in warned
+    assert shown == "0 1" and "compiled kernels are not kept" in warned and "has mode 0755" in warned
 
 
 def test_a_directory_of_somebody_else_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
