@@ -144,7 +144,7 @@ def run_point(folder: str, cache: str, cost_s: float, repeats: int) -> Point:
             took[mode].append(epoch_s(dataset, 100 + repeat))
     seconds = {mode: statistics.median(each) for mode, each in took.items()}
     live = made(f"{name}-live", after_source=True, after_function=True, always=False)
-    cache_choice.PROFILE_ELEMENTS = 8
+    cache_choice.PROFILE_ELEMENTS = len(os.listdir(f"{folder}/source")) // 2  # of these short epochs, half of one
     choice = None
     for epoch in range(20):
         with live.iterator(epoch=epoch, threads=2) as iterator:
