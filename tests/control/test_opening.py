@@ -143,6 +143,13 @@ def test_who_begins_anew_itself_is_not_told_that_its_place_was_taken() -> None:
     assert cluster.pushes(Superseded) == []
 
 
+@pytest.mark.parametrize("width", [-1, 2**63 - 1])
+def test_a_checkpoint_with_a_number_of_streams_that_cannot_be_is_refused(width: int) -> None:
+    cluster = started()
+    refused = cluster.ask(cluster.opening(resume=resume(width=width), client="c0"))
+    assert isinstance(refused, Refused) and f"streams={width}" in refused.reason
+
+
 def test_the_opening_of_a_dead_reader_that_arrives_after_its_successors_opens_nothing() -> None:
     cluster = started()
     dead = cluster.opening(began_ns=1)

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 
 from penstock.control.ledger import Cursor, Ledger
 from penstock.control.records import Iteration, Stream, Streams
+from penstock.core.checks import check_count
+from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import AttemptId, StreamId, stream_id
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Position, Resume, delivery_of
 
@@ -52,6 +54,13 @@ def resume_misfit(spec: JobSpec, resume: Resume) -> str:
         return f"the checkpoint speaks of source {max(sources)}, and the job has {len(spec.split_counts)}"
     if any(held.number < 0 or held.round < 0 for held in resume.streams):
         return "the checkpoint has streams or rounds below 0"
+    if resume.width:
+        try:
+            check_count("streams", resume.width)
+            if not spec.feeds:
+                spec.with_streams(resume.width)
+        except InvalidArgumentError as error:
+            return f"the checkpoint's streams do not fit: {error}"
     return ""
 
 
