@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers encryption rotation check audit bench experiment
-.PHONY: reference docs dist clean test-clusters test-trainers
+.PHONY: reference docs dist clean test-clusters test-trainers torchrec
 
 help:  ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -123,8 +123,14 @@ $(PEERS_STAMP): benchmarks/requirements-peers.txt
 	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements-peers.txt
 	touch $@
 
-# Peers are made where there are some to compare with: `protocol` has none, nor has another checkout of ours.
-bench: $(STAMP) $(if $(findstring --against,$(ARGS))$(filter protocol,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
+torchrec: $(STAMP)  ## install torchrec and what it needs: releases that load on torch 2.13, without changing that
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 \
+		torchmetrics==1.0.3 tensordict pyre-extensions pyvers typing-inspect mypy-extensions lightning-utilities iopath \
+		portalocker orjson importlib-metadata zipp
+
+# Peers are made where there are some to compare with: `protocol` has none, nor has another checkout of ours. Those of
+# `transforms` are libraries, in this environment.
+bench: $(STAMP) $(if $(filter transforms,$(B)),$(EXPERIMENTS_STAMP)) $(if $(findstring --against,$(ARGS))$(filter protocol transforms,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
 	@test -f benchmarks/bench_$(subst -,_,$(B)).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
 	$(BIN)/python benchmarks/bench_$(subst -,_,$(B)).py $(ARGS)
 

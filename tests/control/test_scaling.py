@@ -240,8 +240,8 @@ def test_a_job_that_nobody_reads_has_no_worker() -> None:
     cluster = open_jobs(one={"workers": 4})
     (lease,) = cluster.state.leases(JobName("one"))
     cluster.ask(CloseClient(job=JobName("one"), client=lease.client, consumer=0, attempt=lease.attempt))
-    for _ in range(18):
-        cluster.now += 1.5
+    for _ in range(4):
+        cluster.now += 1.0
         cluster.beat("A")
         settle(cluster, ScalingRules())
     assert shares(cluster) == {}

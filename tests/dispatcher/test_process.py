@@ -194,7 +194,7 @@ def test_it_never_unpickles_and_never_imports_what_runs_user_code(tmp_path: Path
     assert not trace.exists() and "UNPICKLED" not in errors
     modules = json.loads(errors.partition("MODULES")[2])
     packages = {name.split(".")[1] for name in modules if name.startswith("penstock.")}
-    assert packages == {"core", "wire", "control", "dispatcher"}
+    assert packages == {"core", "wire", "policies", "control", "dispatcher"}
     assert not [name for name in modules if not name.startswith("penstock.")]
 
 

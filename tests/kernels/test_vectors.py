@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from penstock.graph import transforms as tr
 from penstock.kernels.hashing import sampled
 from tests.kernels import oracle
 from tests.kernels.features_kit import applied
-from tests.kernels.vectors import VECTORS, Vector
+from tests.kernels.vectors import VECTORS, Vector, published
 
 
 def same(wanted: Any, found: Any) -> bool:
@@ -66,3 +67,8 @@ def test_sampling_keeps_about_its_share_and_the_same_rows_however_they_are_cut()
     parts = [sampled(files[start : start + 777], rows[start : start + 777], 7, 0.1) for start in range(0, 100_000, 777)]
     assert np.array_equal(np.concatenate(parts), kept)
     assert not (sampled(files, rows, 8, 0.05) & ~sampled(files, rows, 8, 0.1)).any()
+
+
+def test_the_page_on_features_has_every_example() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
+    assert [line for line in map(published, VECTORS) if line not in page] == []

@@ -148,3 +148,12 @@ VECTORS = [
     two(tr.GetLocalHour("a", offset="b", out="c"), [0, 0, None], [7200, None, 0], [2, None, None]),
     one(tr.GetLocalHour("a", out="b", offset_s=BIG), [BIG, LOW], [7, 23]),
 ]
+
+
+def published(vector: Vector) -> str:
+    """Return an example as the page on features has it."""
+    plain = tr.transform_to_plain(vector.transform)
+    named = ("op", "out", "input", "other", "features", "offset")
+    given = ", ".join(f"{name}={value}" for name, value in plain.items() if name not in named)
+    read = " and ".join(f"`{rows}`" for rows in vector.inputs)
+    return f"- `{vector.transform.OP}({given})`: {read} → `{vector.made}`"

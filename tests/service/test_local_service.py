@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": "x"}, "workers='x' must be a whole number of at least 0"),
+        ({"workers": "x"}, "workers='x' must be a whole number, (least, most) or 'auto'"),
         ({"workers": 1.5}, "workers=1.5 must be a whole number"),
         ({"workers": True}, "workers=True must be a whole number"),
         ({"workers": -1}, "workers=-1 must be a whole number of at least 0"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from penstock.api.operators import Face, Function, Operators, leading, nodes_of, user_function
-from penstock.core.checks import names_arguments
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph import ops
@@ -19,6 +21,34 @@ if TYPE_CHECKING:
     from penstock.api.services import OwnedService
     from penstock.client.options import Limits
     from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Have an unknown argument of a function of many answered with the one that was meant.
+
+    >>> @_names_arguments
+    ... def read(*, order="relaxed", ranks=None): ...
+    >>> read(rank=3)
+    Traceback (most recent call last):
+        ...
+    TypeError: read() has no argument 'rank'; did you mean ranks=? It takes order, ranks
+    """
+    known = [name for name in signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                near = get_close_matches(name, known, n=1, cutoff=0.5) or [k for k in known if k in name or name in k]
+                meant = f"; did you mean {near[0]}=?" if near else "."
+                raise TypeError(f"{function.__name__}() has no argument {name!r}{meant} It takes {', '.join(known)}")
+        return function(*args, **kwargs)
+
+    return called
 
 
 class Dataset(Operators):
@@ -47,7 +77,7 @@ class Dataset(Operators):
             self._plan, epoch=epoch, seed=seed, threads=threads, memory_bytes=memory_bytes, optimize=optimize
         )
 
-    @names_arguments
+    @_names_arguments
     def distribute(
         self,
         to: int | str | PathLike[str] | OwnedService | None = None,

@@ -12,7 +12,7 @@ from penstock.api.services import OwnedService
 from penstock.core.checks import check_whole
 from penstock.core.errors import PenstockError
 from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
-from penstock.provision.bringing import Bringer, Offer
+from penstock.provision.bringing import Bringer, WorkerOffer
 from penstock.provision.engines import PlaceCommand
 from penstock.provision.local import worker_range
 from penstock.provision.ray_actors import RayEngine, RayOptions, imported_ray
@@ -59,5 +59,5 @@ class RayService(OwnedService):
             processes.keys.agent,
             RayOptions(namespace=f"penstock-{secrets.token_hex(4)}", cpus=cpus, resources=dict(resources or {})),
         )
-        offer = Offer(provisioner=f"ray-{processes.address}", least=least, most=most, price_per_h=price_per_h)
+        offer = WorkerOffer(provisioner=f"ray-{processes.address}", least=least, most=most, price_per_h=price_per_h)
         super().__init__(processes, Bringer(processes.provisioning, engine, offer, _log.info))

@@ -10,7 +10,7 @@ import shlex
 
 from penstock.cli.foreground import StopSignals, say
 from penstock.cli.main import UsageError
-from penstock.provision.bringing import Bringer, Offer
+from penstock.provision.bringing import Bringer, WorkerOffer
 from penstock.provision.engines import Engine, PlaceCommand
 from penstock.provision.local import worker_range
 from penstock.wire.addresses import is_unix
@@ -36,8 +36,8 @@ def run_provision(options: argparse.Namespace) -> int:
     return 0
 
 
-def offer_of(options: argparse.Namespace, engine: Engine, address: str, least: int, most: int) -> Offer:
-    return Offer(
+def offer_of(options: argparse.Namespace, engine: Engine, address: str, least: int, most: int) -> WorkerOffer:
+    return WorkerOffer(
         provisioner=options.id or f"{engine.kind}-{address}",
         least=least,
         most=most,

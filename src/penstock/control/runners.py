@@ -112,8 +112,9 @@ def is_kept(draft: Draft, job: Job) -> bool:
     idle_since = draft.state.idle_since.get(job.name)
     if idle_since is None:
         return True
-    began_at = draft.state.began_at
-    return draft.now - idle_since <= LINGER_S or (began_at is not None and draft.now - began_at <= RESTART_GRACE_S)
+    began_at, restarted = draft.state.began_at, draft.state.generation > 1
+    may_come_back = restarted and began_at is not None and draft.now - began_at <= RESTART_GRACE_S
+    return draft.now - idle_since <= LINGER_S or may_come_back
 
 
 def _must_run(draft: Draft, name: JobName) -> bool:

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.core.errors import MissingExtraError
 
 try:
@@ -72,20 +74,20 @@ def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Kernel]:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Make a function that kernels may call."""
-    return numba.njit(nogil=True)(function)
+    return numba.njit(nogil=True, error_model="numpy")(function)
 
 
 def _compile(function: Callable[..., Any], signatures: list[Any]) -> Any:
     directory = cache_directory()
     if directory is None:
-        return numba.njit(signatures, nogil=True)(function)
-    config: Any = numba.config  # its names are made when it is loaded
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(directory)  # read once, when the function is made: others keep theirs
+        return numba.njit(signatures, nogil=True, error_model="numpy")(function)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(directory)  # read once, when the function is made: others keep theirs
     try:
-        return numba.njit(signatures, nogil=True, cache=True)(function)
+        return numba.njit(signatures, nogil=True, error_model="numpy", cache=True)(function)
     finally:
-        config.CACHE_DIR = before
+        settings.CACHE_DIR = before
 
 
 @cache
@@ -136,3 +138,16 @@ def _sources_digest() -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
+
+
+@inlined
+def floor_mod(number: Any, divisor: Any, inverse: Any) -> Any:
+    """Return the remainder of an int64, which is never negative; `inverse` is 1 / divisor, and the divisor 3 or more.
+
+    A quotient by multiplication is off by the last bits of a double. What is left then is small, so that a second one
+    is off by 1 at most. Unlike a division this is done for many numbers at once.
+    """
+    left = number - np.int64(np.float64(number) * inverse) * divisor
+    left = left - np.int64(np.float64(left) * inverse) * divisor
+    left = left + divisor if left < 0 else left
+    return left - divisor if left >= divisor else left

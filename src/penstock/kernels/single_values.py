@@ -1,7 +1,7 @@
 """Kernels that work on each number or id by itself.
 
-`boxcox` and `logit` call numpy, whose logarithms and powers are vectorised and beat compiled loops; they go through
-blocks that stay in the cache, so that an array is read and written once.
+`boxcox` and `logit` call numpy for logarithms and powers: its own are vectorised, and beat compiled loops. They go
+through blocks that stay in the cache, so that an array is read and written once.
 """
 
 from __future__ import annotations
@@ -25,30 +25,52 @@ from penstock.kernels.compiling import (
     OUT_FLOATS,
     OUT_IDS,
     VOID,
+    floor_mod,
+    inlined,
     kernel,
 )
 from penstock.kernels.features import UnfitFeatureError
 from penstock.kernels.lists import find_slot, hash_table
 
-BLOCK = 8192  # numbers: two blocks of them lie in the cache that is nearest
+BLOCK = 1 << 15  # numbers: two blocks of them lie in a core's own cache
+COUNTED = 256  # borders: with more, a search is faster than counting
+COUNT_BLOCK = 2048  # values whose counts lie in the cache that is nearest
 SMALLEST = 1e-6  # what BoxCox takes a logarithm or a power of
-DAY_S, HOUR_S = 86400, 3600
+DAY_S = 86400
+FLOAT_ONE = np.float32(1)
 
 
 @kernel((VOID, FLOATS, FLOATS, FLAGS, OUT_IDS), (VOID, IDS, IDS, FLAGS, OUT_IDS))
 def _bucketize(values: Any, borders: Any, doubled: Any, out: Any) -> None:
-    for i in range(values.size):
-        value = values[i]
-        # Without branches: which half is next does not wait for a prediction.
-        first, count = 0, borders.size
-        while count > 1:
-            half = count >> 1
-            first = first + half if borders[first + half - 1] < value else first
-            count -= half
-        first += borders[first] < value
-        if first < borders.size and doubled[first] and borders[first] == value:
-            first += 1
-        out[i] = first
+    if borders.size <= COUNTED:
+        # Counting the borders below compares many values at once, which a search cannot.
+        counts = np.empty(COUNT_BLOCK, np.int32)
+        for start in range(0, values.size, COUNT_BLOCK):
+            block = values[start : start + COUNT_BLOCK]
+            below = counts[: block.size]
+            below[:] = 0
+            for k in range(borders.size):
+                border = borders[k]
+                for i in range(block.size):
+                    below[i] += np.int32(1) if border < block[i] else np.int32(0)
+            for i in range(block.size):
+                out[start + i] = below[i]
+    else:
+        for i in range(values.size):
+            first, count = 0, borders.size
+            while count > 0:
+                half = count >> 1
+                if borders[first + half] < values[i]:
+                    first += half + 1
+                    count -= half + 1
+                else:
+                    count = half
+            out[i] = first
+    if doubled.any():
+        for i in range(values.size):
+            place = out[i]
+            if place < borders.size and doubled[place] and borders[place] == values[i]:
+                out[i] = place + 1
 
 
 @lru_cache(maxsize=4096)
@@ -109,10 +131,10 @@ def _whole(bound: float) -> int:
     return max(-(2**63), min(2**63 - 1, int(bound)))
 
 
-@kernel((VOID, IDS, NUMBER, OUT_IDS))
-def _positive_modulus(values: Any, divisor: Any, out: Any) -> None:
+@kernel((VOID, IDS, NUMBER, DOUBLE, OUT_IDS))
+def _positive_modulus(values: Any, divisor: Any, inverse: Any, out: Any) -> None:
     for i in range(values.size):
-        out[i] = values[i] % divisor
+        out[i] = floor_mod(values[i], divisor, inverse)
 
 
 def positive_modulus(values: Array, divisor: int) -> Array:
@@ -120,20 +142,27 @@ def positive_modulus(values: Array, divisor: int) -> Array:
     if divisor & (divisor - 1) == 0:
         return values & np.int64(divisor - 1)
     out = np.empty(len(values), np.int64)
-    _positive_modulus(values, divisor, out)
+    _positive_modulus(values, divisor, 1 / divisor, out)
     return out
+
+
+@inlined
+def _hour(second: Any) -> Any:
+    """Return the hour of a second of the day, or of the next one."""
+    second = second - DAY_S if second >= DAY_S else second
+    return np.int64(np.float64(second) / 3600.0)
 
 
 @kernel((VOID, IDS, NUMBER, OUT_IDS))
 def _local_hour(times: Any, offset_s: Any, out: Any) -> None:
     for i in range(times.size):
-        out[i] = (times[i] % DAY_S + offset_s) % DAY_S // HOUR_S
+        out[i] = _hour(floor_mod(times[i], DAY_S, 1 / DAY_S) + offset_s)
 
 
 @kernel((VOID, IDS, IDS, OUT_IDS))
 def _local_hours(times: Any, offsets_s: Any, out: Any) -> None:
     for i in range(times.size):
-        out[i] = (times[i] % DAY_S + offsets_s[i] % DAY_S) % DAY_S // HOUR_S
+        out[i] = _hour(floor_mod(times[i], DAY_S, 1 / DAY_S) + floor_mod(offsets_s[i], DAY_S, 1 / DAY_S))
 
 
 def local_hour(times_s: Array, offset_s: int | Array) -> Array:
@@ -211,11 +240,41 @@ def _onehot_places(values: Any, low: Any, width: Any, count: Any, out: Any) -> N
         out[i] = np.int64(place) if 0 <= place < count else -1
 
 
+@kernel((VOID, FLOATS, DOUBLE, DOUBLE, NUMBER, OUT_FLOATS))
+def _onehot_vectors(values: Any, low: Any, width: Any, count: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = 0
+    for i in range(values.size):
+        place = (np.float64(values[i]) - low) / width
+        if 0 <= place < count:
+            out[i * count + np.int64(place)] = 1
+
+
 def onehot_places(values: Array, low: float, high: float, count: int) -> Array:
     """Return in which of `count` equal parts of low to high each number lies; -1: in none."""
     out = np.empty(len(values), np.int64)
-    _onehot_places(np.ascontiguousarray(values, np.float32), low, (high - low) / count, count, out)
+    _onehot_places(values, low, (high - low) / count, count, out)
     return out
+
+
+def onehot_vectors(values: Array, low: float, high: float, count: int) -> Array:
+    """Return `count` numbers for each: 1 for the part of low to high that it lies in, and 0 for the others."""
+    out = np.empty(len(values) * count, np.float32)
+    _onehot_vectors(values, low, (high - low) / count, count, out)
+    return out
+
+
+@kernel((VOID, FLOATS, FLOAT, FLOAT, OUT_FLOATS))
+def _shifted(values: Any, shift: Any, least: Any, out: Any) -> None:
+    for i in range(values.size):
+        value = values[i] + shift
+        out[i] = least if value < least else value
+
+
+@kernel((VOID, FLOAT, OUT_FLOATS))
+def _scaled(power: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = (out[i] - FLOAT_ONE) / power
 
 
 def boxcox(values: Array, lambda1: float, lambda2: float) -> Array:
@@ -224,39 +283,43 @@ def boxcox(values: Array, lambda1: float, lambda2: float) -> Array:
     power = np.float32(lambda1)
     for start in range(0, len(values), BLOCK):
         block = out[start : start + BLOCK]
-        np.add(values[start : start + BLOCK], np.float32(lambda2), out=block)
-        np.maximum(block, np.float32(SMALLEST), out=block)
+        _shifted(values[start : start + BLOCK], np.float32(lambda2), np.float32(SMALLEST), block)
         if lambda1 == 0:
             np.log(block, out=block)
             continue
         with np.errstate(over="ignore", invalid="ignore"):
             np.power(block, power, out=block)
-            np.subtract(block, np.float32(1), out=block)
-            np.divide(block, power, out=block)
+        _scaled(power, block)
     return out
+
+
+@kernel((VOID, FLOATS, FLOAT, FLOAT, OUT_FLOATS))
+def _odds(values: Any, low: Any, high: Any, out: Any) -> None:
+    for i in range(values.size):
+        value = values[i]
+        value = low if value < low else value
+        value = high if value > high else value
+        out[i] = value / (FLOAT_ONE - value)
 
 
 def logit(values: Array, epsilon: float) -> Array:
     """Return the logarithm of the odds of probabilities that are kept `epsilon` away from 0 and 1."""
     out = np.empty_like(values)
-    low, high = np.float32(epsilon), np.float32(1 - epsilon)
-    odds = np.empty(min(BLOCK, len(values)), np.float32)
     for start in range(0, len(values), BLOCK):
         block = out[start : start + BLOCK]
-        rest = odds[: len(block)]
-        np.clip(values[start : start + BLOCK], low, high, out=block)
-        np.subtract(np.float32(1), block, out=rest)
-        np.divide(block, rest, out=block)
+        _odds(values[start : start + BLOCK], np.float32(epsilon), np.float32(1 - epsilon), block)
         np.log(block, out=block)
     return out
 
 
 KERNELS = {
     "Bucketize": (_bucketize,),
+    "BoxCox": (_shifted, _scaled),
     "Clamp": (_clamp,),
+    "Logit": (_odds,),
     "PositiveModulus": (_positive_modulus,),
     "GetLocalHour": (_local_hour, _local_hours),
     "MapId": (_map_ids, _map_by_place),
     "NGram": (_add_index,),
-    "Onehot": (_onehot_places,),
+    "Onehot": (_onehot_places, _onehot_vectors),
 }

@@ -22,7 +22,7 @@ ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class WorkerOffer:
     """What a provisioner could bring."""
 
     provisioner: str
@@ -40,7 +40,7 @@ class Bringer:
     """
 
     def __init__(
-        self, control: Callable[[], ControlClient], engine: Engine, offer: Offer, say: Callable[[str], None]
+        self, control: Callable[[], ControlClient], engine: Engine, offer: WorkerOffer, say: Callable[[str], None]
     ) -> None:
         self._control, self._engine, self._offer, self._say = control, engine, offer, say
         self._trouble = ""

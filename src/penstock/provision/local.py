@@ -12,7 +12,7 @@ from collections.abc import Collection
 from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError
 from penstock.processes.service_processes import ServiceProcesses
-from penstock.provision.bringing import Bringer, Offer
+from penstock.provision.bringing import Bringer, WorkerOffer
 from penstock.runtime.budget import available_cores
 from penstock.wire.control import ControlClient
 
@@ -29,7 +29,7 @@ def worker_range(workers: int | str | tuple[int, int]) -> tuple[int, int]:
     >>> worker_range((8, 2))
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidArgumentError: workers=(8, 2) must be a number, (least, most) or 'auto'
+    penstock.core.errors.InvalidArgumentError: workers=(8, 2) must be a whole number, (least, most) or 'auto'
     """
     if workers == "auto":
         return 1, available_cores()
@@ -42,7 +42,7 @@ def worker_range(workers: int | str | tuple[int, int]) -> tuple[int, int]:
     elif isinstance(workers, int):
         check_whole("workers", workers, 0)
         return workers, workers
-    raise InvalidArgumentError(f"workers={workers!r} must be a number, (least, most) or 'auto'")
+    raise InvalidArgumentError(f"workers={workers!r} must be a whole number, (least, most) or 'auto'")
 
 
 class LocalEngine:
@@ -84,5 +84,5 @@ class LocalEngine:
 def bring_local_workers(processes: ServiceProcesses, least: int, most: int, tags: tuple[str, ...] = ()) -> Bringer:
     """Keep a service at as many workers of this host as are wanted, between the least and the most."""
     engine = LocalEngine(processes, tags)
-    offer = Offer(provisioner=f"local-{processes.address}", least=least, most=most, tags=tags)
+    offer = WorkerOffer(provisioner=f"local-{processes.address}", least=least, most=most, tags=tags)
     return Bringer(engine.control, engine, offer, _log.info)

@@ -223,15 +223,13 @@ def _first_ids(feature: FeatureValues) -> Numbers:
 def _onehot(t: tr.Onehot) -> Apply:
     def places(given: Sequence[FeatureValues]) -> FeatureValues:
         numbers = _floats(given[0])
-        found = single_values.onehot_places(numbers.values, t.low, t.high, t.count)
-        present = np.ones(len(numbers), np.bool_) if numbers.presence is None else numbers.presence
-        inside = present & (found >= 0)
-        if t.form == "index":
-            return Lists(found[inside], offsets_of(inside.astype(np.int64)))
-        vectors = np.zeros((int(present.sum()), t.count), np.float32)
-        rows = np.cumsum(present) - 1
-        vectors[rows[inside], found[inside]] = 1
-        return Lists(vectors.reshape(-1), offsets_of(present.astype(np.int64) * t.count))
+        values = numbers.values if numbers.presence is None else numbers.values[numbers.presence]
+        present = np.ones(len(numbers), np.int64) if numbers.presence is None else numbers.presence.astype(np.int64)
+        if t.form == "vector":
+            return Lists(single_values.onehot_vectors(values, t.low, t.high, t.count), offsets_of(present * t.count))
+        found = single_values.onehot_places(values, t.low, t.high, t.count)
+        present[present > 0] = found >= 0
+        return Lists(found[found >= 0], offsets_of(present))
 
     return places
 
