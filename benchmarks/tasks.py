@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -24,14 +25,15 @@ def three_leaves(x: int) -> dict[str, Any]:
     return {"id": x, "half": x * 0.5, "class": x % 7}
 
 
-def crop_box(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+def crop_box(height: int, width: int, rng: Any) -> tuple[int, int, int, int]:
     """Return y, x, height, width of a training crop: 8 to 100 % of the area, aspect ratio 3/4 to 4/3."""
     for _ in range(10):
         area = height * width * rng.uniform(0.08, 1.0)
         aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
-            return int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1)), h, w
+            draw = rng.randint if rng is np.random else rng.integers
+            return int(draw(0, height - h + 1)), int(draw(0, width - w + 1)), h, w
     return 0, 0, height, width
 
 
@@ -59,6 +61,23 @@ class ReadAndAugment:
         with open(self.files[index % len(self.files)], "rb") as file:
             jpeg = file.read()
         return {"image": augment_with_opencv(jpeg, _process_rng()), "label": index % 16}
+
+
+class CropFromGlobals:
+    """What torchvision's random crop and flip do: they draw from the global generator. Gives (image, label)."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+
+    def __call__(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
+        import cv2
+
+        cv2.setNumThreads(0)
+        with open(self.files[index % len(self.files)], "rb") as file:
+            image: Any = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR_RGB)
+        y, x, h, w = crop_box(image.shape[0], image.shape[1], np.random)
+        image = cv2.resize(image[y : y + h, x : x + w], (SIDE_PX, SIDE_PX))
+        return cv2.flip(image, 1) if random.random() < 0.5 else image, index % 16
 
 
 @cache

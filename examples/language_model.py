@@ -66,7 +66,7 @@ def train(rank, folder, run, service, dies_at):
         optimizer.step()
         step += 1
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": loader.state_dict()}
-        torch.save({**state, "step": step, "loss": float(loss)}, checkpoint)
+        torch.save({**state, "step": step, "loss": loss.item()}, checkpoint)
         if step == dies_at:
             dist.barrier()  # both have saved this step
             os.kill(os.getpid(), signal.SIGKILL)

@@ -49,6 +49,22 @@ def images(folder: str, processes: int) -> Workload:
     return Workload(open=open_pipeline, first=len(files), packages=(*PACKAGES, "opencv-python-headless"))
 
 
+def crops(folder: str, processes: int) -> Workload:
+    """A script as it is before it is moved: random crops from the global generators."""
+    return crops_with(DataLoader, folder, processes)
+
+
+def crops_with(loader: Any, folder: str, processes: int) -> Workload:
+    files = layout.image_files(folder)
+
+    def open_pipeline(n: int) -> Iterator[int]:
+        dataset = Mapped(tasks.CropFromGlobals(files), tasks.passes(n, len(files)) * len(files))
+        batches = loader(dataset, batch_size=tasks.IMAGE_BATCH, shuffle=True, num_workers=processes)
+        return (tasks.IMAGE_BATCH for _ in batches)
+
+    return Workload(open=open_pipeline, first=len(files), packages=PACKAGES)
+
+
 class ParquetRows(IterableDataset[Any]):
     """The usual recipe: each process scans its share of the files and yields dicts."""
 

@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
+import penstock as ps
 from penstock.testing.conformance import check_states_cross, compare_all, read_all
-from tests.caching.kit import by_index, entry_files, in_splits, store_at
+from tests.caching.kit import by_index, entry_files, in_splits, is_kept, noisy, numbered, split_texts, store_at
 
 PIPELINES = pytest.mark.parametrize("make", [in_splits, by_index], ids=["splits", "index"])
 
@@ -67,8 +68,6 @@ def test_packs_that_vanish_between_two_epochs_are_computed(tmp_path):
 
 
 def test_frozen_random_numbers_are_those_of_the_first_epoch_in_every_mode(tmp_path):
-    import penstock as ps
-
     def draw(x, rng):
         return x, float(rng.random())
 
@@ -83,3 +82,21 @@ def test_frozen_random_numbers_are_those_of_the_first_epoch_in_every_mode(tmp_pa
     assert all(first[x][1] != later[x][1] for x in first), "and anew above it"
     other = {x: y for (x, y), _ in read_all(make(tmp_path), epoch=0, seed=4)}
     assert all(other[x] != first[x][0] for x in first), "another seed is another entry"
+
+
+@pytest.mark.parametrize("kind", ["splits", "index"])
+def test_of_two_points_the_lower_one_may_be_there_and_the_upper_one_not(kind, tmp_path):
+    def make(below, above, *, keep=True):
+        if kind == "splits":
+            made = ps.from_generator(split_texts, splits=range(6)).map(numbered)
+        else:
+            made = ps.range(60).shuffle(seed=3).map(numbered)
+        made = made.autocache(tmp_path / "below", always=below, version="1") if keep else made
+        made = made.filter(is_kept)
+        made = made.autocache(tmp_path / "above", always=above, version="1") if keep else made
+        return made.map(noisy)
+
+    expected = read_all(make(False, False, keep=False), seed=1)
+    for below, above in ((True, False), (False, True), (True, False), (False, True), (True, True)):
+        assert compare_all(expected, read_all(make(below, above), seed=1)) is None
+    assert all(store_at(tmp_path / each).counts.hits for each in ("below", "above"))

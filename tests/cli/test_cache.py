@@ -25,7 +25,7 @@ def test_what_is_kept_is_listed_verified_pinned_and_removed(tmp_path, capsys):
     path = entry_files(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-100])
     code, out = cache("verify")
-    assert code == 0 and "5 entries read" in out, "what is no entry is removed as it is listed"
+    assert code == 1 and "6 entries read, 1 damaged" in out
     path = entry_files(tmp_path)[0]
     content = bytearray(path.read_bytes())
     content[100] ^= 1

@@ -112,3 +112,11 @@ def test_what_is_documented_is_what_is_checked():
 def test_a_record_refuses_what_cannot_be_meant(make: Any, sentence: str) -> None:
     with pytest.raises(ps.InvalidArgumentError, match=sentence):
         make()
+
+
+def test_an_unknown_argument_is_answered_with_the_one_that_was_meant() -> None:
+    for given, meant in {"rank": "ranks", "share": "sharing", "place": "placement", "limit": "limits"}.items():
+        with pytest.raises(TypeError, match=rf"distribute\(\) has no argument '{given}'; did you mean {meant}=\?"):
+            ps.range(3).distribute(**{given: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"has no argument 'xyzzy'\. It takes to, job, ranks"):
+        ps.range(3).distribute(xyzzy=1)  # type: ignore[call-arg]

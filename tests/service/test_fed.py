@@ -321,8 +321,6 @@ def test_what_cannot_be_fed_is_refused_with_the_remedy(one_worker: ps.LocalServi
         ps.range(9).distribute(one_worker, feed=iter([0]))
     with pytest.raises(ps.InvalidArgumentError, match="sharding='off' with feed="):
         ps.range(9).distribute(one_worker, feed=[0], sharding="off")
-    with pytest.raises(ps.InvalidArgumentError, match="needs workers to feed"):
-        ps.range(9).distribute(feed=[0])
 
 
 def test_a_state_without_a_sampler_is_refused(one_worker: ps.LocalService) -> None:

@@ -24,6 +24,19 @@ class Noisy(Dataset):
         return {"index": index, "drawn": torch.tensor(drawn, dtype=torch.float64)}
 
 
+class OwnGenerator(Dataset):
+    """Draws from a generator of its own, as samples come."""
+
+    def __init__(self, count):
+        self.count, self.rng = count, np.random.default_rng(7)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.rng.random()
+
+
 class Squares(Dataset):
     def __init__(self, count, factor=1):
         self.count, self.factor = count, factor

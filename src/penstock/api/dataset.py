@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.api.operators import Face, Function, Operators, leading, nodes_of, user_function
+from penstock.core.checks import names_arguments
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph import ops
@@ -46,6 +47,7 @@ class Dataset(Operators):
             self._plan, epoch=epoch, seed=seed, threads=threads, memory_bytes=memory_bytes, optimize=optimize
         )
 
+    @names_arguments
     def distribute(
         self,
         to: int | str | PathLike[str] | OwnedService | None = None,
@@ -94,9 +96,10 @@ class Dataset(Operators):
             access=access,
         )
         if options.feed is not None:
-            from penstock.client.feeds import check_fed
+            from penstock.api.loader import reads_here
+            from penstock.client.feeds import check_fed, check_fed_here
 
-            check_fed(self._node)
+            (check_fed_here if reads_here(to) else check_fed)(self._node)
         nursery = None
         if isinstance(to, int) and not isinstance(to, bool):
             from penstock.processes.nursery_start import start_nursery

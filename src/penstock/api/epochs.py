@@ -91,7 +91,7 @@ class Epoch(Protocol):
 
 
 class WayOfReading(Protocol):
-    """One of the three ways to read."""
+    """One of the four ways to read."""
 
     @property
     def signature(self) -> PipelineSignature: ...

@@ -27,9 +27,10 @@ from penstock.api.epochs import (
     save,
     walk_through,
 )
+from penstock.api.fed import FedHere
 from penstock.api.operators import Operators
 from penstock.api.piped import Piped
-from penstock.api.services import OwnedService
+from penstock.api.services import LocalService, OwnedService
 from penstock.api.states import parts_in, with_parts
 from penstock.api.statistics import LoaderStatistics
 from penstock.client.backend import ServiceBackend
@@ -37,6 +38,7 @@ from penstock.client.options import JobOptions
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ServiceFileMissingError, StateMismatchError
+from penstock.core.host_memory import HostMemory
 from penstock.graph import ops
 from penstock.graph.length import known_length
 from penstock.graph.node import Node
@@ -67,10 +69,13 @@ class Loader(Operators):
         memory_bytes: int | None = None,
         seed: int | None = None,
         drawn: int | None = None,
+        fed: JobOptions | None = None,
     ) -> None:
-        """`drawn` is the seed of what is read here, where neither `seed` nor an operator says one."""
+        """`drawn` is the seed of what is read here, where neither `seed` nor an operator says one. `fed`: a sampler
+        says the order of what is read here.
+        """
         super().__init__(node)
-        self._threads, self._memory_bytes, self._drawn = threads, memory_bytes, drawn
+        self._threads, self._memory_bytes, self._drawn, self._fed = threads, memory_bytes, drawn, fed
         self._sources = [each for each in walk(node) if isinstance(each, FromService)]
         self._kind = self._choose_kind()
         self._next_epoch = 0
@@ -82,6 +87,8 @@ class Loader(Operators):
 
     def _choose_kind(self) -> WayOfReading:
         node, threads, memory_bytes = self._node, self._threads, self._memory_bytes
+        if self._fed is not None:
+            return FedHere(self._plan, self._fed, threads=threads, memory_bytes=memory_bytes, drawn=self._drawn)
         if not self._sources:
             return Here(self._plan, threads=threads, memory_bytes=memory_bytes, drawn=self._drawn)
         if node is self._sources[0]:
@@ -107,7 +114,8 @@ class Loader(Operators):
         return iter(self._epoch.elements)
 
     def __len__(self) -> int:
-        count = known_length(self._node, self._source_length)
+        kind = self._kind
+        count = kind.length() if isinstance(kind, FedHere) else known_length(self._node, self._source_length)
         if count is None:
             raise TypeError("the length of this loader is not known before it is read; declare it with with_length()")
         return count
@@ -269,7 +277,12 @@ class Loader(Operators):
 
     def _over(self, node: Node) -> Self:
         made = type(self)(
-            node, threads=self._threads, memory_bytes=self._memory_bytes, seed=self._given_seed, drawn=self._drawn
+            node,
+            threads=self._threads,
+            memory_bytes=self._memory_bytes,
+            seed=self._given_seed,
+            drawn=self._drawn,
+            fed=self._fed,
         )
         for source in made._sources:
             _check_cache(node, source.backend.options)
@@ -314,13 +327,16 @@ def make_loader(
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
         )
-    if to is None and not os.environ.get(SERVICE_VARIABLE):
+    if reads_here(to):
         return _here(dataset, options)
     if isinstance(to, int):
         return _over_own(dataset, options, to, nursery)
     if isinstance(to, OwnedService):
         find = partial(_described, to._for_clients(), to)
-        return _over_service(dataset, options, find, workers=lambda: to._processes.expected_workers, service=to)
+        memory = to._host_memory if isinstance(to, LocalService) else None
+        return _over_service(
+            dataset, options, find, workers=lambda: to._processes.expected_workers, service=to, memory=memory
+        )
     text = None if to is None else os.fspath(to)
     try:
         found = find_service(text)
@@ -329,24 +345,30 @@ def make_loader(
     return _over_service(dataset, options, lambda: found)
 
 
+def reads_here(to: Destination) -> bool:
+    """Say whether this process does the work itself."""
+    return to is None and not os.environ.get(SERVICE_VARIABLE)
+
+
 def _here(dataset: Dataset, options: JobOptions) -> Loader:
-    if options.feed is not None:
-        raise InvalidArgumentError(
-            "feed= needs workers to feed: give to= a number of worker processes or a service's address, or set "
-            f"${SERVICE_VARIABLE}"
-        )
     if options.sharing is not None:
         raise InvalidArgumentError(
             f"sharing={options.sharing.kind!r} needs a service that other trainers read too: give to= its address, or "
             f"set ${SERVICE_VARIABLE}"
         )
-    if options.ranks.count > 1:
+    if options.ranks.count > 1 and options.feed is None:
         raise InvalidArgumentError(
             f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
     limits = options.limits
-    return Loader(dataset.node, memory_bytes=limits.memory_bytes, seed=options.seed, drawn=dataset._plan.seed)
+    return Loader(
+        dataset.node,
+        memory_bytes=limits.memory_bytes,
+        seed=options.seed,
+        drawn=dataset._plan.seed,
+        fed=None if options.feed is None else options,
+    )
 
 
 def _over_service(
@@ -356,8 +378,9 @@ def _over_service(
     on_close: Callable[[], None] | None = None,
     workers: Callable[[], int] = lambda: 1,
     service: OwnedService | None = None,
+    memory: HostMemory | None = None,
 ) -> Loader:
-    backend = ServiceBackend(dataset._plan, options, find, on_close, workers)
+    backend = ServiceBackend(dataset._plan, options, find, on_close, workers, memory)
     if service is not None:
         service._tell_when_closed(backend)
     source = FromService(backend=backend, dataset=dataset)
@@ -372,4 +395,10 @@ def _described(service: ServiceFile, owner: OwnedService) -> ServiceFile:
 def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
     processes = ServiceProcesses(ServiceOptions(workers=workers), nursery)
     service = processes.service_file().for_role("trainer")
-    return _over_service(dataset, options, lambda: service, processes.close, lambda: workers)
+    memory = HostMemory()
+
+    def close() -> None:
+        processes.close()
+        memory.close()
+
+    return _over_service(dataset, options, lambda: service, close, lambda: workers, memory=memory)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from penstock.control.scaling_rules import rules_of
 from penstock.core.checks import check_names
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError, ServiceNotReadyError
+from penstock.core.host_memory import HostMemory
 from penstock.core.ids import JobName
 from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
@@ -155,6 +156,14 @@ class LocalService(OwnedService):
             make_runner=_runner_class() if inline else None,
         )
         super().__init__(processes, bring_local_workers(processes, least, most, _tags(tags)) if least < most else None)
+        # With a journal jobs outlive this process, and what they need must not be in its memory.
+        self._host_memory = HostMemory() if journal is None else None
+
+    def close(self) -> None:
+        """End all processes of the service, and wait for them. Loaders that read it get a `ServiceClosedError`."""
+        super().close()
+        if self._host_memory is not None:
+            self._host_memory.close()
 
     @property
     def dispatcher_pid(self) -> int:

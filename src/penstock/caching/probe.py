@@ -61,22 +61,27 @@ def storage_of(store: CacheStore) -> StorageProbe:
 def probe_storage(files: EntryFiles) -> StorageProbe:
     began = perf_counter()
     name = f"probe/{secrets.token_hex(8)}.entry"
-    speeds = [_write(files, name)]
     try:
+        # A little first: slow storage would take long for what tells of fast storage.
+        first = _write(files, name, SIZES[0], 4 * SIZES[0])
+        speeds = [first]
+        enough = min(PROBE_BYTES, int(first.bytes_per_s * STEP_S))
+        if enough >= SIZES[1]:
+            speeds = [_write(files, name, SIZES[1], enough)]
         speeds += [_read(files, name, size, parallel) for size in SIZES for parallel in PARALLEL]
     finally:
         files.remove(name, though_read=True)
     return StorageProbe(time(), perf_counter() - began, tuple(speeds))
 
 
-def _write(files: EntryFiles, name: str) -> ProbedSpeed:
+def _write(files: EntryFiles, name: str, size: int, total: int) -> ProbedSpeed:
     """Write an entry in steps until it is as large as it shall be, or time is up; storage has all of it at the end."""
-    piece = np.random.default_rng(0).integers(0, 256, SIZES[1], np.uint8)
+    piece = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     table, partial = FrameTable(), files.create(name)
     began = perf_counter()
     latency_s = float("inf")
     partial.write(table.beginning())
-    while table.nbytes < PROBE_BYTES and perf_counter() - began < STEP_S:
+    while table.nbytes < total and perf_counter() - began < STEP_S:
         at = perf_counter()
         partial.write(piece)
         latency_s = min(latency_s, perf_counter() - at)

@@ -16,7 +16,9 @@ from penstock.client.sampling import Drawing, Feed, Feeder, SamplerPlace
 from penstock.client.session import Beginning, EpochSession
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
+from penstock.core.host_memory import HostMemory
 from penstock.core.ids import Fingerprint, JobName
+from penstock.graph.value_digest import arrays_unchanged
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
@@ -44,9 +46,12 @@ class ServiceBackend:
         find: Callable[[], ServiceFile],
         on_close: Callable[[], None] | None = None,
         expected_workers: Callable[[], int] = lambda: 1,
+        memory: HostMemory | None = None,
     ) -> None:
-        """`expected_workers` is how many the service will have, as far as is known here."""
-        self.options = options
+        """`expected_workers` is how many the service will have, as far as is known here. `memory`: its workers are on
+        this host, end with this process, and map large arrays from there.
+        """
+        self.options, self._memory = options, memory
         self._pipeline, self._find = pipeline, find
         self._expected_workers = expected_workers
         self._prepared: Prepared | None = None
@@ -66,7 +71,10 @@ class ServiceBackend:
     def prepared(self) -> Prepared:
         """The pipeline, checked and encoded; refused here if it cannot be shipped."""
         if self._prepared is None:
-            self._prepared = prepare(self._pipeline, self.options, fed_lists=bool(self._fed_lists))
+            with arrays_unchanged():
+                self._prepared = prepare(
+                    self._pipeline, self.options, fed_lists=bool(self._fed_lists), memory=self._memory
+                )
         return self._prepared
 
     def _prepared_with(self, identities: int | None) -> Prepared:
@@ -74,7 +82,7 @@ class ServiceBackend:
         if identities is None:
             return self.prepared
         if identities not in self._identified:
-            self._identified[identities] = identified(self.prepared, identities)
+            self._identified[identities] = identified(self.prepared, identities, self._memory)
         return self._identified[identities]
 
     def _job_of(self, prepared: Prepared) -> JobName:

@@ -9,7 +9,7 @@ that a sampler feeds (`client.sampling`) gives one output a unit, or is refused.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -167,6 +167,32 @@ def _deal_as_told(shard: ShardingFunction, source: NamedSplits, workers: int) ->
 
 def check_fed(root: Node) -> SourceNode:
     """Return the one source of a pipeline that gives one output a unit; refuse every other pipeline."""
+    node = _check_chain(root, _gives_one_output, _ONE_OUTPUT)
+    for each in walk(canonicalize(root)):
+        _check_errors(each)
+    return node
+
+
+def check_fed_here(root: Node) -> tuple[SourceNode, bool]:
+    """Return the one source of a pipeline that a sampler feeds here, and whether elements may be left out."""
+    node = _check_chain(root, ops.passes_states, _ONE_BY_ONE)
+    return node, any(
+        each.traits.may_skip or (isinstance(each, (ops.Unary, SourceNode)) and each.policy is not None)
+        for each in walk(canonicalize(root))
+    )
+
+
+_ONE_OUTPUT = (
+    "every unit of the sampler must give one output, so that outputs come in the sampler's order; put it after "
+    "distribute(), or leave feed= out"
+)
+_ONE_BY_ONE = (
+    "without workers, what stands over the sampler's order takes elements one by one (map, filter, select, batch); "
+    "give distribute() a number of worker processes and put it after that, or leave feed= out"
+)
+
+
+def _check_chain(root: Node, fits: Callable[[Node], bool], otherwise: str) -> SourceNode:
     node = canonicalize(root)
     batch: Node | None = None
     while not isinstance(node, SourceNode):
@@ -179,14 +205,9 @@ def check_fed(root: Node) -> SourceNode:
             batch = node
         elif isinstance(node, ops.Shuffle):
             raise InvalidPipelineError(f"{short_label(node)} with feed=: the sampler says the order; leave it out")
-        elif not _gives_one_output(node):
-            raise InvalidPipelineError(
-                f"{short_label(node)} with feed=: every unit of the sampler must give one output, so that outputs come "
-                "in the sampler's order; put it after distribute(), or leave feed= out"
-            )
-        _check_errors(node)
+        elif not fits(node):
+            raise InvalidPipelineError(f"{short_label(node)} with feed=: {otherwise}")
         (node,) = node.inputs
-    _check_errors(node)
     return node
 
 
@@ -201,7 +222,7 @@ def _check_errors(node: Node) -> None:
     if isinstance(node, (ops.Unary, SourceNode)) and node.policy is not None:
         raise InvalidPipelineError(
             f"{short_label(node)} with feed= and on_error='skip': every unit of the sampler must give its output "
-            "whole; leave on_error out, and bad elements out of the sampler"
+            "whole; leave on_error out, and bad elements out of the sampler, or read without workers"
         )
 
 

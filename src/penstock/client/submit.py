@@ -31,6 +31,7 @@ from penstock.client.feeds import (
 )
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError
+from penstock.core.host_memory import HostMemory
 from penstock.core.ids import BlobHash, Fingerprint
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
@@ -98,10 +99,13 @@ class Prepared:
     storage: SourceStorageOptions = NO_STORAGE_OPTIONS
 
 
-def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False) -> Prepared:
+def prepare(
+    pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False, memory: HostMemory | None = None
+) -> Prepared:
     """Check and encode a pipeline. Touches the data's listing, and no service.
 
-    `fed_lists`: the consumer's sampler gives lists, each of which is to become a batch.
+    `fed_lists`: the consumer's sampler gives lists, each of which is to become a batch. `memory`: where large arrays of
+    it lie, if all workers are on this host.
     """
     if options.feed is not None:
         check_fed(pipeline.node)
@@ -112,7 +116,7 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
         check_coordinated(graph)
     if options.sharding.policy == "hint":
         _check_marks(graph)
-    encoded = encode_graph(graph)
+    encoded = encode_graph(graph, memory=memory)
     nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
     by_file = options.sharding.policy in ("file", "file_or_data")
     sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
@@ -130,7 +134,7 @@ def prepare(pipeline: Pipeline, options: JobOptions, *, fed_lists: bool = False)
     )
 
 
-def identified(prepared: Prepared, first_source: int) -> Prepared:
+def identified(prepared: Prepared, first_source: int, memory: HostMemory | None = None) -> Prepared:
     """Return the pipeline whose outputs carry identities, for a function that draws from them where they are read.
 
     It is another job than the same pipeline without them: whoever reads it must take its outputs apart.
@@ -138,7 +142,7 @@ def identified(prepared: Prepared, first_source: int) -> Prepared:
     root = ops.Identified(upstream=prepared.root, first_source=first_source)
     own = f"{prepared.fingerprint} identified {first_source}"
     fingerprint = Fingerprint(hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
-    return dataclasses.replace(prepared, root=root, graph=encode_graph(root), fingerprint=fingerprint)
+    return dataclasses.replace(prepared, root=root, graph=encode_graph(root, memory=memory), fingerprint=fingerprint)
 
 
 def _check_marks(graph: Node) -> None:

@@ -22,8 +22,8 @@ asked, and never the ledger. For which ends can be trusted, an attempt is looked
   In all three, one that begins at the beginning is made, and asks for what is left in every pass.
 
 A retired stream (`placing`) was told that there is no more where there was, and its end vouches for nothing. A
-checkpoint does not say which streams were: where something is left of a pass that was begun, and all have ended, one
-more asks for it. Where the pipeline has read enough, that one ends at once.
+checkpoint does not say which streams were: where none was told so in this attempt, and something is left of a pass that
+was begun, one more asks for it. Where the pipeline has read enough, that one ends at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.control import events as e
 from penstock.control.draft import Draft
 from penstock.control.fitting import fitting_workers
 from penstock.control.placing import granted_streams
-from penstock.control.records import Iteration, Job
+from penstock.control.records import Iteration, Job, Stream
 from penstock.core.ids import AttemptId, JobName
 from penstock.wire.jobs import FeedSpec, Leftover, delivery_of
 
@@ -75,11 +75,18 @@ def _all_asked_for(job: Job, iteration: Iteration) -> bool:
         return True
     ledger = iteration.ledger
     ended = [s for s in iteration.streams.values() if s.ended and not s.lost and not s.retired]
-    passed_by = ledger.was_passed_by or ledger.has_more
-    in_doubt = delivery_of(job.spec).owned or len(ended) < len(iteration.streams) or passed_by
-    if iteration.digest is None or not in_doubt:
+    if iteration.digest is None:
         return bool(ended)
-    return any(stream.number >= iteration.first_number for stream in ended)
+    if delivery_of(job.spec).owned or len(ended) < len(iteration.streams) or ledger.was_passed_by:
+        return any(stream.number >= iteration.first_number for stream in ended)
+    return any(_asked_here(iteration, stream) for stream in ended) or (bool(ended) and not ledger.has_more)
+
+
+def _asked_here(iteration: Iteration, stream: Stream) -> bool:
+    """Say whether a stream was told in this attempt that there is no more, and not in one whose checkpoint it is of."""
+    if stream.number >= iteration.first_number:
+        return True
+    return stream.binding > 0 and not any(named.ended for named in stream.start.named)
 
 
 def _yet_to_run(draft: Draft, job: Job, iteration: Iteration) -> bool:

@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
 
 from penstock.core.errors import InvalidArgumentError, choice
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Have an unknown argument of a function of many answered with the one that was meant.
+
+    >>> @names_arguments
+    ... def read(*, order="relaxed", ranks=None): ...
+    >>> read(rank=3)
+    Traceback (most recent call last):
+        ...
+    TypeError: read() has no argument 'rank'; did you mean ranks=? It takes order, ranks
+    """
+    known = [name for name in signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                near = get_close_matches(name, known, n=1, cutoff=0.5) or [k for k in known if k in name or name in k]
+                meant = f"; did you mean {near[0]}=?" if near else "."
+                raise TypeError(f"{function.__name__}() has no argument {name!r}{meant} It takes {', '.join(known)}")
+        return function(*args, **kwargs)
+
+    return called
 
 
 def check_choice(argument: str, value: object, allowed: Sequence[object]) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from penstock.core.errors import CodecError
+from penstock.core.host_memory import HostMemory
 from penstock.graph import ops, readers, transforms
 from penstock.graph.expressions import Expression
 from penstock.graph.fields import checked
@@ -53,12 +54,14 @@ def _records() -> dict[str, type[Any]]:
 RECORDS: Final = _records()
 
 
-def encode_graph(node: Node, *, functions: bool = True) -> bytes:
+def encode_graph(node: Node, *, functions: bool = True, memory: HostMemory | None = None) -> bytes:
     """Return the graph as bytes. Without `functions` it can be read, compared and explained, but not run.
+
+    With `memory`, large arrays lie there and not in the bytes, which are then good on this host.
 
     Raises `FunctionShippingError` for a function that cannot be shipped, naming the variable that stands in the way.
     """
-    encoder = _Encoder(functions)
+    encoder = _Encoder(functions, memory)
     for operator in walk(node):
         encoder.add(operator)
     return MAGIC + bytes((VERSION,)) + msgspec.msgpack.encode(encoder.document)
@@ -84,9 +87,9 @@ def decode_graph(data: bytes) -> Node:
 
 
 class _Encoder:
-    def __init__(self, with_functions: bool) -> None:
+    def __init__(self, with_functions: bool, memory: HostMemory | None) -> None:
         self.document = _Document([], [], [])
-        self._with_functions = with_functions
+        self._with_functions, self._memory = with_functions, memory
         self._numbers: dict[int, int] = {}
 
     def add(self, operator: Node) -> int:
@@ -135,7 +138,7 @@ class _Encoder:
     def _shipped(self, value: UserFunction | Payload, table: list[Shipped]) -> int:
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(table)
-            table.append(value.ship() if self._with_functions else value.outline())
+            table.append(value.ship(self._memory) if self._with_functions else value.outline())
         return self._numbers[id(value)]
 
 

@@ -12,14 +12,16 @@ import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from penstock.core.errors import FunctionShippingError, InvalidArgumentError, never_the_end
+from penstock.core.host_memory import HostBuffer, HostMemory, map_buffer
 from penstock.core.leaves import REGISTERED, register_shipped
 from penstock.graph.function_parts import Walk
 from penstock.graph.installed import look_up, reference_of
@@ -47,6 +49,8 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     python: str = ""
     """The version that wrote the payload: byte code is good for one only."""
     parts: dict[str, str] = {}
+    buffers: tuple[HostBuffer, ...] = ()
+    """Memory of large arrays that is not in the payload: processes of this host map it."""
     types: bytes = b""
     """The classes that were registered where it was made, pickled: its elements may hold such values."""
 
@@ -85,11 +89,14 @@ class Payload:
     def parts(self) -> dict[str, str]:
         return _parts(self._origin)
 
-    def ship(self) -> Shipped:
-        """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way."""
+    def ship(self, memory: HostMemory | None = None) -> Shipped:
+        """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way.
+
+        With `memory` it stays on this host, and large arrays lie there.
+        """
         if isinstance(self._origin, Shipped):
             return self._origin
-        return _by_value(self._origin.value, self.name, takes_rng=False, remedy=_PAYLOAD_REMEDY)
+        return _by_value(self._origin.value, self.name, takes_rng=False, remedy=_PAYLOAD_REMEDY, memory=memory)
 
     def outline(self) -> Shipped:
         """Return what is known about it without its content."""
@@ -150,14 +157,17 @@ class UserFunction:
         """Return the digests of what it consists of (see `graph.function_parts`)."""
         return _parts(self._origin)
 
-    def ship(self) -> Shipped:
-        """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way."""
+    def ship(self, memory: HostMemory | None = None) -> Shipped:
+        """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way.
+
+        With `memory` it stays on this host, and large arrays lie there.
+        """
         if isinstance(self._origin, Shipped):
             return self._origin
         fn = self._origin.value
         reference = reference_of(fn)
         if reference is None:
-            return _by_value(fn, self.name, takes_rng=self.takes_rng, remedy=_FUNCTION_REMEDY)
+            return _by_value(fn, self.name, takes_rng=self.takes_rng, remedy=_FUNCTION_REMEDY, memory=memory)
         types = _dump_types()
         python = PYTHON if types else ""
         return Shipped(
@@ -178,11 +188,14 @@ class UserFunction:
         return f"UserFunction({self.name})"
 
 
-def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str) -> Shipped:
+def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str, memory: HostMemory | None) -> Shipped:
     walk = Walk(value)
-    payload = dump(value, name, walk, remedy=remedy)
+    buffers: list[HostBuffer] = []
+    keep = None if memory is None else lambda content: buffers.append(memory.put(content))
+    payload = dump(value, name, walk, remedy=remedy, keep=keep)
     return Shipped(
         kind="value",
+        buffers=tuple(buffers),
         name=name,
         takes_rng=takes_rng,
         payload=payload,
@@ -227,8 +240,15 @@ def _load(shipped: Shipped) -> Any:
             "use the same minor version in both places"
         )
     try:
+        buffers = [map_buffer(buffer) for buffer in shipped.buffers]
+    except OSError as error:
+        raise FunctionShippingError(
+            f"{shipped.name} has large arrays in memory of the process that made the pipeline, which cannot be mapped "
+            f"here ({error}); make the pipeline in a process that lives as long as its workers"
+        ) from error
+    try:
         _register_types(shipped)
-        return _unpickle(shipped.payload)
+        return _unpickle(shipped.payload, buffers)
     except (ImportError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         raise FunctionShippingError(
             f"{shipped.name} cannot be loaded here ({error}); install the same packages here as where the pipeline was "
@@ -241,9 +261,9 @@ def _register_types(shipped: Shipped) -> None:
         register_shipped(_unpickle(shipped.types))
 
 
-def _unpickle(payload: bytes) -> Any:
+def _unpickle(payload: bytes, buffers: Sequence[mmap] = ()) -> Any:
     """Load a shipped value. Nothing else in Penstock unpickles anything."""
-    value, _modules = pickle.loads(payload)
+    value, _modules = pickle.loads(payload, buffers=buffers)
     return value
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import pickle
 import sys
 import typing
 import warnings
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 
 from penstock.core.errors import FunctionShippingError, LargeFunctionWarning
+from penstock.core.host_memory import LEAST_BYTES
 from penstock.graph.function_parts import Walk, defaults
 from penstock.graph.installed import is_installed_module, reference_of
 from penstock.graph.once import one_at_a_time
@@ -37,10 +39,15 @@ _NOT_SHIPPED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"
 _turns: dict[int, Future[None]] = {}
 
 
-def dump(value: Any, name: str, walk: Walk, *, remedy: str) -> bytes:
+KeepBuffer: TypeAlias = Callable[[memoryview], None]
+"""Takes a large array's memory, which is then left out of the bytes. They are loaded with the buffers in this order."""
+
+
+def dump(value: Any, name: str, walk: Walk, *, remedy: str, keep: KeepBuffer | None = None) -> bytes:
     """Return the pickled value, with the modules that its code imports when it runs.
 
-    Raises `FunctionShippingError` with the name of what cannot go and the remedy.
+    With `keep`, memory of large arrays is not in it. Raises `FunctionShippingError` with the name of what cannot go and
+    the remedy.
     """
     modules: list[ModuleType] = []
     if walk.imports_own:
@@ -48,7 +55,7 @@ def dump(value: Any, name: str, walk: Walk, *, remedy: str) -> bytes:
         modules = walk.modules
     with _own_modules_by_value():
         try:
-            content = _pickle((value, modules), walk)
+            content = _pickle((value, modules), walk, keep)
         except Exception as error:
             trail, culprit, reason = _culprit(value, modules, error, walk)
         else:
@@ -117,11 +124,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Cached functions and new types would go by name, as parts of a module that is not there on the other side.
     """
 
-    def __init__(self, file: io.BytesIO, walk: Walk) -> None:
-        super().__init__(file)
+    def __init__(self, file: io.BytesIO, walk: Walk, keep: KeepBuffer | None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=None if keep is None else _large_only(keep))
         self._walk = walk
+        self._tensor = getattr(sys.modules.get("torch"), "Tensor", None) if keep is not None else None
 
     def reducer_override(self, value: Any) -> Any:
+        if self._tensor is not None and type(value) is self._tensor and _is_plain_memory(value):
+            return _tensor_over, (value.numpy(),)
         if isinstance(value, functools._lru_cache_wrapper) and reference_of(value) is None:
             return _cached, (value.__wrapped__, value.cache_parameters())
         if isinstance(value, typing.NewType) and reference_of(value) is None:
@@ -134,10 +144,41 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_module, (value.__name__,), state, None, None, _fill_module
 
 
-def _pickle(value: Any, walk: Walk) -> bytes:
+def _pickle(value: Any, walk: Walk, keep: KeepBuffer | None = None) -> bytes:
     with io.BytesIO() as file:
-        _Pickler(file, walk).dump(value)
+        _Pickler(file, walk, keep).dump(value)
         return file.getvalue()
+
+
+def _large_only(keep: KeepBuffer) -> Callable[[pickle.PickleBuffer], bool]:
+    def kept(buffer: pickle.PickleBuffer) -> bool:
+        """Say whether the pickler is to write it itself."""
+        memory = buffer.raw()
+        if memory.nbytes < LEAST_BYTES:
+            return True
+        keep(memory)
+        return False
+
+    return kept
+
+
+def _is_plain_memory(tensor: Any) -> bool:
+    """Say whether a tensor is all said by an array: large, on the host, in order, and of a type that numpy has."""
+    return bool(
+        tensor.nbytes >= LEAST_BYTES
+        and tensor.device.type == "cpu"
+        and tensor.layout is sys.modules["torch"].strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not vars(tensor)
+        and tensor.dtype is not sys.modules["torch"].bfloat16
+    )
+
+
+def _tensor_over(array: Any) -> Any:
+    return importlib.import_module("torch").from_numpy(array)
 
 
 def _module_attributes(module: ModuleType, walk: Walk) -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import functools
+import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from operator import add
 from types import (
     BuiltinFunctionType,
@@ -35,8 +38,21 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.graph.code_digest import DIGEST_BYTES, digest, digest_code, encode_scalar
 
 _SMALL_BYTES = 4096  # a larger array is hashed once and remembered
+_LARGE_BYTES = 1 << 20  # hashed where it lies, by what processors have instructions for
+_large: ContextVar[dict[int, tuple[Any, bytes]] | None] = ContextVar("large arrays", default=None)
 _NO_CYCLE = sys.maxsize
 _FIELD_PARTS = ("name", "default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only")
+
+
+@contextmanager
+def arrays_unchanged() -> Iterator[None]:
+    """Hash a large array once within: for several looks at values, between which nothing of the user's runs."""
+    token = _large.set({}) if _large.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _large.reset(token)
 
 
 class ValueDigester:
@@ -144,7 +160,15 @@ class ValueDigester:
             return digest("memmap", (*head, str(value.filename).encode(), str(value.offset).encode()))
         if value.dtype.hasobject:
             return digest("array", (*head, *map(self.encode, value.ravel().tolist())))
-        return digest("array", (*head, np.ascontiguousarray(value).tobytes()))
+        if value.nbytes < _LARGE_BYTES:
+            return digest("array", (*head, np.ascontiguousarray(value).tobytes()))
+        remembered = _large.get()
+        if remembered is None or id(value) not in remembered:
+            content = hashlib.sha256(np.ascontiguousarray(value).data.cast("B")).digest()
+            if remembered is None:
+                return digest("large array", (*head, content))
+            remembered[id(value)] = (value, content)
+        return digest("large array", (*head, remembered[id(value)][1]))
 
     def _callable(self, value: Any) -> bytes | None:
         """Encode what stands for a function: methods, partials, properties, wrappers and code itself."""

@@ -5,7 +5,8 @@ keeping at a point makes them once, writes them, and gets them from then on. All
 
 The one idea: stages overlap, so an element takes as long as the slowest of what goes on side by side,
 
-    seconds = max(processor time / (workers x cores), time that holds the GIL / workers, source, cache, trainer)
+    seconds = max(processor time / (workers x cores), time that holds the GIL / workers,
+                  slowest stage on its threads / workers, source, cache, trainer)
 
 of which each mode has its own. Summing them, as Cachew's rule does (`cachew_choice` below, as the paper has it), takes
 a disk for slow that nobody waits for. What is left decides: keeping pays one epoch of writing and then epochs of
@@ -22,7 +23,7 @@ TIE = 1.05  # closer than this the measurements do not tell; and computing needs
 COPY_S_PER_BYTE = 1 / 1.5e9  # processor time of putting an element's bytes together and summing them, or of the reverse
 EPOCHS_UNTOLD = 10  # where nobody said how many there will be: few trainings have fewer
 
-Mode: TypeAlias = Literal["compute", "keep"]
+CacheMode: TypeAlias = Literal["compute", "keep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class PointProfile:
     """How much of that is spent with the GIL held."""
     nbytes: float
     """Of an element there."""
+    rest_stage_s: float = 0.0
+    """How long the slowest stage behind it takes, on the threads it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,8 @@ class PipelineProfile:
     source_s: float
     """How long the source's storage takes for an element, with as many requests under way as help."""
     points: tuple[PointProfile, ...]
-    elements: int | None = None
-    """Of an epoch; None: nobody knows."""
+    stage_s: float = 0.0
+    """How long the slowest stage takes, on the threads it has: it may wait for something that is no processor."""
     trainer_s: float = 0.0
     """How long the trainer is busy with an element; 0: it waits for every one."""
 
@@ -99,10 +102,10 @@ class CacheDemand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CacheChoice:
     """What is done from the next split on."""
 
-    mode: Mode
+    mode: CacheMode
     point: int
     """At which point elements are kept; 0: at none."""
     workers: int
@@ -119,16 +122,19 @@ class _Bounds:
 
     cpu_s: float
     gil_s: float
+    stage_s: float
     source_s: float
     cache_s: float
 
     def seconds(self, demand: CacheDemand, workers: int, trainer_s: float) -> float:
-        return max(self.cpu_s / (workers * demand.cores), self.gil_s / workers, self.source_s, self.cache_s, trainer_s)
+        shared_s = max(self.cpu_s / demand.cores, self.gil_s, self.stage_s) / workers
+        return max(shared_s, self.source_s, self.cache_s, trainer_s)
 
     def named(self, demand: CacheDemand, workers: int, trainer_s: float) -> str:
         bounds = {
             "processor": self.cpu_s / (workers * demand.cores),
             "the GIL": self.gil_s / workers,
+            "a stage": self.stage_s / workers,
             "reading the source": self.source_s,
             "reading the cache": self.cache_s,
             "the trainer": trainer_s,
@@ -136,7 +142,7 @@ class _Bounds:
         return max(bounds, key=lambda name: bounds[name])
 
 
-def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: CacheDemand) -> Choice:
+def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: CacheDemand) -> CacheChoice:
     """Return the mode that ends the job soonest; of those that do, the one whose workers cost least.
 
     A function of 20 ms on one core, results of 150 KB, and a disk of 200 MB/s: getting takes 0.75 ms.
@@ -156,7 +162,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
     """
     workers = max(1, demand.max_workers)
     trainer_s = profile.trainer_s
-    computing = _Bounds(profile.cpu_s, profile.gil_s, profile.source_s, 0.0)
+    computing = _Bounds(profile.cpu_s, profile.gil_s, profile.stage_s, profile.source_s, 0.0)
     compute_s = computing.seconds(demand, workers, trainer_s)
     epochs = max(1, demand.epochs_left)
     seconds = {"compute": compute_s}
@@ -165,10 +171,11 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         copied_s = COPY_S_PER_BYTE * point.nbytes
         # The writer has its own thread and leaves what it cannot follow, so that its disk is nobody's bound: what it
         # does not get done in one epoch is computed in the next.
-        putting = _Bounds(profile.cpu_s + copied_s, profile.gil_s, profile.source_s, 0.0)
+        putting = _Bounds(profile.cpu_s + copied_s, profile.gil_s, profile.stage_s, profile.source_s, 0.0)
         getting[point.number] = got = _Bounds(
             max(0.0, profile.cpu_s - point.cpu_s) + copied_s,
             max(0.0, profile.gil_s - point.gil_s),
+            point.rest_stage_s,
             0.0,
             storage.read_s(point.nbytes),
         )
@@ -181,7 +188,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         seconds[f"keep {point.number}"] = (written * mean_s + (epochs - written) * get_s) / epochs
     if compute_s <= trainer_s:
         reason = "compute: the trainer is the bound, and waits for nothing"
-        return Choice(
+        return CacheChoice(
             mode="compute",
             point=0,
             workers=_least(computing, demand, trainer_s),
@@ -193,7 +200,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         bound = computing.named(demand, workers, trainer_s)
         best_s = compute_s if best is None else seconds[f"keep {best.number}"]
         reason = f"compute: {_ms(compute_s)} an element, bound by {bound}; kept it would be {_ms(best_s)}"
-        return Choice(
+        return CacheChoice(
             mode="compute",
             point=0,
             workers=_least(computing, demand, trainer_s),
@@ -212,7 +219,7 @@ def choose_caching(profile: PipelineProfile, storage: StorageModel, demand: Cach
         f"keep at point {chosen.number}: {_ms(seconds[f'keep {chosen.number}'])} an element instead of "
         f"{_ms(compute_s)} over {epochs} epochs, bound by {bounds.named(demand, workers, trainer_s)}"
     )
-    return Choice(
+    return CacheChoice(
         mode="keep",
         point=chosen.number,
         workers=_least(bounds, demand, trainer_s),
@@ -256,7 +263,7 @@ def gluster_s(nbytes: float) -> float:
     return seconds * nbytes / size
 
 
-def cachew_choice(profile: PipelineProfile) -> Choice:
+def cachew_choice(profile: PipelineProfile) -> CacheChoice:
     """Return what Cachew's rule chooses (ATC 2022, section 4.2): sums of times, a table for the storage.
 
     Points are the source (1) and the end (2), or what there is of them; the smallest sum wins, ties compute.
@@ -271,7 +278,7 @@ def cachew_choice(profile: PipelineProfile) -> Choice:
         seconds[f"keep {point.number}"] = max(0.0, profile.cpu_s - point.cpu_s) + gluster_s(point.nbytes)
     name = min(seconds, key=lambda each: (seconds[each], each != "compute"))
     point_number = 0 if name == "compute" else int(name.removeprefix("keep "))
-    return Choice(
+    return CacheChoice(
         mode="compute" if not point_number else "keep",
         point=point_number,
         workers=1,

@@ -17,8 +17,8 @@ from penstock.caching.probe import StorageProbe, storage_of
 from penstock.graph import ops
 from penstock.policies.caching import (
     EPOCHS_UNTOLD,
+    CacheChoice,
     CacheDemand,
-    Choice,
     PipelineProfile,
     PointProfile,
     StorageModel,
@@ -31,9 +31,11 @@ from penstock.runtime.stats import StageMeter
 PROFILE_S = 0.5  # of a run, before its figures are worth a decision
 PROFILE_ELEMENTS = 50
 
-_kept: dict[tuple[str, ...], Choice] = {}
+_kept: dict[tuple[str, ...], CacheChoice] = {}
 """What runs of this process chose to keep, by the points they had."""
-_kept_lock = threading.Lock()
+_begun: dict[tuple[str, ...], tuple[float, list[PendingCall[StorageProbe]]]] = {}
+"""When runs with some points began to measure, and the probes of their locations: epochs may be short."""
+_lock = threading.Lock()
 
 
 class LiveChoice:
@@ -54,8 +56,7 @@ class LiveChoice:
         self._cores = cores
         self._reader_times = reader_times
         self._epochs = max((node.epochs for node in nodes if node.epochs is not None), default=EPOCHS_UNTOLD)
-        self._began: float | None = None
-        self._probes: list[PendingCall[StorageProbe]] | None = None
+        self._stores = list(dict.fromkeys(point.store for point in points))
         self._key = tuple(f"{point.store.location} {point.key}" for point in points)
         asked = [number for number, node in enumerate(nodes, 1) if node.always]
         self.chosen = _asked_for(asked[-1]) if asked else _kept.get(self._key)
@@ -68,22 +69,23 @@ class LiveChoice:
 
     def _look(self) -> None:
         now = perf_counter()
-        if self._began is None or self._probes is None:
-            self._began = now
-            self._probes = [point.store.ask(partial(storage_of, point.store)) for point in self._points]
-        lowest = self._points[0]
-        measured = lowest.computed >= PROFILE_ELEMENTS and now - self._began >= PROFILE_S
-        if not measured or not all(probe.done for probe in self._probes) or any(p.store.away for p in self._points):
+        with _lock:
+            if self._key not in _begun:
+                _begun[self._key] = now, [store.ask(partial(storage_of, store)) for store in self._stores]
+            began, probes = _begun[self._key]
+        measured = self._points[0].computed >= PROFILE_ELEMENTS and now - began >= PROFILE_S
+        if not measured or not all(probe.done for probe in probes) or any(store.away for store in self._stores):
             return
-        probed = [point.store.wait(probe) for point, probe in zip(self._points, self._probes)]
+        probed = [store.wait(probe) for store, probe in zip(self._stores, probes)]
         if any(probe is None for probe in probed):
-            self._probes = None
+            with _lock:
+                _begun.pop(self._key, None)
             return
         slowest = min((probe for probe in probed if probe is not None), key=_read_speed)
         demand = CacheDemand(epochs_left=self._epochs, cores=self._cores)
         self.chosen = choose_caching(self.profile(), _model(slowest), demand)
         if self.chosen.mode == "keep":
-            with _kept_lock:
+            with _lock:
                 _kept[self._key] = self.chosen
         for point in self._points:
             point.store.note(f"choice {point.prefix}", self.chosen.reason)
@@ -96,6 +98,7 @@ class LiveChoice:
         return PipelineProfile(
             cpu_s=_cpu_s(self._meters) / count,
             gil_s=_gil_s(self._meters) / count,
+            stage_s=_slowest_s(self._meters, source) / count,
             source_s=max(0.0, source.busy_s + source.work_s - source.cpu_s) / count,
             points=tuple(
                 PointProfile(
@@ -103,6 +106,7 @@ class LiveChoice:
                     cpu_s=_cpu_s(point.meters) / count,
                     gil_s=_gil_s(point.meters) / count,
                     nbytes=0.0 if point.meter is None else point.meter.nbytes / count,
+                    rest_stage_s=_slowest_s([m for m in self._meters if m not in point.meters], source) / count,
                 )
                 for point in self._points
             ),
@@ -110,8 +114,8 @@ class LiveChoice:
         )
 
 
-def _asked_for(point: int) -> Choice:
-    return Choice(mode="keep", point=point, workers=1, seconds_by_mode={}, reason="keep: always=True asks for it")
+def _asked_for(point: int) -> CacheChoice:
+    return CacheChoice(mode="keep", point=point, workers=1, seconds_by_mode={}, reason="keep: always=True asks for it")
 
 
 def _cpu_s(meters: Sequence[StageMeter]) -> float:
@@ -120,6 +124,14 @@ def _cpu_s(meters: Sequence[StageMeter]) -> float:
 
 def _gil_s(meters: Sequence[StageMeter]) -> float:
     return sum(meter.cpu_s for meter in meters if meter.holds_gil)
+
+
+def _slowest_s(meters: Sequence[StageMeter], source: StageMeter) -> float:
+    """Return how long the slowest stage was busy, by the thread; the source's waiting has a bound of its own."""
+    each = (
+        meter.cpu_s if meter is source else (meter.busy_s + meter.work_s) / max(1, meter.threads) for meter in meters
+    )
+    return max(each, default=0.0)
 
 
 def _read_speed(probe: StorageProbe) -> float:

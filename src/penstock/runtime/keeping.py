@@ -174,6 +174,8 @@ class SplitKeeping:
         self.visits: deque[SplitVisit] = deque()
         """Those that were entered and have not passed all points, in order."""
         self.frozen = any(point.frozen for point in points)
+        self.highest = len(points)
+        """The number of the last point on the way to the reader."""
 
     def reset(self) -> None:
         self.visits.clear()
@@ -252,7 +254,7 @@ class SplitKeeping:
             return ()
         entered = list(self.visits)  # at once: another thread may be entering the next
         before = entered if visit is PASS_END else entered[: entered.index(visit)]
-        if point.number == len(self._points):
+        if point.number == self.highest:
             for _ in before:
                 self.visits.popleft()
         return before
@@ -280,6 +282,8 @@ class ElementKeeping:
         self._indices: dict[int, PackIndex] = {p.number: pack_index(p.store, p.prefix) for p in points}
         self._packs: dict[int, EntryWriting | None] = {}
         self.frozen = any(point.frozen for point in points)
+        self.highest = len(points)
+        """The number of the last point on the way to the reader."""
 
     def reset(self) -> None:
         for index in self._indices.values():

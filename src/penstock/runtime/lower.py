@@ -106,7 +106,7 @@ class Lowering:
         first = 0 if handed_on is None else handed_on.first_source
         self._identity_numbers = dict(zip(sources, accumulate((node.stands_for for node in sources), initial=first)))
         self._resources = Resources(self.budget, self.pool, sum(node.traits.threads != 0 for node in nodes))
-        self._wants_idents = with_identities(root)
+        self._wants_idents = set(nodes) if self._placement.thinned_units else with_identities(root)
         return self._placement.left(None, self._build(root, None), self._advance)
 
     def _build(self, node: Node, order: RandomOrder | None) -> Stage:

@@ -87,7 +87,13 @@ class StreamPlacement:
     @property
     def sizes(self) -> Sizes | None:
         """What says how many rows each batch has, where units do."""
-        return None if self.units is None else unit_sizes(self.units)
+        whole = self.part is not None and self.part.units == "whole"
+        return unit_sizes(self.units) if whole and self.units is not None else None
+
+    @property
+    def thinned_units(self) -> bool:
+        """Whether each batch is what is left of a unit."""
+        return self.part is not None and self.part.units == "thinned"
 
     def dropped(self, number: int) -> frozenset[tuple[int, int]]:
         found = () if self.part is None else self.part.dropped

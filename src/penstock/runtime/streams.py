@@ -28,6 +28,11 @@ PASS_ENDED = -1
 Allocate: TypeAlias = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any] | None"]
 
 
+UnitRows: TypeAlias = Literal["whole", "thinned", "loose"]
+"""whole: a unit is a batch, and has all its rows. thinned: a unit is a batch of what operators leave of it, and none
+where nothing is left. loose: units say the order of elements, and batches are cut as ever."""
+
+
 class StreamStopped(PenstockError):
     """The stream is being closed: whoever waits for a split, or for elements, gets this instead."""
 
@@ -125,6 +130,8 @@ class StreamPart:
     weights: tuple[float, ...] | None = None
     """The weights of the one mix in the graph, instead of its own. From a state made with other weights on, shares are
     counted anew."""
+    units: UnitRows = "whole"
+    """With a unit feed: what batches are made of."""
     allocate: Allocate | None = None
     """Gives memory for whole batches, or None where there is no room."""
     recorder: FlightRecorder | None = None

@@ -47,7 +47,9 @@ _NUMBERS = (
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
     *(pa.float16(), pa.float32(), pa.float64()),
 )
-_DTYPES: dict[int, np.dtype[Any]] = {arrow.id: np.dtype(arrow.to_pandas_dtype()) for arrow in _NUMBERS}
+# Not `to_pandas_dtype`: before pyarrow 20 it imports pandas, which need not be there.
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_DTYPES: dict[int, np.dtype[Any]] = {arrow.id: np.dtype(_FLOATS.get(str(arrow), str(arrow))) for arrow in _NUMBERS}
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 _TEXT_IDS = frozenset(arrow.id for arrow in _TEXTS)
 _KINDS: dict[int, str] = {  # by type id: hashing a type spells it out first

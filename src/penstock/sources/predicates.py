@@ -126,7 +126,7 @@ def _compare(column: pa.Array, expression: Compare) -> Any:
 def _compare_ints(array: pa.Array, op: str, literal: int | float | Fraction) -> Any:
     import pyarrow.compute as pc
 
-    limits = np.iinfo(array.type.to_pandas_dtype())
+    limits = np.iinfo(str(array.type))
     if literal in (math.inf, -math.inf):
         literal = limits.max + 1 if literal > 0 else limits.min - 1
     below, above = math.floor(literal), math.ceil(literal)
@@ -175,7 +175,7 @@ def _is_in(column: pa.Array, expression: IsIn) -> Any:
 
 
 def _exact_ints(numbers: Iterable[Any], arrow: Any) -> list[int]:
-    limits = np.iinfo(arrow.to_pandas_dtype())
+    limits = np.iinfo(str(arrow))
     return [int(number) for number in numbers if limits.min <= number <= limits.max and number == int(number)]
 
 

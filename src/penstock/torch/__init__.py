@@ -5,13 +5,18 @@
 [[1, 2], [3]]
 """
 
+from penstock.torch.devices import OnDevice
 from penstock.torch.features import KeyedTensors, dense_tensor, keyed_jagged, keyed_tensors
 from penstock.torch.loader import DataLoader
 from penstock.torch.pipelines import PipelineDataset, TensorLoader, tensors
+from penstock.torch.repeating import NonDeterministicSampleError, NonDeterministicSampleWarning
 
 __all__ = [
     "DataLoader",
     "KeyedTensors",
+    "NonDeterministicSampleError",
+    "NonDeterministicSampleWarning",
+    "OnDevice",
     "PipelineDataset",
     "TensorLoader",
     "dense_tensor",

@@ -14,8 +14,9 @@ from typing import Any
 import penstock as ps
 from penstock.api.loader import make_loader
 from penstock.client.options import check_options
+from penstock.graph.value_digest import arrays_unchanged
 from penstock.processes.nursery_start import start_nursery
-from penstock.torch.fetching import SampleFetch
+from penstock.torch.fetching import BatchAnswer, SampleFetch
 from penstock.torch.orders import LARGEST
 
 _LONGEST_ORDER = 1 << 30  # numbers
@@ -47,16 +48,23 @@ class Channel:
     def __init__(self, fetch: SampleFetch, to: Any, *, ahead: int, streams: int, timeout_s: float | None) -> None:
         self.orders = OrderQueue()
         self._pipeline = ps.range(LARGEST).batch(_LONGEST_ORDER, collate=fetch)
-        self.fingerprint = self._pipeline.fingerprint()
-        """Of what is sent to workers, as it is now: dataset, collate function and the rest, by their content."""
+        self.sent = ""
+        """The fingerprint of what was sent to workers: dataset, collate function and the rest, by their content."""
         self._to, self._ahead, self._streams, self._timeout_s = to, ahead, streams, timeout_s
         self._loader: ps.Loader | None = None
 
-    def open(self) -> Iterator[tuple[int, Any, Any]]:
+    def open(self) -> Iterator[BatchAnswer]:
         """Begin an epoch: answers come in the order of the orders."""
-        if self._loader is None:
-            self._loader = self._distribute()
-        return iter(self._loader)
+        if self._loader is not None:
+            return iter(self._loader)
+        self._loader = self._distribute()  # first: processes import torch while this one looks at the dataset
+        with arrays_unchanged():
+            self.sent = self.fingerprint()
+            return iter(self._loader)
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of what would be sent now."""
+        return self._pipeline.fingerprint()
 
     def _distribute(self) -> ps.Loader:
         options = check_options(

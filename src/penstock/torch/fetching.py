@@ -15,17 +15,21 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import torch
 from torch.utils.data import _utils
 
+from penstock.core.element import leaves
 from penstock.torch.orders import BatchOrder, read_order
+from penstock.torch.repeating import NonDeterministicSampleError, difference, is_chosen, twin_of
 from penstock.torch.seeding import GlobalStates, seed_globals
 from penstock.wire.failures import describe_failure
 
+BatchAnswer: TypeAlias = tuple[int, Any, Any, str | None]
+"""What it is, what was made, where an iterable dataset then stood, and what the trainer is to be warned of."""
 MADE, ENDED, FAILED = 0, 1, 2
 """What an answer is: a batch, the end of an iterable dataset's stream, or an exception."""
 _calls = threading.Lock()  # a dataset is never called from two threads, and the global generators are one for all
@@ -46,31 +50,40 @@ class SampleFetch:
         worker_init_fn: Callable[[int], None] | None,
         seed_samples: bool,
         repeats: bool,
+        strict: bool,
     ) -> None:
-        """`collate_fn` None: the trainer collates. `repeats`: an index may come twice in an epoch."""
+        """`collate_fn` None: the trainer collates. `repeats`: an index may come twice in an epoch. `strict`: a sample
+        that is another when it is made again is an error.
+        """
         self.dataset, self.collate_fn = dataset, collate_fn
         self.iterable, self.batch_size, self.drop_last = iterable, batch_size, drop_last
         self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
-        self.seed_samples, self.repeats = seed_samples, repeats
+        self.seed_samples, self.repeats, self.strict = seed_samples, repeats, strict
 
-    def __call__(self, numbers: list[int]) -> tuple[int, Any, Any]:
+    def __call__(self, numbers: list[int]) -> BatchAnswer:
         order = read_order(numbers)
         with _calls:
+            before = _utils.worker._worker_info  # a worker inside the trainer must not make it one
             try:
                 return self._answer(order)
             except Exception as error:
-                return FAILED, msgspec.msgpack.encode(describe_failure(error)), None
+                return FAILED, msgspec.msgpack.encode(describe_failure(error)), None, None
+            finally:
+                _utils.worker._worker_info = before
 
-    def _answer(self, order: BatchOrder) -> tuple[int, Any, Any]:
+    def _answer(self, order: BatchOrder) -> BatchAnswer:
         stream = order.task % self.num_workers
         worker = _workers.get(stream)
         if worker is None or not worker.can_serve(order):
             worker = _workers[stream] = StreamWorker(self, stream, order.base_seed)
         worker.enter()
+        self._notice: str | None = None
         samples = worker.read(order) if self.iterable else self._samples(worker.dataset, order)
         if samples is _END:
-            return ENDED, None, None
-        return MADE, samples if self.collate_fn is None else self.collate_fn(samples), worker.state()
+            return ENDED, None, None, None
+        data = samples if self.collate_fn is None else self.collate_fn(samples)
+        check_on_host(data)
+        return MADE, data, worker.state(), self._notice
 
     def _samples(self, dataset: Any, order: BatchOrder) -> Any:
         if self.batch_size is None and not isinstance(order.key, list):
@@ -83,10 +96,35 @@ class SampleFetch:
         return [self._sample(dataset, order, key, place) for place, key in enumerate(order.key)]
 
     def _sample(self, dataset: Any, order: BatchOrder, key: Any, place: int) -> Any:
-        if self.seed_samples:
-            again = (order.task, place) if self.repeats else ()
-            seed_globals(order.seed, order.epoch, key, *again)
-        return dataset[key]
+        if not self.seed_samples:
+            return dataset[key]
+        identity = (order.seed, order.epoch, key, *((order.task, place) if self.repeats else ()))
+        seed_globals(*identity)
+        sample = dataset[key]
+        return self._checked(dataset, key, sample, identity) if is_chosen(*identity) else sample
+
+    def _checked(self, dataset: Any, key: Any, sample: Any, identity: tuple[Any, ...]) -> Any:
+        """Make a sample again and note a difference. What the dataset holds stays as the first time has left it."""
+        kept = copy.deepcopy(sample)  # a dataset may give its own memory, and write into it the next time
+        after = GlobalStates.now()
+        seed_globals(*identity)
+        found = difference(dataset, key, kept, twin_of(dataset))
+        after.put_back()
+        if found is not None and self.strict:
+            raise NonDeterministicSampleError(found)
+        self._notice = found or self._notice
+        return sample
+
+
+def check_on_host(data: Any) -> None:
+    """Refuse tensors of an accelerator: their memory is the worker's own."""
+    for leaf in leaves(data):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type not in ("cpu", "meta"):
+            raise RuntimeError(
+                f"a sample holds a tensor on {leaf.device}, which cannot leave a worker process: its memory ends with "
+                "that process, and a process for each worker takes its own part of the device. Return it on the host "
+                "(tensor.cpu()) and move batches in the training loop; pin_memory=True makes that fast"
+            )
 
 
 def is_stateful(dataset: Any) -> bool:

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from penstock.core.errors import StateMismatchError, WaitTimeoutError
 from penstock.torch.channels import Channel
-from penstock.torch.fetching import ENDED, FAILED, MADE, is_stateful
+from penstock.torch.fetching import ENDED, FAILED, MADE, BatchAnswer, is_stateful
 from penstock.torch.orders import BatchOrder, write_order
 from penstock.torch.resuming import LoaderPlace, generators_of, put_back, written
 from penstock.torch.seeding import seed_globals, undisturbed
@@ -248,7 +248,7 @@ class WorkersIter(_Resumable):
         draws = self._draws
         while draws.tasks < self._sent and len(draws.ended) < self._num_workers:
             self._draw()
-            kind, data, state = self._answer()
+            kind, data, state, notice = self._answer()
             stream = draws.tasks % self._num_workers
             if state is not None:
                 draws.states[stream] = state
@@ -258,6 +258,10 @@ class WorkersIter(_Resumable):
                 continue
             if kind == FAILED:
                 raise rebuild_failure(msgspec.msgpack.decode(bytes(data), type=RemoteFailure))
+            if notice is not None:
+                loader = self._owner()
+                if loader is not None:
+                    loader.warn_once(notice)
             if self._collate_here is not None:
                 data = self._collate_here(data)
             return self._pinned(data) if self._pin_memory else data
@@ -268,7 +272,7 @@ class WorkersIter(_Resumable):
     def _pinned(self, data: Any) -> Any:
         return _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
 
-    def _answer(self) -> tuple[int, Any, Any]:
+    def _answer(self) -> BatchAnswer:
         try:
             return next(self._answers)
         except WaitTimeoutError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
@@ -14,6 +15,7 @@ from penstock.core.checks import check_choice, check_whole
 from penstock.torch.channels import Channel
 from penstock.torch.fetching import SampleFetch
 from penstock.torch.iterating import Draws, HereIter, WorkersIter
+from penstock.torch.repeating import NonDeterministicSampleWarning
 from penstock.torch.resuming import LoaderPlace
 
 CollateIn = Literal["worker", "trainer"]
@@ -32,6 +34,7 @@ class DataLoader(TorchDataLoader[Any]):
     - `seed_samples`: the global generators of `random`, numpy and torch are seeded for each sample from the seed, the
       epoch and the index, so that random transforms depend on neither workers nor resume. None: with workers only.
     - `collate_in="trainer"`: workers send samples, and `collate_fn` runs here.
+    - `strict`: one sample in a thousand is made twice; that the two differ is an error, and not a warning.
 
     >>> loader = DataLoader(range(10), batch_size=4, drop_last=True)
     >>> [batch.tolist() for batch in loader], len(loader)
@@ -61,6 +64,7 @@ class DataLoader(TorchDataLoader[Any]):
         service: str | PathLike[str] | Any = None,
         seed_samples: bool | None = None,
         collate_in: CollateIn = "worker",
+        strict: bool = False,
     ) -> None:
         check_choice("collate_in", collate_in, get_args(CollateIn))
         super().__init__(
@@ -82,7 +86,8 @@ class DataLoader(TorchDataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self.service, self.seed_samples, self.collate_in = service, seed_samples, collate_in
+        self.service, self.seed_samples, self.collate_in, self.strict = service, seed_samples, collate_in, strict
+        self._warned = False
         self.next_epoch = 0
         self.sample_seed: int | None = None
         """What samples are seeded with, in all epochs: the first seed that was drawn; None: none was."""
@@ -163,6 +168,7 @@ class DataLoader(TorchDataLoader[Any]):
             worker_init_fn=self.worker_init_fn,
             seed_samples=self.seeds_samples,
             repeats=bool(getattr(getattr(sampler, "sampler", sampler), "replacement", False)),
+            strict=self.strict,
         )
         wanted = Channel(
             fetch,
@@ -173,10 +179,16 @@ class DataLoader(TorchDataLoader[Any]):
         )
         while self._channels:
             found = self._channels.pop()
-            if found.fingerprint == wanted.fingerprint:
+            if found.sent == wanted.fingerprint():
                 return found
             found.close()  # the dataset was changed since: its workers have the old one
         return wanted
+
+    def warn_once(self, notice: str) -> None:
+        """Say what a worker has found out about the dataset. For the iterators."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(notice, NonDeterministicSampleWarning, stacklevel=5)
 
     def give_channel(self, channel: Channel) -> None:
         """Take a way to workers back. For the iterators."""

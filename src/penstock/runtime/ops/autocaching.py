@@ -70,4 +70,4 @@ def _keeping(node: ops.Autocache, at: Site, upstream: Stage) -> Stage:
     if found is None:
         return upstream
     point, keeping = found
-    return KeepingStage(at.meter, upstream, point, keeping, idents=at.with_idents)
+    return KeepingStage(at.meter, upstream, point, keeping, idents=at.with_idents or point.number < keeping.highest)

@@ -19,6 +19,7 @@ from penstock.runtime.blame import RowOrigins
 from penstock.runtime.building import Site, builds
 from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
+from penstock.runtime.ops.unit_batches import UnitBatching
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.streaming.units import Sizes
 
@@ -158,6 +159,8 @@ def _ragged(node: ops.RaggedBatch, at: Site, upstream: Stage) -> Stage:
 
 def batching(label: str, size: int, drop_last: bool, join: Collate, at: Site, upstream: Stage) -> Stage:
     """Return the stage that makes outputs of `size` elements each, by `join`; `label` names it in errors."""
+    if at.placement.thinned_units:
+        return UnitBatching(at.meter, upstream, label=label, size=size, join=join)
     return Batching(
         at.meter,
         upstream,

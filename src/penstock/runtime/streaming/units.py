@@ -2,7 +2,8 @@
 
 A unit is the elements of one output. Where a pipeline has a batch operator, each unit becomes one batch, whatever its
 length; where it has none, a unit is one element. Which it is was checked when the job was made, as was that every other
-operator gives one output for one input: so unit n of a stream is its output n.
+operator gives one output for one input: so unit n of a stream is its output n. In a process of the sampler's own,
+operators may leave elements out (`StreamPart.units`).
 
 A place is `["@", source, pass, ordinal, index]` as in any stream. Just after a unit it is the beginning of the next
 one, whether there is one or not.
@@ -14,18 +15,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
-from penstock.core.errors import DeadlyElementError
-from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Stage, State
+from penstock.core.element import Element
+from penstock.core.errors import DataError, DeadlyElementError
+from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, Stage, State
 from penstock.runtime.ops.source import Reading
+from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import derive_word
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.streaming.ordinals import read_place
 from penstock.runtime.streams import PASS_ENDED, PLACE, UnitFeed
-from penstock.sources.base import IndexableSource, LocatesElements
+from penstock.sources.base import IndexableSource, LocatesElements, SkipsBadRecords
 
 Sizes: TypeAlias = Callable[[State], Iterator[int]]
 """From where a stage is opened to the sizes of the batches that follow, each asked for when its first row is there."""
@@ -89,9 +92,17 @@ class UnitSource(Stage):
         self._feed = feed
         self._starts = [split.start for split in reading.splits] or [0]
         self._dropped = {self._starts[split] + index for split, index in reading.dropped}
+        self._bad: dict[int, DataError] = {}
+        if reading.quarantine is not None:
+            cast(SkipsBadRecords, source).on_bad = self._on_bad
+
+    def _on_bad(self, error: DataError, index: int) -> None:
+        self._bad[index] = error
 
     def open(self, pass_: int, state: State) -> None:
         self._pass = pass_
+        if self._how.quarantine is not None:
+            self._how.quarantine.pass_ = pass_
         self._place = derive_word("source", self._how.identity_number, pass_)
         place = read_place(state)
         self._ordinal, self._index = (0, 0) if place is None else place[:2]
@@ -103,7 +114,9 @@ class UnitSource(Stage):
             if self._feed.next_split(number, self._pass, after) is None:
                 self._ordinal, self._index = PASS_ENDED, 0
             elif self._index < len(self._feed.unit(self._ordinal)):
-                return self._read(want)
+                chunk = self._read(want)
+                if chunk.elements:
+                    return chunk
             else:
                 self._ordinal, self._index = self._ordinal + 1, 0
         return Chunk((), Fixed([PLACE, number, self._pass, PASS_ENDED, 0]))
@@ -129,9 +142,9 @@ class UnitSource(Stage):
         if flight is None:
             chunk = self._fetch(indices, marks)
         else:
-            some = indices[: flight.reach(marks, len(indices))]
-            chunk = flight.record(marks.origin(0), len(some), partial(self._fetch, some, marks))
-        _, _, _, self._ordinal, self._index = marks.at(len(chunk.elements))
+            indices = indices[: flight.reach(marks, len(indices))]
+            chunk = flight.record(marks.origin(0), len(indices), partial(self._fetch, indices, marks))
+        _, _, _, self._ordinal, self._index = marks.at(len(indices))
         return chunk
 
     def _fetch(self, indices: Sequence[int], marks: _UnitMarks) -> Chunk:
@@ -142,7 +155,30 @@ class UnitSource(Stage):
                 "or not at all: mend the function that reads or decodes it, or leave the index out of the sampler"
             )
         elements = self._source.fetch(indices)
-        return Chunk(elements, marks, self._idents(indices, marks) if self._how.with_idents else None)
+        idents = self._idents(indices, marks) if self._how.with_idents else None
+        if self._how.quarantine is None:
+            return Chunk(elements, marks, idents)
+        return self._without_bad(elements, indices, marks, idents, self._how.quarantine)
+
+    def _without_bad(
+        self,
+        elements: Sequence[Element],
+        indices: Sequence[int],
+        marks: _UnitMarks,
+        idents: Idents | None,
+        quarantine: Quarantine,
+    ) -> Chunk:
+        quarantine.entered(len(indices))
+        bad, self._bad = self._bad, {}
+        if not bad:
+            return Chunk(elements, marks, idents)
+        kept: list[int] = []
+        for k, index in enumerate(indices):
+            if index not in bad:
+                kept.append(k)
+            elif (over := quarantine.admit(bad[index], marks, k)) is not None:
+                raise over
+        return Chunk(elements, Selected(marks, kept, len(indices)), None if idents is None else idents[kept])
 
     def _idents(self, indices: Sequence[int], marks: _UnitMarks) -> Idents:
         idents = np.empty((len(indices), 3), np.uint64)
