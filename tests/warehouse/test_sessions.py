@@ -130,7 +130,7 @@ def test_the_command_runs_and_explains_a_session(
 NO_UNPICKLING = """
 import penstock.graph.functions
 
-def refuse(payload):
+def refuse(*_, **__):
     raise RuntimeError("this runner does not unpickle")
 
 penstock.graph.functions._unpickle = refuse
