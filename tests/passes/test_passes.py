@@ -162,4 +162,5 @@ def test_sources_are_named_for_columns_they_may_leave_out():
     """A source that gains `columns` must be looked at here: its bad records, its masks."""
     kinds = [kind for kind in vars(readers).values() if isinstance(kind, type) and issubclass(kind, readers.SourceNode)]
     gained = {kind for kind in kinds if hasattr(kind, "columns")}
-    assert gained == {readers.ReadCsv, readers.ColumnarSource, readers.ReadParquet, readers.ReadArrow}
+    columnar = {readers.ColumnarSource, readers.ReadParquet, readers.ReadArrow, readers.ReadFeatures}
+    assert gained == {readers.ReadCsv, *columnar}

@@ -105,7 +105,9 @@ def test_a_trainer_reads_on_when_everything_was_killed(caplog):
 
 def test_a_loaders_own_processes_are_started_again():
     with ps.range(20_000).batch(10).distribute(1, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
-        own = loader._sources[0].backend._finalizer.peek()[2][2].__self__
+        close = loader._sources[0].backend._finalizer.peek()[2][2]
+        kept = (cell.cell_contents for cell in close.__closure__)
+        own = next(each for each in kept if isinstance(each, ServiceProcesses))
         seen = []
         for step, batch in enumerate(loader):
             seen.extend(batch.tolist())

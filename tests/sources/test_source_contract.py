@@ -19,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from tests.warehouse.tables import small_table
 
+import penstock as ps
 from penstock.graph import readers
 from penstock.graph.expressions import col
 from penstock.graph.functions import Payload, UserFunction
@@ -208,6 +210,7 @@ CASES = {
     "arrow batches": Case(files(readers.ReadArrow, write_arrow, batch=4), 14),
     "arrow predicate": Case(files(readers.ReadArrow, write_arrow, predicate=KEPT), 7),
     "arrow remote": Case(files(readers.ReadArrow, in_memory(write_arrow)), 50),
+    "features": Case(lambda folder: ps.read_features(small_table(folder / "table"), batch=3).node, 12),
     "saved": Case(files(readers.ReadSaved, write_saved), 36),
     "saved remote": Case(files(readers.ReadSaved, in_memory(write_saved)), 36),
 }

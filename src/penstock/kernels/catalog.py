@@ -11,8 +11,8 @@ from penstock.kernels.compiling import Kernel
 def kernels_of(ops: Iterable[str]) -> list[Kernel]:
     """Return the kernels that some transforms call.
 
-    >>> [kernel.name for kernel in kernels_of(["Clamp", "Onehot"])]
-    ['_clamp', '_onehot_places']
+    >>> [kernel.name for kernel in kernels_of(["Clamp", "Logit"])]
+    ['_clamp', '_odds']
     """
     asked = set(ops)
     tables = (hashing.KERNELS, lists.KERNELS, single_values.KERNELS)
