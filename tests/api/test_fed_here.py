@@ -83,7 +83,8 @@ def test_single_indices_are_filtered_and_batched_as_ever() -> None:
     assert rows(loader) == [kept[i : i + 4] for i in range(0, len(kept) - 3, 4)]
 
 
-def test_what_a_function_cannot_make_is_left_out_and_counted() -> None:
+def test_what_a_function_cannot_make_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what is skipped is written down where one works
     loader = ps.range(10).map(fails_at_seven, on_error="skip").distribute(feed=[[1, 7, 2], [7], [3]])
     assert [batch.tolist() for batch in loader] == [[1, 2], [3]]
     assert loader.state_dict()["skipped"] == 2
