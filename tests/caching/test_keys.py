@@ -95,7 +95,7 @@ def test_one_more_file_in_a_hundred_keeps_nearly_all_splits(tmp_path):
 @pytest.mark.parametrize(
     "make, remedy",
     [
-        (lambda: ps.read_text("x").shuffle(9).map(numbered), "after autocache"),
+        (lambda: ps.read_text("x").shuffle(9).filter(numbered), "after autocache"),
         (lambda: ps.range(9).batch(3).map(numbered), "save"),
         (lambda: ps.range(9).take(3), "save"),
         (lambda: ps.range(9).zip(ps.range(9)), "each of the pipelines"),
@@ -118,3 +118,20 @@ def test_a_point_after_a_batch_or_a_shuffle_sinks_before_it(tmp_path):
     assert store_at(tmp_path / "kept").counts.hits
     plan = dataset.explain().partition("as run")[2]
     assert plan.index("autocache(") < plan.index("shuffle(") < plan.index("batch(4)")
+
+
+def test_a_point_passes_a_shuffle_with_the_maps_that_follow_it_and_changes_no_element_or_state(tmp_path):
+    paths = write_texts(tmp_path / "data")
+    plain = ps.read_text(paths).shuffle(5, seed=1).map(str.upper)
+    kept = plain.autocache(tmp_path / "kept", always=True)
+    for epoch in (0, 1):
+        with plain.iterator(epoch=epoch) as before, kept.iterator(epoch=epoch) as after:
+            whole = list(before)
+            assert [next(after) for _ in range(7)] == whole[:7]
+            state = after.state_dict()
+        with kept.iterator(epoch=epoch) as resumed:
+            resumed.load_state_dict(state)
+            assert list(resumed) == whole[7:]
+    assert store_at(tmp_path / "kept").counts.hits
+    plan = kept.explain().partition("as run")[2]
+    assert plan.index("map(") < plan.index("autocache(") < plan.index("shuffle(")

@@ -100,9 +100,9 @@ def _with_kept_splits(pipeline: Pipeline) -> Pipeline:
         return pipeline
     steps = [step for step in pipeline.steps if step.name != "cache"]
     source = pipeline.sources[0]
-    mixed = source.shuffle is not None and source.kind not in INDEXABLE  # and a map follows: a point is refused there
-    if pipeline.join is None and not mixed:
-        first = (i for i, step in enumerate(steps) if step.name not in SPLIT_LOCAL)
+    if pipeline.join is None:
+        mixed = source.shuffle is not None and source.kind not in INDEXABLE
+        first = (i for i, step in enumerate(steps) if mixed or step.name not in SPLIT_LOCAL)
         steps.insert(next(first, len(steps)), Step("autocache"))
     return replace(pipeline, steps=tuple(steps))
 

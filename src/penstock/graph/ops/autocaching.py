@@ -9,7 +9,7 @@ from typing import ClassVar
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.functions import UserFunction
 from penstock.graph.node import Node
-from penstock.graph.ops.base import Unary, check_at_least
+from penstock.graph.ops.base import Unary, check_at_least, is_one_to_one
 from penstock.graph.ops.passing import Prefetch, Shuffle
 from penstock.graph.traits import Flow, GroupedBy, Length, Traits
 
@@ -38,10 +38,20 @@ class Autocache(Unary):
             raise InvalidArgumentError(f"version={self.version!r} must be a str: any name of yours for the data")
 
     def canonical(self) -> Node:
-        """Return it before operators that only group or order what it keeps: those would mix splits."""
+        """Return it before operators that only group or order what it keeps: those would mix splits.
+
+        It passes a shuffle together with the one-to-one operators between them, which do the same after it as before.
+        """
+        passed: list[Unary] = []
         below = self.upstream
-        if isinstance(below, Unary) and (isinstance(below, Shuffle) or _only_groups(below)):
-            return below.with_inputs(self.with_inputs(below.upstream).canonical())
+        while is_one_to_one(below):
+            passed.append(below)
+            below = below.upstream
+        if isinstance(below, Shuffle) or (not passed and isinstance(below, Unary) and _only_groups(below)):
+            kept = below.upstream
+            for node in reversed(passed):
+                kept = node.with_inputs(kept)
+            return below.with_inputs(self.with_inputs(kept).canonical())
         return self
 
     def elements_given(self, inputs: Sequence[Length]) -> Length:
