@@ -6,6 +6,8 @@ python examples/ray_train.py
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,16 +46,21 @@ def train_loop(config: dict[str, Any]) -> None:
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-            ray.train.report({"epoch": epoch, "loss": float(np.mean(losses)), "steps": len(losses)})
+            metrics = {"epoch": epoch, "loss": float(np.mean(losses)), "steps": len(losses)}
+            with tempfile.TemporaryDirectory() as folder:  # each rank's own part: where it stands in the data
+                rank_file = Path(folder, f"rank-{ranks.rank}.pt")
+                torch.save({"model": model.state_dict(), "data": loader.state_dict()}, rank_file)
+                ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
 
 def main() -> None:
     ray.init(num_cpus=4)  # two ranks and two workers, whatever this machine has; in a cluster: ray.init()
-    with ps.RayService(workers=(1, 2)) as service:
+    with tempfile.TemporaryDirectory() as storage, ps.RayService(workers=(1, 2)) as service:
         trainer = ray.train.torch.TorchTrainer(
             train_loop,
             train_loop_config={"service": str(service.service_file)},
             scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(storage_path=storage),
         )
         result = trainer.fit()
     print(f"loss {result.metrics['loss']:.3f} after {result.metrics['steps']} steps of each rank")
