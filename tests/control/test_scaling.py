@@ -12,9 +12,8 @@ from penstock.control.measuring import count, has_ended, measure
 from penstock.control.providing import PROVISIONER_LOST_AFTER_S, SPARE_FOR_S
 from penstock.control.scaling_records import JobCounters
 from penstock.control.scaling_rules import PrincipalRules, ScalingRules
-from penstock.core.ids import AgentId, ClientId, JobName, RunnerId
+from penstock.core.ids import AgentId, JobName, RunnerId
 from penstock.wire.figures import RunnerFigures, StageFigures
-from penstock.wire.jobs import Slot
 from penstock.wire.messages import AgentBeat, Beat, CloseClient, Refused, RunnerPlace, SteerJob
 from penstock.wire.principals import Principal
 from penstock.wire.scaling import Decisions, GetDecisions, Provide, Provided, ScaleJob
@@ -77,6 +76,14 @@ class Fluid:
         )
         cluster.take(tick(cluster.state, now=cluster.now, draw=cluster.draw, rules=self.rules))
 
+    def next_epoch(self, epoch: int) -> None:
+        """Read this one to its end and begin another: its reader counts from zero on."""
+        attempt = next(reversed(self.cluster.state.jobs[JOB].iterations))
+        self.cluster.ask(CloseClient(job=JOB, client=self.opened.client, consumer=0, attempt=attempt, finished=True))
+        self.opened = self.cluster.opening(spec=spec(**self.changes), epoch=epoch)
+        self.cluster.ask(self.opened)
+        self.taken = self.run_s = self.wait_s = 0.0
+
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
             self.second()
@@ -116,14 +123,36 @@ def test_a_trainer_that_becomes_slower_gives_workers_back() -> None:
     assert fluid.workers in (2, 3) and fluid.targets[-1] == fluid.workers
 
 
-def test_a_window_leaves_out_the_time_between_two_epochs_and_counts_a_new_reader_from_zero() -> None:
-    first = Beat(job=JOB, client="a", consumer=0, attempt="x", version=0, batches=10, run_s=1.0, wait_s=0.5, at_s=5.0)
-    last = Beat(job=JOB, client="b", consumer=0, attempt="y", version=0, batches=30, run_s=3.0, wait_s=1.5, at_s=9.0)
-    before = JobCounters(0.0, {ClientId("a"): (Slot(0), first)})
-    now = JobCounters(60.0, {ClientId("b"): (Slot(0), last)})
+def test_a_rank_is_counted_on_from_epoch_to_epoch_and_the_time_between_them_is_left_out() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+
+    def read(epoch: int, batches: int, at_s: float) -> None:
+        """Read an epoch to its end, each batch in 0.1 s after 0.05 s of waiting, and say so once."""
+        opened = cluster.opening(epoch=epoch)
+        attempt = cluster.ask(opened).view.attempt
+        reading = {"job": JOB, "client": opened.client, "consumer": 0, "attempt": attempt}
+        times = {"run_s": 0.1 * batches, "wait_s": 0.05 * batches, "at_s": at_s}
+        cluster.ask(Beat(**reading, version=0, batches=batches, **times))
+        cluster.ask(CloseClient(**reading, finished=True))
+
+    read(0, 10, 5.0)
+    before = count(cluster.state, JOB, 0.0)
+    for epoch in (1, 2, 3):
+        read(epoch, 20, 10.0 * epoch)
+    now = count(cluster.state, JOB, 60.0)
     measured = measure(before, now, width=1)
-    assert measured.seconds == pytest.approx(4.5) and measured.demand_per_s == pytest.approx(10.0)
-    assert measured.waiting == pytest.approx(1 / 3)
+    assert measured.pace is not None and measured.pace.batches == 60 and measured.seconds == pytest.approx(9.0)
+    assert measured.demand_per_s == pytest.approx(10.0) and measured.waiting == pytest.approx(1 / 3)
+    assert has_ended(before, now)
+
+
+def test_a_job_converges_in_epochs_that_are_shorter_than_a_window() -> None:
+    fluid = Fluid(12)
+    for epoch in range(1, 40):
+        fluid.second()
+        fluid.next_epoch(epoch)
+    assert fluid.targets == [1, 4] and fluid.workers == 4
 
 
 def test_the_rate_of_a_worker_that_waits_for_credit_is_not_taken() -> None:

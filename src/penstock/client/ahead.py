@@ -81,10 +81,10 @@ class NextEpoch:
     def take(self, beginning: Beginning, identities: int | None) -> EpochReader | None:
         """Return the reader of an epoch that is asked for; None: it is to be opened."""
         wanted, ahead = self._wanted, replace(beginning, ahead=True)
+        reader: EpochReader | None = None
         with self._lock:
-            if wanted != (ahead, identities) or self._reader is None or self._opening is None:
-                reader = None
-            else:
+            fits = wanted == (ahead, identities) and self._opening is not None
+            if fits and self._opening is not None and self._reader is not None and self._reader.get_ready(monotonic()):
                 self._opening.set()
                 reader, self._reader, self._opening = self._reader, None, None
         if reader is None:

@@ -2,7 +2,8 @@
 
 Whoever counts does so from zero on and by its own clock, so that a window is the difference of two counts, and how long
 a beat was on its way changes nothing. A reader's seconds are those it was busy and those it waited: the time between
-two epochs is in no window, and an epoch that is shorter than a window is no obstacle.
+two epochs is in no window. A rank's counts go on from epoch to epoch, over the readers that it has in them: a window
+may hold several epochs, or the end of one and the beginning of the next.
 
 - A worker's rate is taken from workers that waited for credit for less than 1 - FULL of the window.
 - A stage that has one thread and is never idle is as good as a processor in use, whatever it does: it can do no more.
@@ -18,6 +19,7 @@ import msgspec
 from penstock.control.records import Runner
 from penstock.control.scaling_records import JobCounters
 from penstock.control.state import ClusterState
+from penstock.control.totals import JobTotals, sum_beats
 from penstock.core.ids import JobName, RunnerId
 from penstock.policies.scaling.records import Measured, ReaderPace, leading_pace
 from penstock.wire.figures import RunnerFigures, StageFigures
@@ -32,13 +34,18 @@ FULL = 0.95
 
 def count(state: ClusterState, job: JobName, now: float) -> JobCounters:
     """Return what all had counted when they were last heard."""
-    readers = {lease.client: (lease.slot, lease.beats[-1]) for lease in state.leases(job) if lease.beats}
+    totals = state.totals.get(job, JobTotals())
+    by_slot = {slot: {beat.client: beat for beat in reversed(past)} for slot, past in totals.readers.items()}
+    for lease in state.leases(job):
+        if lease.beats:
+            by_slot.setdefault(lease.slot, {})[lease.client] = lease.beats[-1]
+    readers = {slot: sum_beats(beats.values()) for slot, beats in by_slot.items()}
     runners = {}
     for runner in (state.runners.get(job) or {}).values():
         figures = _last_figures(state, runner) if runner.ready else None
         if figures is not None:
             runners[runner.runner] = figures
-    return JobCounters(now, readers, runners)
+    return JobCounters(now, readers, runners, frozenset(lease.slot for lease in state.leases(job)))
 
 
 def serving(state: ClusterState, job: JobName) -> frozenset[RunnerId]:
@@ -66,8 +73,7 @@ def has_ended(before: JobCounters, now: JobCounters) -> bool:
         return False
     if took_s >= LONGEST_WINDOW_S:
         return True
-    same = before.readers.keys() & now.readers.keys()
-    if any(now.readers[client][1].at_s <= before.readers[client][1].at_s for client in same):
+    if any(now.readers[slot].at_s == before.readers[slot].at_s for slot in before.readers.keys() & now.readers):
         return False
     if any(now.runners[r].at_s - before.runners[r].at_s < WINDOW_S / 2 for r in before.runners.keys() & now.runners):
         return False
@@ -89,7 +95,7 @@ def measure(before: JobCounters, now: JobCounters, *, width: int) -> Measured:
         if 1 - waited >= FULL:
             rates.append(width * (now_is.rounds - was.rounds) / took_s)
     use = [_use(was, now_is) for was, now_is in runners]
-    queued = [beat.buffered_elements for slot, beat in now.readers.values() if not slot.replica]
+    queued = [beat.buffered_elements for slot, beat in now.readers.items() if not slot.replica]
     return Measured(
         seconds=seconds or now.at_s - before.at_s,
         workers=len(runners),
@@ -107,17 +113,10 @@ def measure(before: JobCounters, now: JobCounters, *, width: int) -> Measured:
 def _by_slot(before: JobCounters, now: JobCounters) -> dict[Slot, tuple[float, float, float]]:
     """Return (batches, busy seconds, waiting seconds) of each rank in the window. Replicas read what their rank does.
 
-    A reader that was not there at its beginning has counted from zero on.
+    One that was not there at its beginning has counted from zero on; one that reads no more counts if it has read.
     """
-    found: dict[Slot, tuple[float, float, float]] = {}
-    for client, (slot, beat) in now.readers.items():
-        if slot.replica:
-            continue
-        was = before.readers[client][1] if client in before.readers else None
-        grown = _grown(was, beat)
-        had = found.get(slot, (0.0, 0.0, 0.0))
-        found[slot] = (had[0] + grown[0], had[1] + grown[1], had[2] + grown[2])
-    return found
+    grown = {slot: _grown(before.readers.get(slot), beat) for slot, beat in now.readers.items() if not slot.replica}
+    return {slot: each for slot, each in grown.items() if slot in now.reading or any(each)}
 
 
 def _grown(was: Beat | None, beat: Beat) -> tuple[float, float, float]:

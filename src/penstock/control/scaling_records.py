@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.ids import ClientId, JobName, RunnerId, WorkerId
+from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.policies.allotting import JobClaim
 from penstock.policies.scaling.records import WorkerTarget
 from penstock.wire.figures import RunnerFigures
@@ -52,9 +52,12 @@ class JobCounters(msgspec.Struct, frozen=True):
     """What all who read and serve a job had counted at a time."""
 
     at_s: float
-    readers: dict[ClientId, tuple[Slot, Beat]] = {}
+    readers: dict[Slot, Beat] = {}
+    """By rank: the sum over all its readers, those of earlier epochs too, as the last of them would say it."""
     runners: dict[RunnerId, RunnerFigures] = {}
     """Those that serve."""
+    reading: frozenset[Slot] = frozenset()
+    """The ranks that have a reader now."""
 
 
 class JobTracking(msgspec.Struct, frozen=True):
