@@ -57,6 +57,10 @@ class Fluid:
         told = {runner: self.made[runner] for runner in runners}
         beat = AgentBeat(agent=AgentId("A"), runners=tuple(told), statistics=dict(told))
         cluster.ask(beat, peer="peer of A")
+        self.read_for_a_second(taken)
+
+    def read_for_a_second(self, taken: float) -> None:
+        cluster = self.cluster
         self.taken += taken
         self.run_s += taken / self.demand
         self.wait_s += 1.0 - taken / self.demand
@@ -170,6 +174,61 @@ def test_the_rate_of_a_worker_that_waits_for_credit_is_not_taken() -> None:
     assert measured.worker_per_s == 20.0 and measured.workers == 2 and measured.pace is None
     assert measured.buffered == pytest.approx(0.3)
     assert not has_ended(before, now), "nobody has taken anything"
+
+
+class SizedFluid(Fluid):
+    """The same, with workers of several sizes: each makes `rate` for each of its threads."""
+
+    def __init__(self, *sizes: int, demand: float = 40.0) -> None:
+        super().__init__(0, demand=demand)
+        self.sizes = {f"w{number}": threads for number, threads in enumerate(sizes)}
+        for worker, threads in self.sizes.items():
+            self.cluster.register(worker, agent=f"of {worker}", threads=threads)
+
+    def second(self) -> None:
+        cluster = self.cluster
+        cluster.now += 1.0
+        cluster.ready()
+        serving = {r.runner: r.worker for r in cluster.state.runners.get(JOB, {}).values() if r.ready}
+        all_made = sum(self.rate * self.sizes[worker] for worker in serving.values())
+        taken = min(all_made, self.demand)
+        use = taken / all_made if all_made else 0.0
+        for worker in self.sizes:
+            told = {}
+            for runner in (runner for runner, its in serving.items() if its == worker):
+                was = self.made.get(runner, RunnerFigures())
+                self.made[runner] = told[runner] = RunnerFigures(
+                    at_s=was.at_s + 1.0,
+                    streams=1,
+                    rounds=was.rounds + round(self.rate * self.sizes[worker] * use),
+                    busy_s=was.busy_s + use,
+                    credit_wait_s=was.credit_wait_s + 1.0 - use,
+                )
+            agent = f"of {worker}"
+            beat = AgentBeat(agent=AgentId(agent), runners=tuple(told), statistics=dict(told))
+            cluster.ask(beat, peer=f"peer of {agent}")
+        self.read_for_a_second(taken)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes[runner.worker] for runner in self.cluster.state.runners.get(JOB, {}).values())
+
+
+def test_a_larger_worker_counts_for_as_many_as_it_has_threads_of_the_smallest() -> None:
+    fluid = SizedFluid(2, 2, 8, 2, 2, 2, demand=100.0)
+    fluid.run(30)
+    assert fluid.size == 10 and fluid.workers in (2, 5), "demand / rate, in threads, of whatever workers they are"
+    assert fluid.targets[-1] == 5, "of the smallest, which has two threads"
+
+
+def test_a_job_keeps_its_size_when_a_smaller_worker_joins() -> None:
+    fluid = SizedFluid(4, 4, 4, demand=80.0)
+    fluid.run(30)
+    assert fluid.targets == [1, 2] and fluid.size == 8
+    fluid.sizes["small"] = 1
+    fluid.cluster.register("small", agent="of small", threads=1)
+    fluid.run(30)
+    assert fluid.size == 8 and fluid.targets[-1] == 8, fluid.targets
 
 
 def test_nobody_said_how_many_so_that_every_worker_serves_and_nothing_is_decided() -> None:

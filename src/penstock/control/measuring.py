@@ -7,6 +7,7 @@ may hold several epochs, or the end of one and the beginning of the next.
 
 - A worker's rate is taken from workers that waited for credit for less than 1 - FULL of the window.
 - A stage that has one thread and is never idle is as good as a processor in use, whatever it does: it can do no more.
+- A worker counts by its size, and its rate is that of so many workers of size 1.
 - A worker that waits for credit holds one batch that is made and not sent; what its engine has made ahead is not seen.
 """
 
@@ -40,12 +41,13 @@ def count(state: ClusterState, job: JobName, now: float) -> JobCounters:
         if lease.beats:
             by_slot.setdefault(lease.slot, {})[lease.client] = lease.beats[-1]
     readers = {slot: sum_beats(beats.values()) for slot, beats in by_slot.items()}
-    runners = {}
+    runners, sizes = {}, {}
     for runner in (state.runners.get(job) or {}).values():
         figures = _last_figures(state, runner) if runner.ready else None
         if figures is not None:
             runners[runner.runner] = figures
-    return JobCounters(now, readers, runners, frozenset(lease.slot for lease in state.leases(job)))
+            sizes[runner.runner] = state.allotted.sizes.size(runner.worker)
+    return JobCounters(now, readers, runners, frozenset(lease.slot for lease in state.leases(job)), sizes)
 
 
 def serving(state: ClusterState, job: JobName) -> frozenset[RunnerId]:
@@ -85,22 +87,25 @@ def measure(before: JobCounters, now: JobCounters, *, width: int) -> Measured:
     """Return the window between two counts. `width` is how many batches a round of a worker has, one for each rank."""
     ranks = _by_slot(before, now)
     pace, seconds = _leading(ranks)
-    runners = [(before.runners[runner], now.runners[runner]) for runner in now.runners if runner in before.runners]
-    rates, held = [], []
-    for was, now_is in runners:
+    same = [runner for runner in now.runners if runner in before.runners]
+    runners = [(before.runners[runner], now.runners[runner]) for runner in same]
+    sizes = [now.sizes.get(runner, 1.0) for runner in same]
+    rates, held, full = 0.0, [], 0.0
+    for (was, now_is), size in zip(runners, sizes):
         took_s = max(now_is.at_s - was.at_s, 1e-9)
         credit, busy_s = now_is.credit_wait_s - was.credit_wait_s, now_is.busy_s - was.busy_s
         waited = credit / (credit + busy_s) if credit + busy_s > 0 else 0.0
         held.append(waited)
         if 1 - waited >= FULL:
-            rates.append(width * (now_is.rounds - was.rounds) / took_s)
+            rates += width * (now_is.rounds - was.rounds) / took_s
+            full += size
     use = [_use(was, now_is) for was, now_is in runners]
     queued = [beat.buffered_elements for slot, beat in now.readers.items() if not slot.replica]
     return Measured(
         seconds=seconds or now.at_s - before.at_s,
-        workers=len(runners),
+        workers=sum(sizes),
         pace=pace,
-        worker_per_s=sum(rates) / len(rates) if rates else None,
+        worker_per_s=rates / full if full else None,
         busy=_mean(max(1 - waited, used) for waited, used in zip(held, (stages for _, stages, _ in use))),
         queue=_mean(queued),
         buffered=_mean(held),

@@ -310,6 +310,8 @@ class Worker(Record, frozen=True):
     agent: AgentId
     tags: tuple[str, ...]
     leaving: bool = False
+    threads: int = 0
+    """How many its processes use; 0: its agent does not say."""
 
 
 class Runner(Record, frozen=True):

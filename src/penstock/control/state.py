@@ -445,6 +445,7 @@ class ClusterState:
                 agent=event.agent,
                 tags=place.tags,
                 leaving=place.worker in before and before[place.worker].leaving,
+                threads=place.threads,
             )
             for place in event.workers
         }

@@ -185,6 +185,8 @@ class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):
 class WorkerPlace(msgspec.Struct, frozen=True, array_like=True):
     worker: WorkerId
     tags: tuple[str, ...] = ()
+    threads: int = 0
+    """How many its processes use; 0: not said."""
 
 
 class RegisterAgent(Message, frozen=True, tag="register_agent"):
