@@ -1,7 +1,7 @@
 """What scaling must not cost: splits enough for eight workers, no idle worker between epochs, little work done twice.
 
-Cases of `experiments/scaling.py`, which runs them by name. Work is a wait (`threads=1`), so that eight workers fit on two
-cores; each call is noted down with its beginning and its end by the process that made it.
+Cases of `experiments/scaling.py`, which runs them by name. Work is a wait (`threads=1`), so that eight workers fit on
+two cores; each call is noted down with its beginning and its end by the process that made it.
 """
 
 from __future__ import annotations
@@ -108,11 +108,13 @@ def speed_up(name: str) -> tuple[float, float, int]:
         took = {}
         counts = set()
         for workers in (1, WORKERS):
-            with ps.LocalService(workers=workers, threads=1) as service:
-                with dataset.distribute(service, job=f"{name}-{workers}", limits=LIMITS) as loader:
-                    began = time.monotonic()
-                    counts.add(sum(len(batch) for batch in loader))
-                    took[workers] = time.monotonic() - began
+            with (
+                ps.LocalService(workers=workers, threads=1) as service,
+                dataset.distribute(service, job=f"{name}-{workers}", limits=LIMITS) as loader,
+            ):
+                began = time.monotonic()
+                counts.add(sum(len(batch) for batch in loader))
+                took[workers] = time.monotonic() - began
         (count,) = counts
         return took[1], took[WORKERS], count
 
