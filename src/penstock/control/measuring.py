@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.control.figures import reading_leases
 from penstock.control.records import Runner
 from penstock.control.scaling_records import JobCounters
 from penstock.control.state import ClusterState
@@ -37,7 +38,8 @@ def count(state: ClusterState, job: JobName, now: float) -> JobCounters:
     """Return what all had counted when they were last heard."""
     totals = state.totals.get(job, JobTotals())
     by_slot = {slot: {beat.client: beat for beat in reversed(past)} for slot, past in totals.readers.items()}
-    for lease in state.leases(job):
+    leases = reading_leases(state, job)
+    for lease in leases:
         if lease.beats:
             by_slot.setdefault(lease.slot, {})[lease.client] = lease.beats[-1]
     readers = {slot: sum_beats(beats.values()) for slot, beats in by_slot.items()}
@@ -47,7 +49,7 @@ def count(state: ClusterState, job: JobName, now: float) -> JobCounters:
         if figures is not None:
             runners[runner.runner] = figures
             sizes[runner.runner] = state.allotted.sizes.size(runner.worker)
-    return JobCounters(now, readers, runners, frozenset(lease.slot for lease in state.leases(job)), sizes)
+    return JobCounters(now, readers, runners, frozenset(lease.slot for lease in leases), sizes)
 
 
 def serving(state: ClusterState, job: JobName) -> frozenset[RunnerId]:
