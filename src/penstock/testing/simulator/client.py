@@ -178,7 +178,7 @@ class FakeClient(Peer):
     def _progress(self, request: OpenEpoch, opened: EpochOpened) -> Progress:
         loaded = self._checkpoint
         if loaded is None:
-            return Progress(step=self.trainer.read.steps[self.rank])
+            return Progress(step=0 if self.ahead else self.trainer.read.steps[self.rank])
         if request.resume is None:
             return loaded.first.progress
         return begin_at(loaded, consumers=self._shape.consumers, done=opened.done)
