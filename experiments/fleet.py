@@ -16,11 +16,13 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from fleet_claims import Claim, Curve, Shown, at_least, at_most, near, plot
 
 from penstock.policies.allotting import PoolWorker
 from penstock.policies.cost import job_cost
@@ -32,50 +34,11 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text())
 PRICES = WORKLOADS["prices"]
 POLICIES = {"model_first": model_first, "cachew": cachew, "utilization": utilization, "buffers": buffers}
-WITHIN = 0.1
 HOUR_S = 3600.0
 BEAT_S = 120.0
 BEATS = 300
 """Enough for Cachew to climb to fifty workers."""
 FIELDS = ("trainer_per_s", "worker_per_s", "contention", "storage_per_s", "processor", "ranks")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A published number, or a target, beside what was seen."""
-
-    text: str
-    seen: float
-    low: float
-    high: float
-    predicted: bool = True
-
-    @property
-    def holds(self) -> bool:
-        return self.low <= self.seen <= self.high
-
-    def line(self) -> str:
-        kind = "predicted" if self.predicted else "calibrated"
-        wanted = (
-            f"{self.low:g} to {self.high:g}"
-            if self.low > -1e9 and self.high < 1e9
-            else (f"at most {self.high:g}" if self.low <= -1e9 else f"at least {self.low:g}")
-        )
-        return f"{'yes' if self.holds else 'NO '}  {kind:<10}  {self.text}: {self.seen:.4g} ({wanted})"
-
-
-def near(text: str, seen: float, published: float, *, predicted: bool = True) -> Claim:
-    """Claim that a number is the published one within a tenth."""
-    text = f"{text} (published: {published:g})"
-    return Claim(text, seen, published * (1 - WITHIN), published * (1 + WITHIN), predicted)
-
-
-def at_most(text: str, seen: float, most: float) -> Claim:
-    return Claim(text, seen, -1e10, most)
-
-
-def at_least(text: str, seen: float, least: float) -> Claim:
-    return Claim(text, seen, least, 1e10)
 
 
 def published(name: str, **changes: Any) -> FleetJob:
@@ -107,7 +70,7 @@ def converged(record: JobRecord) -> int:
     return numbers[-1]
 
 
-def figure_6() -> Iterator[str | Claim]:
+def figure_6() -> Iterator[Shown]:
     """Epoch time by workers, and where each policy ends."""
     yield "Cachew, figure 6: batch time by workers, as a multiple of the best; where each policy ends"
     sweep = (1, 2, 4, 8, 13, 16, 20, 24)
@@ -121,6 +84,12 @@ def figure_6() -> Iterator[str | Claim]:
             record = run_alone(job, policy)
             ends[name, policy] = converged(record) if policy == "cachew" else record.workers
         times = "".join(f"{job.trainer_per_s / job.taken(n):>7.2f}" for n in sweep)
+        over = [job.trainer_per_s / job.taken(n) for n in range(1, 25)]
+        named = ("workers", "batch time over the best (o: Cachew, x: model_first)")
+        yield Curve("Cachew figure 6", name, range(1, 25), over, named)
+        for policy, style in (("cachew", "o"), ("model_first", "x")):
+            end = min(ends[name, policy], 24)
+            yield Curve("Cachew figure 6", "", [end], [over[end - 1]], named, style)
         yield f"{name:<18}{times}   " + "  ".join(f"{ends[name, policy]:>12}" for policy in POLICIES)
     yield near("SimCLR, Cachew", ends["simclr-compute", "cachew"], 16, predicted=False)
     yield near("SimCLR, HPA", ends["simclr-compute", "utilization"], 24, predicted=False)
@@ -135,7 +104,7 @@ def figure_6() -> Iterator[str | Claim]:
         yield at_most(text, best / job.taken(ends[name, "model_first"]), 1.04)
 
 
-def figure_7() -> Iterator[str | Claim]:
+def figure_7() -> Iterator[Shown]:
     """Cachew's first decision by its threshold."""
     yield "Cachew, figure 7: its first decision by the threshold of improvement (five seeds, noise of 1 % a window)"
     thresholds = (0.01, 0.03, 0.05, 0.07, 0.09, 0.11)
@@ -148,6 +117,8 @@ def figure_7() -> Iterator[str | Claim]:
             for t in thresholds
         ]
         yield f"{name:<18}" + "".join(f"{min(each):>7} to {max(each):>3}" for each in found[name])
+        means = [sum(each) / len(each) for each in found[name]]
+        yield Curve("Cachew figure 7", name, thresholds, means, ("threshold", "workers at the first decision"))
     for name in ("resnet-compute", "retinanet"):
         spread = max(map(max, found[name][1:])) - min(map(min, found[name][1:]))
         yield at_most(f"{name}: robust to the threshold from 3 to 11 % (workers between extremes)", spread, 1)
@@ -155,19 +126,22 @@ def figure_7() -> Iterator[str | Claim]:
     yield at_most("SimCLR: decisions at 11 % over those at 3 %, which suits it better", fewer, 0.6)
 
 
-def figure_9() -> Iterator[str | Claim]:
+def figure_9() -> Iterator[Shown]:
     """RetinaNet over time, in get mode."""
     yield "Cachew, figure 9: RetinaNet, workers over time"
     climbs = {policy: run_alone(published("retinanet"), policy) for policy in POLICIES}
     for policy, record in climbs.items():
         yield f"  {policy:<12} {path(record)}"
+        times, numbers_held = [at for at, _, _ in record.path], [workers for _, workers, _ in record.path]
+        steps = [*times, 1000.0], [*numbers_held, numbers_held[-1]]
+        yield Curve("Cachew figure 9: RetinaNet", policy, *steps, ("s", "workers"), "o-")
     numbers = [workers for _, workers, _ in climbs["cachew"].path]
     yield near("RetinaNet, the most that Cachew tries", max(numbers), 5)
     yield near("RetinaNet, where it ends", converged(climbs["cachew"]), 4)
     yield at_most("RetinaNet, model_first: changes until it ends", len(climbs["model_first"].path) - 1, 2)
 
 
-def figure_10() -> Iterator[str | Claim]:
+def figure_10() -> Iterator[Shown]:
     """Cost and time, Cachew against HPA."""
     yield f"Cachew, figure 10: time and cost ({PRICES['source']}, {PRICES['date']})"
     yield f"{'workload':<18}{'policy':<14}{'workers':>8}{'time':>8}{'cost':>8}"
@@ -182,6 +156,8 @@ def figure_10() -> Iterator[str | Claim]:
             cost = job_cost(seconds, workers=workers, worker_per_h=PRICES["worker"], trainer_per_h=trainer)
             found[name, policy] = seconds, cost
             yield f"{name:<18}{policy:<14}{workers:>8}{seconds / HOUR_S:>8.3f}{cost:>8.3f}"
+            drawn = [seconds / HOUR_S], [cost]
+            yield Curve("Cachew figure 10", f"{name}, {policy}", *drawn, ("time", "cost"), "o")
     hpa, theirs = found["resnet-compute", "utilization"], found["resnet-compute", "cachew"]
     yield near("ResNet, HPA's time over Cachew's", hpa[0] / theirs[0], 4.1, predicted=False)
     yield near("ResNet, HPA's cost over Cachew's", hpa[1] / theirs[1], 3.8)
@@ -192,7 +168,7 @@ def figure_10() -> Iterator[str | Claim]:
         yield at_most(f"{name}: model_first's cost over the least of the three", ours / least, 1.05)
 
 
-def figure_11() -> Iterator[str | Claim]:
+def figure_11() -> Iterator[Shown]:
     """Two jobs, the second of twice the demand."""
     yield "Cachew, figure 11: two jobs on one pool, the second takes twice as much"
     jobs = [published("multi-tenant-first"), replace(published("multi-tenant-second"), starts_s=1000.0)]
@@ -202,6 +178,8 @@ def figure_11() -> Iterator[str | Claim]:
         record = Fleet(jobs, pool, policy=POLICIES[policy], beat_s=12.5, move_s=0.0).run(8000)
         for name, job in record.jobs.items():
             yield f"  {policy:<12} {name:<20} {path(job)}"
+            at, held = [at for at, _, _ in job.path], [workers for _, workers, _ in job.path]
+            yield Curve("Cachew figure 11", f"{policy}, {name}", at, held, ("s after its start", "workers"), "o-")
             ends[policy, name] = converged(job) if policy == "cachew" else job.workers
     yield near("first job, Cachew", ends["cachew", "multi-tenant-first"], 2, predicted=False)
     yield near("second job, Cachew", ends["cachew", "multi-tenant-second"], 4)
@@ -210,7 +188,7 @@ def figure_11() -> Iterator[str | Claim]:
     yield near("epoch time, first over second", rates[1] / rates[0], 253 / 129)
 
 
-def sweep_m1() -> Iterator[str | Claim]:
+def sweep_m1() -> Iterator[Shown]:
     """tf.data service, figure 9."""
     table = WORKLOADS["published"]["tf-data-m1"]
     job, alone = published("tf-data-m1"), table["colocated_per_s"]
@@ -226,6 +204,9 @@ def sweep_m1() -> Iterator[str | Claim]:
         yield f"{n:>8}{per_s:>11.3g}{shown}{per_s / alone:>9.1f}x{1 / alone / costs[n]:>7.2f}x"
     for n, per_s in sorted(seen.items()):
         yield near(f"M1 with {n} workers, batches/s", job.taken(n), per_s, predicted=n not in (128, 512))
+    counts, axes = sorted(costs), ("workers", "batches/s")
+    yield Curve("tf.data service figure 9: M1", "simulated", counts, [job.taken(n) for n in counts], axes)
+    yield Curve("tf.data service figure 9: M1", "published", sorted(seen), [seen[n] for n in sorted(seen)], axes, "o")
     yield at_most("M1, 640 workers against 512: how much faster", job.taken(640) / job.taken(512) - 1, 0.01)
     yield at_least("M1, 640 workers against 512: how much dearer", costs[640] / costs[512] - 1, 0.001)
     yield near("M1, what 512 workers save in cost", 1 / alone / costs[512], 11.4, predicted=False)
@@ -237,13 +218,15 @@ def sweep_m1() -> Iterator[str | Claim]:
     yield at_most("M1, model_first: workers over the least that would do", record.workers / 182, 1.05)
 
 
-def dpp() -> Iterator[str | Claim]:
+def dpp() -> Iterator[Shown]:
     """DPP's nodes, skewed jobs and peaks, and five regions."""
     yield "DPP, table IX: worker nodes for a trainer node"
     for name, nodes in (("rm1", 24.16), ("rm2", 9.44), ("rm3", 55.22)):
         ends = {policy: run_alone(published(name), policy).workers for policy in ("model_first", "buffers")}
         yield f"  {name}: model_first {ends['model_first']}, buffers {ends['buffers']}, published {nodes}"
         yield near(f"{name}, model_first", ends["model_first"], nodes)
+        for who, workers in (*ends.items(), ("published", nodes)):
+            yield Curve("DPP table IX", f"{name}, {who}", [nodes], [workers], ("published", "nodes"), "o")
     yield from dpp_skew()
     yield from dpp_regions()
 
@@ -278,7 +261,7 @@ def worker_hours(record: FleetRecord) -> float:
     return sum(job.worker_s for job in record.jobs.values()) / HOUR_S
 
 
-def dpp_skew() -> Iterator[str | Claim]:
+def dpp_skew() -> Iterator[Shown]:
     jobs = combo_jobs(82, seed=4)  # as many as in figure 4
     needed = {job.name: job.trainer_per_s / job.worker_per_s for job in jobs}
     everything = int(sum(needed.values())) + len(jobs)
@@ -291,6 +274,9 @@ def dpp_skew() -> Iterator[str | Claim]:
     tight = Fleet(jobs, workers_in(int(peak * 0.8)), beat_s=BEAT_S, seed=1).run(150 * HOUR_S)
     less = int(peak * 0.8)
     yield f"{'follows demand, a fifth too small':<34}{less:>9}{worker_hours(tight):>14.0f}{waits(tight):>15.1%}"
+    for label, record in (("enough workers", free), ("a fifth too few", tight)):
+        hours = [at / HOUR_S for at in record.times]
+        yield Curve("DPP figures 4 and 5", label, hours, record.held, ("h", "workers held"))
     yield at_most("skewed jobs: the peak of a shared pool over a part for each", peak / everything, 0.8)
     yield at_most("skewed jobs: trainers wait", waits(free), 0.03)
     yield at_least("skewed jobs in a pool a fifth too small: of the fair-share optimum", tight.utilization, 0.9)
@@ -300,7 +286,7 @@ def workers_in(count: int, kinds: tuple[str, ...] = ("",)) -> list[PoolWorker]:
     return [PoolWorker(worker=f"w{n}", host=f"h{n // 4}", kind=kinds[n % len(kinds)]) for n in range(count)]
 
 
-def dpp_regions() -> Iterator[str | Claim]:
+def dpp_regions() -> Iterator[Shown]:
     regions = ("R1", "R2", "R3", "R4", "R5")
     rng = random.Random(9)
     jobs = [
@@ -317,12 +303,14 @@ def dpp_regions() -> Iterator[str | Claim]:
     for name, record in (("anywhere", anywhere), ("where the data is", placed)):
         share = sum(record.crossed) / max(sum(j.batches for j in record.jobs.values()) / BEAT_S, 1e-9)
         yield f"{name:<20}{share:>17.1%}{waits(record):>15.1%}{worker_hours(record):>14.0f}"
+        drawn = [at / HOUR_S for at in record.times], record.crossed
+        yield Curve("DPP: five regions", name, *drawn, ("h", "crosses between regions"))
     yield at_most("five regions, placed by data: trainers wait", waits(placed), 0.03)
     yield at_most("five regions, placed by data: batches that cross", sum(placed.crossed), 0.0)
     yield at_least("five regions: waiting anywhere over waiting where the data is", waits(anywhere) / waits(placed), 5)
 
 
-def a_day() -> Iterator[str | Claim]:
+def a_day() -> Iterator[Shown]:
     """Forty jobs on a shared pool against a part for each."""
     rng = random.Random(2)
     jobs = []
@@ -352,13 +340,15 @@ def a_day() -> Iterator[str | Claim]:
         hours[name] = sum(took) / len(took)
         last = max(job.ended_s or 0.0 for job in record.jobs.values()) / HOUR_S
         yield f"{name:<22}{hours[name]:>16.2f}{last:>14.1f}{waits(record):>15.1%}{worker_hours(record):>14.0f}"
+        drawn = [at / HOUR_S for at in record.times], record.used
+        yield Curve("A day of 40 jobs", name, *drawn, ("h", "workers in use"))
     yield at_least(
         "a day: mean time of a job, static over shared", hours["3 for each, for good"] / hours["model_first"], 1.3
     )
     yield at_least("a day: of the fair-share optimum", shared.utilization, 0.9)
 
 
-def large(hours: float) -> Iterator[str | Claim]:
+def large(hours: float) -> Iterator[Shown]:
     """5,000 workers and 500 jobs."""
     rng = random.Random(4)
     jobs = []
@@ -387,44 +377,11 @@ def large(hours: float) -> Iterator[str | Claim]:
     yield f"5,000 workers, 500 jobs, {hours:g} hours: {took:.0f} s"
     yield f"  most held {max(record.held):.0f}, most wanted {max(record.wanted):.0f}, trainers wait {waits(record):.1%}"
     yield f"  changes of a target: median {changes[250]}, most {changes[-1]}"
+    hours_on = [at / HOUR_S for at in record.times]
+    for label, series in (("wanted", record.wanted), ("held", record.held), ("possible", record.possible)):
+        yield Curve("5,000 workers, 500 jobs", label, hours_on, series, ("h", "workers"))
     yield at_most("5,000 workers, 500 jobs: seconds for 24 hours", took * 24 / hours, 600)
     yield at_least("5,000 workers, 500 jobs: of the fair-share optimum", record.utilization, 0.9)
-
-
-def plot(folder: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figure, (curves, climbs, m1) = pyplot.subplots(1, 3, figsize=(15, 4))
-    for name in ("resnet-compute", "retinanet", "simclr-compute", "simclr-source"):
-        job = published(name)
-        curves.plot(range(1, 25), [job.trainer_per_s / job.taken(n) for n in range(1, 25)], label=name)
-        record = run_alone(job, "cachew")
-        curves.plot(converged(record), job.trainer_per_s / job.taken(converged(record)), "o", color="orange")
-        ours = run_alone(job, "model_first").workers
-        curves.plot(ours, job.trainer_per_s / job.taken(ours), "x", color="black")
-    curves.set(
-        xlabel="workers", ylabel="batch time over the best", yscale="log", title="Cachew figure 6 (x: model_first)"
-    )
-    curves.legend(fontsize="small")
-    for policy in POLICIES:
-        record = run_alone(published("retinanet"), policy)
-        times, numbers = zip(*[(at, workers) for at, workers, _ in record.path])
-        climbs.step([*times, 1000.0], [*numbers, numbers[-1]], where="post", label=policy)
-    climbs.set(xlabel="s", ylabel="workers", xlim=(0, 1000), title="Cachew figure 9: RetinaNet")
-    climbs.legend(fontsize="small")
-    job = published("tf-data-m1")
-    counts = (8, 16, 32, 64, 128, 256, 512, 640)
-    m1.plot(counts, [job.taken(n) for n in counts], label="simulated")
-    seen = WORKLOADS["published"]["tf-data-m1"]["seen"]
-    m1.plot([int(n) for n in seen], list(seen.values()), "o", label="published")
-    m1.set(xlabel="workers", ylabel="batches/s", xscale="log", yscale="log", title="tf.data service figure 9: M1")
-    m1.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(folder / "fleet.png", dpi=120)
 
 
 def main() -> None:
@@ -433,17 +390,21 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, default=ROOT / "build" / "experiments")
     options = parser.parse_args()
     claims: list[Claim] = []
+    curves: list[Curve] = []
     parts = [figure_6(), figure_7(), figure_9(), figure_10(), figure_11(), sweep_m1(), dpp(), a_day()]
     for part in (*parts, large(2.0 if options.quick else 24.0)):
         for each in part:
-            if isinstance(each, Claim):
-                claims.append(each)
-            else:
-                print(each, flush=True)
+            match each:
+                case Claim():
+                    claims.append(each)
+                case Curve():
+                    curves.append(each)
+                case _:
+                    print(each, flush=True)
         print()
     for claim in claims:
         print(claim.line())
-    plot(options.plots)
+    plot(curves, claims, options.plots / "fleet.png")
     print(f"plot: {options.plots / 'fleet.png'}")
     sys.exit(0 if all(claim.holds for claim in claims) else 1)
 

@@ -339,6 +339,9 @@ def alarm(seconds: int) -> Iterator[None]:
     "arguments",
     [
         ["--workers", "some"],
+        ["--workers", "own"],
+        ["--workers", "0-0"],
+        ["--workers", "3-2"],
         ["--port", "70000"],
         ["--port-range", "9-1"],
         ["--threads", "0"],
@@ -351,6 +354,21 @@ def test_arguments_that_are_none_are_named(arguments, capsys):
         main(["serve", *arguments])
     assert stop.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_service_may_have_no_worker_until_a_job_wants_one(tmp_path):
+    with running("serve", "--workers", "0-2") as serve:
+        file = serve.wait_said("service file:").split()[2]
+        assert any("with 0 to 2 workers" in line for line in serve.said)
+        assert "no workers" in penstock("jobs", "--service", file).stdout
+        with ps.range(20).distribute(file, limits=ps.Limits(timeout_s=60)) as loader:
+            assert sorted(loader) == list(range(20))
+
+
+def test_a_job_is_never_asked_to_have_no_worker(capsys):
+    with pytest.raises(SystemExit):
+        main(["scale", "job", "0-3"])
+    assert "0 at the least" in capsys.readouterr().err
 
 
 def test_how_many_workers_a_job_has_is_told_changed_and_priced(tmp_path):

@@ -139,8 +139,8 @@ class Cluster:
 
     # Agents
 
-    def register(self, *workers: str, agent: str = "A", host: str = "h1", **changes: Any) -> Answer:
-        places = tuple(WorkerPlace(WorkerId(w), changes.pop("tags", ())) for w in workers)
+    def register(self, *workers: str, agent: str = "A", host: str = "h1", threads: int = 0, **changes: Any) -> Answer:
+        places = tuple(WorkerPlace(WorkerId(w), changes.pop("tags", ()), threads) for w in workers)
         request = RegisterAgent(agent=AgentId(agent), host=host, workers=places, **changes)
         return self.ask(request, peer=f"peer of {agent}")
 

@@ -39,6 +39,7 @@ from penstock.wire.messages import (
 from penstock.wire.scaling import ScaleJob
 from tests.control.cluster import JOB, Cluster, spec
 
+HOW = ("fresh", "rejoin", "resume", "ahead")
 CHOICE = st.integers(min_value=0, max_value=1_000_000)
 
 
@@ -135,12 +136,14 @@ class CoreMachine(RuleBasedStateMachine):
     def scale(self, workers: Any) -> None:
         self.ask(ScaleJob(job=JOB, workers=workers))
 
-    @rule(consumer=st.integers(0, 2), epoch=st.integers(0, 2), how=st.sampled_from(["fresh", "rejoin", "resume"]))
+    @rule(consumer=st.integers(0, 2), epoch=st.integers(0, 2), how=st.sampled_from(HOW))
     def open(self, consumer: int, epoch: int, how: str) -> None:
         changes: dict[str, Any] = {}
         job = self.cluster.state.jobs.get(JOB)
         if how == "rejoin" and job is not None and job.iterations:
             changes["rejoin"] = sorted(job.iterations)[0]
+        if how == "ahead":
+            changes["ahead"] = True
         if how == "resume":
             count = self.spec.split_counts[0]
             held = Position(

@@ -123,6 +123,19 @@ def test_sums_survive_epochs() -> None:
     assert (trainer.batches, trainer.wait_s) == (23, 3.0)
 
 
+def test_who_opened_an_epoch_ahead_is_told_of_by_what_it_reads() -> None:
+    cluster = started(workers=1)
+    for at_s, batches in ((1.0, 10), (3.0, 30)):
+        cluster.ask(replace(beat("c0"), batches=batches, at_s=at_s))
+    early = cluster.opening(epoch=1, ahead=True)
+    attempt = cluster.ask(early).view.attempt
+    cluster.ask(replace(beat(early.client, attempt), at_s=4.0))
+    (trainer,) = figures_of(cluster).trainers
+    assert (trainer.batches, trainer.batches_per_s) == (30, 10.0)
+    (known,) = reading_clients(cluster.state)
+    assert known.beat.batches == 30
+
+
 def test_of_a_job_that_is_not_there_no_figures_are_known() -> None:
     assert isinstance(Cluster().ask(GetFigures(job=JOB)), NotKnown)
 

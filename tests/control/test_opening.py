@@ -289,6 +289,77 @@ def test_an_epoch_is_kept_for_who_has_gone_back_to_it() -> None:
     assert list(cluster.state.jobs[JOB].iterations) == [following]
 
 
+def ahead_of(cluster: Cluster, consumer: int = 0, **changes: Any) -> Any:
+    """Open the epoch after the first one ahead; return the answer."""
+    return cluster.ask(cluster.opening(consumer, epoch=1, ahead=True, **changes), peer="ahead")
+
+
+def test_an_epoch_opened_ahead_is_served_while_the_one_before_is_read_and_then_taken_over() -> None:
+    cluster = started()
+    opened = ahead_of(cluster)
+    assert isinstance(opened, EpochOpened) and opened.view.streams[0].runner is not None
+    following = opened.view.attempt
+    assert list(cluster.state.jobs[JOB].iterations) == ["a0-r0", following]
+    assert isinstance(cluster.ask(beat("c0")), View), "the one before is read on"
+    again = cluster.opening(epoch=1, client="c1", rejoin=following, after="a0-r0")
+    assert isinstance(cluster.ask(again), EpochOpened)
+    assert list(cluster.state.jobs[JOB].iterations) == [following]
+    assert not cluster.state.jobs[JOB].iterations[following].opened[Slot(0)].ahead
+    cluster.restart()
+
+
+def test_an_epoch_opened_ahead_and_not_read_after_all_was_never_there() -> None:
+    cluster = started()
+    following = ahead_of(cluster).view.attempt
+    cluster.ask(close("c1", following, finished=False))
+    assert list(cluster.state.jobs[JOB].iterations) == ["a0-r0"]
+    assert cluster.open(rejoin="a0-r0").view.attempt == "a0-r0"
+    assert cluster.open(epoch=1).view.attempt != following
+
+
+def test_a_reader_ahead_keeps_nobody_from_the_epoch_it_is_in() -> None:
+    """One rank is ahead in the next epoch, and is killed: it comes back to where it was, and later to the next one."""
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    following = ahead_of(cluster, spec=described).view.attempt
+    cluster.ask(close("c1", "a0-r0", consumer=1))
+    assert cluster.open(1, epoch=1, spec=described).view.attempt == following
+    assert list(cluster.state.jobs[JOB].iterations) == ["a0-r0", following], "rank 0 is still in the first"
+    assert cluster.open(0, spec=described, rejoin="a0-r0").view.attempt == "a0-r0"
+    assert cluster.open(0, epoch=1, spec=described).view.attempt == following
+    assert list(cluster.state.jobs[JOB].iterations) == [following]
+
+
+def test_the_reader_of_an_epoch_is_not_late_because_it_opened_the_next_one_ahead() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+    first = cluster.opening(began_ns=5)
+    attempt = cluster.ask(first).view.attempt
+    assert isinstance(ahead_of(cluster, began_ns=9), EpochOpened)
+    again = cluster.opening(client=first.client, began_ns=5, rejoin=attempt)
+    assert isinstance(cluster.ask(again), EpochOpened)
+    dead = cluster.opening(epoch=1, ahead=True, began_ns=7)
+    assert isinstance(cluster.ask(dead), Refused), "a dead reader's opening, which was ahead too"
+
+
+def test_an_opening_ahead_waits_while_splits_of_the_epoch_are_left() -> None:
+    cluster = started()
+    (stream,) = cluster.view().streams
+    cluster.grant(stream)
+    waiting = ahead_of(cluster)
+    assert isinstance(waiting, NotYet) and "last splits of epoch 0" in waiting.waiting_for
+    assert isinstance(cluster.ask(cluster.opening(epoch=5, ahead=True)), NotYet)
+
+
+def test_what_was_said_ahead_and_comes_late_changes_nothing() -> None:
+    cluster = started()
+    early = cluster.opening(epoch=1, ahead=True)
+    following = cluster.ask(early).view.attempt
+    cluster.ask(cluster.opening(epoch=1, client=early.client, rejoin=following, after="a0-r0"))
+    cluster.ask(early)
+    assert not cluster.state.jobs[JOB].iterations[following].opened[Slot(0)].ahead
+
+
 def test_the_dead_hold_nobody_back() -> None:
     cluster = started(consumers=2)
     described = spec(consumers=2)

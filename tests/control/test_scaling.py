@@ -12,9 +12,8 @@ from penstock.control.measuring import count, has_ended, measure
 from penstock.control.providing import PROVISIONER_LOST_AFTER_S, SPARE_FOR_S
 from penstock.control.scaling_records import JobCounters
 from penstock.control.scaling_rules import PrincipalRules, ScalingRules
-from penstock.core.ids import AgentId, ClientId, JobName, RunnerId
+from penstock.core.ids import AgentId, JobName, RunnerId
 from penstock.wire.figures import RunnerFigures, StageFigures
-from penstock.wire.jobs import Slot
 from penstock.wire.messages import AgentBeat, Beat, CloseClient, Refused, RunnerPlace, SteerJob
 from penstock.wire.principals import Principal
 from penstock.wire.scaling import Decisions, GetDecisions, Provide, Provided, ScaleJob
@@ -58,6 +57,10 @@ class Fluid:
         told = {runner: self.made[runner] for runner in runners}
         beat = AgentBeat(agent=AgentId("A"), runners=tuple(told), statistics=dict(told))
         cluster.ask(beat, peer="peer of A")
+        self.read_for_a_second(taken)
+
+    def read_for_a_second(self, taken: float) -> None:
+        cluster = self.cluster
         self.taken += taken
         self.run_s += taken / self.demand
         self.wait_s += 1.0 - taken / self.demand
@@ -76,6 +79,14 @@ class Fluid:
             )
         )
         cluster.take(tick(cluster.state, now=cluster.now, draw=cluster.draw, rules=self.rules))
+
+    def next_epoch(self, epoch: int) -> None:
+        """Read this one to its end and begin another: its reader counts from zero on."""
+        attempt = next(reversed(self.cluster.state.jobs[JOB].iterations))
+        self.cluster.ask(CloseClient(job=JOB, client=self.opened.client, consumer=0, attempt=attempt, finished=True))
+        self.opened = self.cluster.opening(spec=spec(**self.changes), epoch=epoch)
+        self.cluster.ask(self.opened)
+        self.taken = self.run_s = self.wait_s = 0.0
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -116,14 +127,36 @@ def test_a_trainer_that_becomes_slower_gives_workers_back() -> None:
     assert fluid.workers in (2, 3) and fluid.targets[-1] == fluid.workers
 
 
-def test_a_window_leaves_out_the_time_between_two_epochs_and_counts_a_new_reader_from_zero() -> None:
-    first = Beat(job=JOB, client="a", consumer=0, attempt="x", version=0, batches=10, run_s=1.0, wait_s=0.5, at_s=5.0)
-    last = Beat(job=JOB, client="b", consumer=0, attempt="y", version=0, batches=30, run_s=3.0, wait_s=1.5, at_s=9.0)
-    before = JobCounters(0.0, {ClientId("a"): (Slot(0), first)})
-    now = JobCounters(60.0, {ClientId("b"): (Slot(0), last)})
+def test_a_rank_is_counted_on_from_epoch_to_epoch_and_the_time_between_them_is_left_out() -> None:
+    cluster = Cluster()
+    cluster.register("w0")
+
+    def read(epoch: int, batches: int, at_s: float) -> None:
+        """Read an epoch to its end, each batch in 0.1 s after 0.05 s of waiting, and say so once."""
+        opened = cluster.opening(epoch=epoch)
+        attempt = cluster.ask(opened).view.attempt
+        reading = {"job": JOB, "client": opened.client, "consumer": 0, "attempt": attempt}
+        times = {"run_s": 0.1 * batches, "wait_s": 0.05 * batches, "at_s": at_s}
+        cluster.ask(Beat(**reading, version=0, batches=batches, **times))
+        cluster.ask(CloseClient(**reading, finished=True))
+
+    read(0, 10, 5.0)
+    before = count(cluster.state, JOB, 0.0)
+    for epoch in (1, 2, 3):
+        read(epoch, 20, 10.0 * epoch)
+    now = count(cluster.state, JOB, 60.0)
     measured = measure(before, now, width=1)
-    assert measured.seconds == pytest.approx(4.5) and measured.demand_per_s == pytest.approx(10.0)
-    assert measured.waiting == pytest.approx(1 / 3)
+    assert measured.pace is not None and measured.pace.batches == 60 and measured.seconds == pytest.approx(9.0)
+    assert measured.demand_per_s == pytest.approx(10.0) and measured.waiting == pytest.approx(1 / 3)
+    assert has_ended(before, now)
+
+
+def test_a_job_converges_in_epochs_that_are_shorter_than_a_window() -> None:
+    fluid = Fluid(12)
+    for epoch in range(1, 40):
+        fluid.second()
+        fluid.next_epoch(epoch)
+    assert fluid.targets == [1, 4] and fluid.workers == 4
 
 
 def test_the_rate_of_a_worker_that_waits_for_credit_is_not_taken() -> None:
@@ -141,6 +174,61 @@ def test_the_rate_of_a_worker_that_waits_for_credit_is_not_taken() -> None:
     assert measured.worker_per_s == 20.0 and measured.workers == 2 and measured.pace is None
     assert measured.buffered == pytest.approx(0.3)
     assert not has_ended(before, now), "nobody has taken anything"
+
+
+class SizedFluid(Fluid):
+    """The same, with workers of several sizes: each makes `rate` for each of its threads."""
+
+    def __init__(self, *sizes: int, demand: float = 40.0) -> None:
+        super().__init__(0, demand=demand)
+        self.sizes = {f"w{number}": threads for number, threads in enumerate(sizes)}
+        for worker, threads in self.sizes.items():
+            self.cluster.register(worker, agent=f"of {worker}", threads=threads)
+
+    def second(self) -> None:
+        cluster = self.cluster
+        cluster.now += 1.0
+        cluster.ready()
+        serving = {r.runner: r.worker for r in cluster.state.runners.get(JOB, {}).values() if r.ready}
+        all_made = sum(self.rate * self.sizes[worker] for worker in serving.values())
+        taken = min(all_made, self.demand)
+        use = taken / all_made if all_made else 0.0
+        for worker in self.sizes:
+            told = {}
+            for runner in (runner for runner, its in serving.items() if its == worker):
+                was = self.made.get(runner, RunnerFigures())
+                self.made[runner] = told[runner] = RunnerFigures(
+                    at_s=was.at_s + 1.0,
+                    streams=1,
+                    rounds=was.rounds + round(self.rate * self.sizes[worker] * use),
+                    busy_s=was.busy_s + use,
+                    credit_wait_s=was.credit_wait_s + 1.0 - use,
+                )
+            agent = f"of {worker}"
+            beat = AgentBeat(agent=AgentId(agent), runners=tuple(told), statistics=dict(told))
+            cluster.ask(beat, peer=f"peer of {agent}")
+        self.read_for_a_second(taken)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes[runner.worker] for runner in self.cluster.state.runners.get(JOB, {}).values())
+
+
+def test_a_larger_worker_counts_for_as_many_as_it_has_threads_of_the_smallest() -> None:
+    fluid = SizedFluid(2, 2, 8, 2, 2, 2, demand=100.0)
+    fluid.run(30)
+    assert fluid.size == 10 and fluid.workers in (2, 5), "demand / rate, in threads, of whatever workers they are"
+    assert fluid.targets[-1] == 5, "of the smallest, which has two threads"
+
+
+def test_a_job_keeps_its_size_when_a_smaller_worker_joins() -> None:
+    fluid = SizedFluid(4, 4, 4, demand=80.0)
+    fluid.run(30)
+    assert fluid.targets == [1, 2] and fluid.size == 8
+    fluid.sizes["small"] = 1
+    fluid.cluster.register("small", agent="of small", threads=1)
+    fluid.run(30)
+    assert fluid.size == 8 and fluid.targets[-1] == 8, fluid.targets
 
 
 def test_nobody_said_how_many_so_that_every_worker_serves_and_nothing_is_decided() -> None:

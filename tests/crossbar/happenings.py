@@ -162,7 +162,7 @@ def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg
             load = rng.choice(loads)
             if load != "own" and not modes.after:
                 ranks = rng.choice([1, 2, 3]) if rng.random() < 0.6 else ranks
-        iterations = rng.choices([0, 1, 2] if not last else [1, 2, 3], [5, 3, 1] if not last else [6, 3, 1])[0]
+        iterations = rng.choices([0, 1, 2] if not last else [1, 2, 3], [5, 3, 1] if not last else [5, 3, 2])[0]
         stop = None if last or (iterations and rng.random() < 0.25) else rng.choice([0, 1, 2, 3, 5, 9])
         if iterations == 0 and stop is None:
             iterations = 1

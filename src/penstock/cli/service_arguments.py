@@ -243,24 +243,27 @@ def _count(text: str) -> int | str:
 
 
 def _workers_asked(text: str) -> int | str | tuple[int, int] | None:
+    """What a job may be given: at least one."""
     if text in ("auto", "own"):
         return text if text == "auto" else None
-    least, dash, most = text.partition("-")
-    if not dash:
-        return _whole(text)
-    pair = _whole(least), _whole(most)
-    if pair[0] > pair[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} has more at the least than at the most")
-    return pair
+    return _least_and_most(text, 1) if "-" in text else _whole(text)
 
 
 def _worker_range(text: str) -> int | str | tuple[int, int]:
-    if text.isdigit():
-        return int(text)
-    asked = _workers_asked(text)
-    if asked is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor of the form 1-8")
-    return asked
+    """How many workers there are: none, where those who bring them wait for a job."""
+    if text == "auto":
+        return text
+    return _least_and_most(text, 0) if "-" in text else _natural(text)
+
+
+def _least_and_most(text: str, fewest: int) -> tuple[int, int]:
+    before, _, after = text.partition("-")
+    least, most = _natural(before), _whole(after)
+    if least < fewest:
+        raise argparse.ArgumentTypeError(f"{text!r} has {least} at the least, and {fewest} is the fewest")
+    if least > most:
+        raise argparse.ArgumentTypeError(f"{text!r} has more at the least than at the most")
+    return least, most
 
 
 def _natural(text: str) -> int:

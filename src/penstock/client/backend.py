@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from penstock.client.ahead import NextEpoch
 from penstock.client.feeds import grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions
@@ -65,6 +66,9 @@ class ServiceBackend:
         self._pid = os.getpid()
         self._closed = False
         self._refusal: Exception | None = None
+        goes_ahead = options.feed is None and options.sharing is None and not options.sharding.off
+        exactly = options.sharding.guarantee != "at_most_once"  # what is opened and left would count as given
+        self._next_epoch = NextEpoch(weakref.ref(self)) if goes_ahead and exactly else None
         self._finalizer = weakref.finalize(self, _close, self._pid, self._links, on_close)
 
     @property
@@ -142,6 +146,26 @@ class ServiceBackend:
             raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
         if self._refusal is not None:
             raise self._refusal
+        successor = self._next_epoch
+        ahead = None if successor is None else successor.take(beginning, identities)
+        if ahead is not None and successor is not None:
+            ahead.arrive(clock, owner=self, successor=successor)
+            reader = ahead
+        else:
+            reader = self._reader(self.open_session(beginning, identities, clock), owner=self, successor=successor)
+        if successor is not None:
+            successor.begun(beginning, identities)
+        return reader
+
+    def open_session(
+        self,
+        beginning: Beginning,
+        identities: int | None,
+        clock: ReaderClock | None = None,
+        *,
+        patience: Patience | None = None,
+    ) -> EpochSession:
+        """Open an epoch at the dispatcher; `patience`: see `EpochSession`."""
         options, checkpoint, feeder = self.options, beginning.checkpoint, None
         streams = checkpoint.first.width if checkpoint is not None else 0
         if options.feed is not None:
@@ -150,10 +174,19 @@ class ServiceBackend:
         prepared, link = self._prepared_with(identities), self._link()
         job = self._job_of(prepared)
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
-        session = EpochSession(link, job, options, submitted, beginning, feeder, clock)
-        memory_bytes = options.limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
+        return EpochSession(link, job, options, submitted, beginning, feeder, clock, patience)
+
+    def reader_ahead(self, session: EpochSession) -> EpochReader:
+        """Return the reader of an epoch that is not read yet. It does not keep the loader."""
+        return self._reader(session)
+
+    def _reader(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
+        limits = self.options.limits
+        memory_bytes = limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
         try:
-            return EpochReader(session, memory_bytes=memory_bytes, timeout_s=options.limits.timeout_s, owner=self)
+            return EpochReader(
+                session, memory_bytes=memory_bytes, timeout_s=limits.timeout_s, owner=owner, successor=successor
+            )
         except BaseException:
             session.close(finished=False)
             raise
@@ -238,6 +271,8 @@ class ServiceBackend:
 
     def close(self) -> None:
         self._closed = True
+        if self._next_epoch is not None:
+            self._next_epoch.drop()
         self._finalizer()
 
 

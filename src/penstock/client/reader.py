@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import monotonic, perf_counter
-from typing import Self
+from typing import Protocol, Self
 
 from penstock.client.connection import Connections, FramePayload, RunnerConnection
 from penstock.client.link import SAY_EVERY_S, News, Patience
@@ -23,6 +23,7 @@ from penstock.client.session import EpochSession
 from penstock.core.element import Element
 from penstock.core.errors import ForkedLoaderError, JobFailedError
 from penstock.core.plain_text import plain_text
+from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import ConsumerState, Weights
 from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
@@ -33,6 +34,7 @@ from penstock.wire.jobs import JobView
 
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this
 POLL_S = 0.5
+NEAR_END_S = 0.02  # so often is the next epoch looked after while this one's last streams are waited for
 SHOWN_PARTS = 12  # of what is waited for
 SKIPPED_SHARE = 0.01
 FEW_ELEMENTS = 1_000  # before so many, a share says little
@@ -40,14 +42,31 @@ FEW_ELEMENTS = 1_000  # before so many, a share says little
 _log = logging.getLogger("penstock")
 
 
+class Successor(Protocol):
+    """Who looks after the epoch that follows; `client.ahead` has it."""
+
+    def prepare(self, now: float) -> None: ...
+
+    def finished(self, epoch: int) -> None: ...
+
+    def drop(self) -> None: ...
+
+
 class EpochReader:
     """One consumer's iterator over one epoch."""
 
     def __init__(
-        self, session: EpochSession, *, memory_bytes: int, timeout_s: float | None, owner: object = None
+        self,
+        session: EpochSession,
+        *,
+        memory_bytes: int,
+        timeout_s: float | None,
+        owner: object = None,
+        successor: Successor | None = None,
     ) -> None:
         """`owner` is kept: with it the connection to the service lives, even if nobody holds the loader any more."""
         self.session = session
+        self._successor = successor
         self.epoch = session.epoch
         self.finished = False
         self._owner = owner
@@ -180,6 +199,25 @@ class EpochReader:
         taken = self.consumer.settle(self._at)
         self._metrics.took(taken, shared=self.consumer.made_for_others)
 
+    # Ahead of being read
+
+    def get_ready(self, now: float) -> bool:
+        """Open its streams and take in what comes, while the epoch before is read; False: it cannot be read."""
+        with self._lock:
+            if self._board.unread:
+                news = self._board.take()
+                if news.refusal is not None or news.forgotten:
+                    return False
+                self.consumer.follow(news.view, now, changed=news.streams)
+            self._pump(now)
+            return not self._closed
+
+    def arrive(self, clock: ReaderClock | None, owner: object, successor: Successor) -> None:
+        """The trainer has come to this epoch, which was opened ahead."""
+        self._owner, self._successor = owner, successor
+        self.consumer.ahead = False
+        self.session.arrive(clock)
+
     # Serving
 
     def _serve(self) -> None:
@@ -230,6 +268,8 @@ class EpochReader:
 
     def _finish(self) -> None:
         self.finished = True
+        if self._successor is not None:
+            self._successor.finished(self.epoch)
         self._check_skipped(ended=True)
         self._end(settled=True)
 
@@ -271,6 +311,8 @@ class EpochReader:
     def _fail(self, error: BaseException) -> None:
         """An error is the end of this reader; its state stays that of the last element given."""
         self._error = error  # raised by whoever asked for an element, so that few of our frames are in its way
+        if self._successor is not None:
+            self._successor.drop()
         self._end(settled=False)
 
     def _end(self, *, settled: bool) -> None:
@@ -295,6 +337,8 @@ class EpochReader:
         self._carry_out()
         self._feed()
         connections.return_memory(idle=not consumer.has_ready)
+        if consumer.ending and self._successor is not None:
+            self._successor.prepare(now)
 
     def _receive(self, connection: RunnerConnection, now: float) -> None:
         for message, payload in connection.receive():
@@ -365,7 +409,9 @@ class EpochReader:
     def _wait(self, patience: Patience) -> None:
         if patience.is_due:
             patience.say(self._waiting_for())
-        if self._connections.poll(self._board.bell.descriptor, max(0.001, patience.at_most(POLL_S))):
+        looks_ahead = self.consumer.ending and self._successor is not None
+        wait_s = patience.at_most(NEAR_END_S if looks_ahead else POLL_S)
+        if self._connections.poll(self._board.bell.descriptor, max(0.001, wait_s)):
             self._board.bell.quiet()
         self._pumped_at = 0.0
 

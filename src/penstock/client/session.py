@@ -63,6 +63,8 @@ class Beginning:
     """False: the pipeline changed, so that streams of the old attempt would give something else."""
     weights: Weights | None = None
     """What to mix by in an epoch that begins; None: the pipeline's own, or what the checkpoint says."""
+    ahead: bool = False
+    """The epoch before is still read: see `client.ahead`."""
 
 
 class EpochSession:
@@ -80,10 +82,15 @@ class EpochSession:
         beginning: Beginning,
         feeder: Feeder | None = None,
         clock: ReaderClock | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """`feeder`: of a job that its consumer feeds. `clock`: the trainer's, if it does not read this epoch itself."""
+        """`feeder`: of a job that its consumer feeds. `clock`: the trainer's, if it does not read this epoch itself.
+        `patience`: with how much it is opened; None: with as much as the job's limits say.
+        """
         self.link, self.feeder = link, feeder
         self.epoch = beginning.epoch
+        self.ahead = beginning.ahead
+        """The epoch before is still read, and the trainer has not come to this one."""
         self.seat = Seat(job, options.rank, options.replica, options.trainer or "")
         self.board, self.metrics = Board(ask=self._beat), Metrics(clock or ReaderClock())
         self._look: WeakMethod[Callable[[], None]] | None = None
@@ -97,7 +104,7 @@ class EpochSession:
         """No beat is to be sent: one is under way, or there is nothing to beat for yet."""
         link.boards[self._client] = self.board
         try:
-            self._progress = self._open(beginning)
+            self._progress = self._open(beginning, patience or self._patience())
         except BaseException:
             del link.boards[self._client]
             self.board.bell.close()
@@ -127,6 +134,7 @@ class EpochSession:
             memory=Memory(memory_bytes, self.delivery.window_bytes or USUAL_WINDOW_BYTES),
             first_opening=time_ns() // 1_000_000,
             resumed=self._resumed,
+            ahead=self.ahead,
             now=now,
         )
 
@@ -135,9 +143,9 @@ class EpochSession:
     def _patience(self) -> Patience:
         return Patience(self._options.limits.timeout_s, f"epoch {self.epoch} of job {self.seat.job!r}")
 
-    def _open(self, beginning: Beginning) -> Progress:
+    def _open(self, beginning: Beginning, patience: Patience) -> Progress:
         """Open the epoch, and return where this consumer begins in it."""
-        patience, checkpoint = self._patience(), beginning.checkpoint
+        checkpoint = beginning.checkpoint
         if self.feeder is not None:
             self._ask(patience)
             return Progress(step=self.feeder.begins_at, weights=beginning.weights)
@@ -194,6 +202,7 @@ class EpochSession:
             began_ns=self._began_ns,
             trust=self._options.access.trust,
             reading=self.link.reading_key.public,
+            ahead=self.ahead,
         )
 
     def _feeds(self, state: ConsumerState) -> Mapping[int, FeedSpec]:
@@ -207,6 +216,12 @@ class EpochSession:
         if spec.order == "deterministic":
             return {number: FeedSpec(kind="dealt", number=number, of=state.width) for number in range(state.width)}
         return dict.fromkeys(numbers, FeedSpec(kind="granted"))
+
+    def arrive(self, clock: ReaderClock | None) -> None:
+        """The trainer has come to this epoch, which was opened ahead: from now on it is read, by that clock."""
+        self.ahead = False
+        self.metrics.clock = clock or self.metrics.clock
+        self.post(self._request(rejoin=self.attempt))
 
     def rejoin(self) -> bool:
         """Open again in the same attempt; False: the dispatcher does not know it any more."""
@@ -292,7 +307,7 @@ class EpochSession:
             look()
         metrics = self.metrics
         now = perf_counter()
-        wait_s, run_s = metrics.clock.times(now)
+        wait_s, run_s = (0.0, 0.0) if self.ahead else metrics.clock.times(now)
         return Beat(
             job=self.seat.job,
             client=self._client,

@@ -89,6 +89,8 @@ def close_client(draft: Draft, request: CloseClient) -> Answer:
         slot = _slot_of(iteration, request.client, request.consumer)
         if slot is not None and not iteration.opened[slot].closed:
             draft.emit(e.ConsumerClosed(request.job, request.attempt, slot, request.client, request.finished))
+            if iteration.opened[slot].ahead and len(iteration.opened) == 1:
+                draft.emit(e.IterationDropped(request.job, request.attempt, "opened ahead, and not read after all"))
             drop_left_behind(draft, request.job)
     if draft.state.reads(request.job, request.client):
         draft.emit(e.ClientGone(request.job, request.client, draft.now))

@@ -109,6 +109,8 @@ class ConsumerOpened(Journaled, frozen=True, tag="opened"):
     """The name of the principal that reads."""
     reading: str = ""
     """The verifier of the key that it shows to runners."""
+    ahead: bool = False
+    """It has not come to this epoch yet."""
 
 
 class ConsumerClosed(Journaled, frozen=True, tag="closed"):

@@ -59,8 +59,8 @@ def serving_runners(state: ClusterState, only: JobName | None = None) -> tuple[S
 
 def reading_clients(state: ClusterState) -> tuple[ReadingClient, ...]:
     found: dict[tuple[JobName, Slot], ReadingClient] = {}
-    for job, leases in state.clients.items():
-        for lease in leases.values():
+    for job in state.clients:
+        for lease in reading_leases(state, job):
             if lease.beats:
                 found[job, lease.slot] = ReadingClient(job, lease.slot, lease.beats[-1])
     return tuple(found.values())
@@ -113,8 +113,19 @@ def job_figures(state: ClusterState, job: JobName) -> JobFigures:
         sent_bytes_per_s=sum(worker.sent_bytes_per_s for worker in workers),
         stages=total.stages,
         workers=workers,
-        trainers=_trainers(totals, state.leases(job)),
+        trainers=_trainers(totals, reading_leases(state, job)),
     )
+
+
+def reading_leases(state: ClusterState, job: JobName) -> list[Lease]:
+    """Return the leases of those who read: of an epoch that was opened ahead nobody has taken anything."""
+    found = []
+    for lease in state.leases(job):
+        iteration = state.iteration(job, lease.attempt)
+        held = None if iteration is None else iteration.opened.get(lease.slot)
+        if held is None or not (held.ahead and held.client == lease.client):
+            found.append(lease)
+    return found
 
 
 def _worker(state: ClusterState, serving: ServingRunner) -> WorkerFigures:

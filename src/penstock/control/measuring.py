@@ -2,10 +2,12 @@
 
 Whoever counts does so from zero on and by its own clock, so that a window is the difference of two counts, and how long
 a beat was on its way changes nothing. A reader's seconds are those it was busy and those it waited: the time between
-two epochs is in no window, and an epoch that is shorter than a window is no obstacle.
+two epochs is in no window. A rank's counts go on from epoch to epoch, over the readers that it has in them: a window
+may hold several epochs, or the end of one and the beginning of the next.
 
 - A worker's rate is taken from workers that waited for credit for less than 1 - FULL of the window.
 - A stage that has one thread and is never idle is as good as a processor in use, whatever it does: it can do no more.
+- A worker counts by its size, and its rate is that of so many workers of size 1.
 - A worker that waits for credit holds one batch that is made and not sent; what its engine has made ahead is not seen.
 """
 
@@ -15,9 +17,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.control.figures import reading_leases
 from penstock.control.records import Runner
 from penstock.control.scaling_records import JobCounters
 from penstock.control.state import ClusterState
+from penstock.control.totals import JobTotals, sum_beats
 from penstock.core.ids import JobName, RunnerId
 from penstock.policies.scaling.records import Measured, ReaderPace, leading_pace
 from penstock.wire.figures import RunnerFigures, StageFigures
@@ -32,13 +36,20 @@ FULL = 0.95
 
 def count(state: ClusterState, job: JobName, now: float) -> JobCounters:
     """Return what all had counted when they were last heard."""
-    readers = {lease.client: (lease.slot, lease.beats[-1]) for lease in state.leases(job) if lease.beats}
-    runners = {}
+    totals = state.totals.get(job, JobTotals())
+    by_slot = {slot: {beat.client: beat for beat in reversed(past)} for slot, past in totals.readers.items()}
+    leases = reading_leases(state, job)
+    for lease in leases:
+        if lease.beats:
+            by_slot.setdefault(lease.slot, {})[lease.client] = lease.beats[-1]
+    readers = {slot: sum_beats(beats.values()) for slot, beats in by_slot.items()}
+    runners, sizes = {}, {}
     for runner in (state.runners.get(job) or {}).values():
         figures = _last_figures(state, runner) if runner.ready else None
         if figures is not None:
             runners[runner.runner] = figures
-    return JobCounters(now, readers, runners)
+            sizes[runner.runner] = state.allotted.sizes.size(runner.worker)
+    return JobCounters(now, readers, runners, frozenset(lease.slot for lease in leases), sizes)
 
 
 def serving(state: ClusterState, job: JobName) -> frozenset[RunnerId]:
@@ -66,8 +77,7 @@ def has_ended(before: JobCounters, now: JobCounters) -> bool:
         return False
     if took_s >= LONGEST_WINDOW_S:
         return True
-    same = before.readers.keys() & now.readers.keys()
-    if any(now.readers[client][1].at_s <= before.readers[client][1].at_s for client in same):
+    if any(now.readers[slot].at_s == before.readers[slot].at_s for slot in before.readers.keys() & now.readers):
         return False
     if any(now.runners[r].at_s - before.runners[r].at_s < WINDOW_S / 2 for r in before.runners.keys() & now.runners):
         return False
@@ -79,22 +89,25 @@ def measure(before: JobCounters, now: JobCounters, *, width: int) -> Measured:
     """Return the window between two counts. `width` is how many batches a round of a worker has, one for each rank."""
     ranks = _by_slot(before, now)
     pace, seconds = _leading(ranks)
-    runners = [(before.runners[runner], now.runners[runner]) for runner in now.runners if runner in before.runners]
-    rates, held = [], []
-    for was, now_is in runners:
+    same = [runner for runner in now.runners if runner in before.runners]
+    runners = [(before.runners[runner], now.runners[runner]) for runner in same]
+    sizes = [now.sizes.get(runner, 1.0) for runner in same]
+    rates, held, full = 0.0, [], 0.0
+    for (was, now_is), size in zip(runners, sizes):
         took_s = max(now_is.at_s - was.at_s, 1e-9)
         credit, busy_s = now_is.credit_wait_s - was.credit_wait_s, now_is.busy_s - was.busy_s
         waited = credit / (credit + busy_s) if credit + busy_s > 0 else 0.0
         held.append(waited)
         if 1 - waited >= FULL:
-            rates.append(width * (now_is.rounds - was.rounds) / took_s)
+            rates += width * (now_is.rounds - was.rounds) / took_s
+            full += size
     use = [_use(was, now_is) for was, now_is in runners]
-    queued = [beat.buffered_elements for slot, beat in now.readers.values() if not slot.replica]
+    queued = [beat.buffered_elements for slot, beat in now.readers.items() if not slot.replica]
     return Measured(
         seconds=seconds or now.at_s - before.at_s,
-        workers=len(runners),
+        workers=sum(sizes),
         pace=pace,
-        worker_per_s=sum(rates) / len(rates) if rates else None,
+        worker_per_s=rates / full if full else None,
         busy=_mean(max(1 - waited, used) for waited, used in zip(held, (stages for _, stages, _ in use))),
         queue=_mean(queued),
         buffered=_mean(held),
@@ -107,17 +120,10 @@ def measure(before: JobCounters, now: JobCounters, *, width: int) -> Measured:
 def _by_slot(before: JobCounters, now: JobCounters) -> dict[Slot, tuple[float, float, float]]:
     """Return (batches, busy seconds, waiting seconds) of each rank in the window. Replicas read what their rank does.
 
-    A reader that was not there at its beginning has counted from zero on.
+    One that was not there at its beginning has counted from zero on; one that reads no more counts if it has read.
     """
-    found: dict[Slot, tuple[float, float, float]] = {}
-    for client, (slot, beat) in now.readers.items():
-        if slot.replica:
-            continue
-        was = before.readers[client][1] if client in before.readers else None
-        grown = _grown(was, beat)
-        had = found.get(slot, (0.0, 0.0, 0.0))
-        found[slot] = (had[0] + grown[0], had[1] + grown[1], had[2] + grown[2])
-    return found
+    grown = {slot: _grown(before.readers.get(slot), beat) for slot, beat in now.readers.items() if not slot.replica}
+    return {slot: each for slot, each in grown.items() if slot in now.reading or any(each)}
 
 
 def _grown(was: Beat | None, beat: Beat) -> tuple[float, float, float]:

@@ -4,6 +4,8 @@
   newest is who began last, not whose message arrives last: a dead reader's may still be on its way.
 - A job keeps two iterations at most, since consumers may be an epoch apart. The older one goes when everybody has
   opened a newer one: until then who has left it may come back to it with a state.
+- A reader that is near the end of an epoch may open the next one **ahead**. Until it says that it has come there it has
+  received nothing of it: for everybody else it is in the epoch before, and closed ahead it was never in the next one.
 - A consumer that comes back without its state, while others go on, cannot be served: its part of the epoch would be
   read twice, or not at all. If all who had opened the epoch come back so, it starts over. A checkpoint that is loaded a
   second time is the same case.
@@ -99,8 +101,9 @@ def _refusal(draft: Draft, request: OpenEpoch) -> Refused | None:
 
 def _is_late(job: Job, request: OpenEpoch) -> bool:
     """Whether a reader that began later holds the slot: then this was sent by one that is dead, or about to be told."""
-    holders = (iteration.opened.get(request.slot) for iteration in job.iterations.values())
-    return any(held and held.is_later_than(request.client, request.host, request.began_ns) for held in holders)
+    found = (iteration.opened.get(request.slot) for iteration in job.iterations.values())
+    holders = (held for held in found if held and (request.ahead or not held.ahead))  # its own, one epoch further
+    return any(held.is_later_than(request.client, request.host, request.began_ns) for held in holders)
 
 
 # The job
@@ -220,26 +223,45 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
         return _choose_shared(draft, job, request)
     slot = request.slot
     present = _present(job, request)
+    if request.ahead and (too_early := _too_early(job, request, present)):
+        return NotYet(waiting_for=too_early)
     if present is None:
         return _start(draft, request)
     opened = present.opened.get(slot)
     wishes = _wishes(draft, present)
     if opened is not None and opened.client == request.client:
         return present.attempt
+    if opened is not None and opened.ahead:
+        opened = None  # of a reader that never came
     # One that began at a checkpoint lacks, for a consumer without it, all that came before.
     begins_alike = (present.digest is None) == (request.resume is None)
     if opened is None and begins_alike and not wishes:
         return present.attempt
     if opened is not None and opened.finished:
         return _start(draft, request)
-    if all(held.closed for held in present.opened.values()):
+    if all(held.closed or held.ahead for held in present.opened.values()):
         return _start(draft, request, instead_of=present.attempt)
     draft.emit(e.RestartAsked(request.job, present.attempt, request.slot, request.client, draft.now))
     asking = {*wishes, slot}
-    reading = [s for s, held in present.opened.items() if not held.finished and s not in asking]
+    there = [s for s, held in present.opened.items() if not held.ahead]
+    reading = [s for s in there if not present.opened[s].finished and s not in asking]
     if reading:
         return NotYet(waiting_for=_returned_alone(slot, reading))
     return _start(draft, request, instead_of=present.attempt)
+
+
+def _too_early(job: Job, request: OpenEpoch, present: Iteration | None) -> str:
+    """Return what an opening ahead has to wait for; empty: the epoch before is about to end, and nobody is wronged."""
+    epoch, slot = request.epoch - 1, request.slot
+    before = next((each for each in reversed(job.iterations.values()) if each.epoch == epoch), None)
+    if job.spec.sharing or before is None or slot not in before.opened:
+        return f"consumer {slot.consumer} to read epoch {epoch}"
+    if before.ledger.has_more:
+        return f"the last splits of epoch {epoch} to be granted"
+    held = None if present is None else present.opened.get(slot)
+    if held is not None and not held.ahead:
+        return f"consumer {slot.consumer}, which is in epoch {request.epoch} already"
+    return ""
 
 
 def _choose_shared(draft: Draft, job: Job, request: OpenEpoch) -> AttemptId | Answer:
@@ -363,7 +385,10 @@ def superseded(consumer: int, reader: str) -> str:
 def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, asker: Asker) -> None:
     slot = request.slot
     opened = draft.job(request.job).iterations[attempt].opened.get(slot)
-    if opened is None or (opened.client, opened.reading, opened.closed) != (request.client, request.reading, False):
+    # What it said while it was still on its way here may come late.
+    ahead = request.ahead and (opened is None or opened.client != request.client or opened.ahead)
+    there = None if opened is None else (opened.client, opened.reading, opened.closed, opened.ahead)
+    if there != (request.client, request.reading, False, ahead):
         draft.emit(
             e.ConsumerOpened(
                 request.job,
@@ -376,6 +401,7 @@ def _take_slot(draft: Draft, request: OpenEpoch, attempt: AttemptId, life: int, 
                 request.began_ns,
                 asker.principal.name,
                 request.reading,
+                ahead,
             )
         )
         leases = draft.state.clients.get(request.job)
@@ -403,7 +429,8 @@ def _still_reading(job: Job, iteration: Iteration) -> list[Slot]:
     Also who has left it, finished or not, may come back to it with a state, until it has opened a newer one. (Trainers
     that share find what the others read then.)
     """
-    newer = {s: held for other in job.iterations.values() if other is not iteration for s, held in other.opened.items()}
+    others = [other for other in job.iterations.values() if other is not iteration]
+    newer = {slot: held for other in others for slot, held in other.opened.items() if not held.ahead}
     if job.spec.sharing:
         reading = [slot for slot, held in iteration.opened.items() if not held.closed and slot not in newer]
     else:

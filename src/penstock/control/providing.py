@@ -10,6 +10,8 @@ provisioner that is silent is forgotten: its workers go on, as anybody's.
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from penstock.control import events as e
@@ -58,14 +60,17 @@ def wanted_of(draft: Draft, here: Provisioner, rules: ScalingRules) -> tuple[int
     """Return how many workers a provisioner should have, and why."""
     state = draft.state
     provided = {worker for each in state.provisioners.values() for worker in each.have}
+    sizes = state.allotted.sizes
     left, reason = _needed(draft, here, rules)
-    left -= sum(worker.worker not in provided and not worker.leaving for worker in state.workers.values())
+    others = (worker for worker in state.workers.values() if worker.worker not in provided and not worker.leaving)
+    left -= sum(sizes.size(worker.worker) for worker in others)
     order = sorted(state.provisioners.values(), key=lambda each: (each.price_per_h, each.provisioner))
     for each in order:
-        own = max(each.least, min(each.most, max(left, 0)))
+        size = max((sizes.size(worker) for worker in each.have), default=1.0)
+        own = max(each.least, min(each.most, math.ceil(max(left, 0) / size)))
         if each.provisioner == here.provisioner:
-            return int(own), reason
-        left -= own
+            return own, reason
+        left -= own * size
     return here.least, reason
 
 
@@ -79,7 +84,8 @@ def _needed(draft: Draft, here: Provisioner, rules: ScalingRules) -> tuple[float
         reading += 1
         if asked_of(job) is None:
             most = job.spec.placement.max_workers or here.most + len(draft.state.workers)
-            return most, f"job {job.name!r} takes every worker that fits"
+            largest = max(draft.state.allotted.sizes.sizes.values(), default=1.0)
+            return most * largest, f"job {job.name!r} takes every worker that fits"
         last = job.scaling.last
         if last is not None:
             by_owner[job.spec.owner] = by_owner.get(job.spec.owner, 0.0) + last.target

@@ -226,6 +226,8 @@ class Opened(Record, frozen=True):
     """The name of the principal that reads."""
     reading: str = ""
     """The verifier of the key that it shows to runners."""
+    ahead: bool = False
+    """Whether it is still in the epoch before, and has received nothing of this one. Closed so, it was never here."""
 
     def is_later_than(self, client: ClientId, host: str, began_ns: int) -> bool:
         """Whether another reader is known to have begun before this one: on one host clocks can be compared."""
@@ -308,6 +310,8 @@ class Worker(Record, frozen=True):
     agent: AgentId
     tags: tuple[str, ...]
     leaving: bool = False
+    threads: int = 0
+    """How many its processes use; 0: its agent does not say."""
 
 
 class Runner(Record, frozen=True):

@@ -14,6 +14,7 @@ Targets and windows are in memory. After a restart a job begins at its last deci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -26,7 +27,7 @@ from penstock.control.fitting import asked_of, misfit, runners_of
 from penstock.control.measuring import WINDOW_S, count, has_ended, measure, numbers_of, serving
 from penstock.control.records import Job, Worker
 from penstock.control.runners import is_kept
-from penstock.control.scaling_records import NOTHING_ALLOTTED, Allotted, JobTracking, ScaleDecision
+from penstock.control.scaling_records import NOTHING_ALLOTTED, Allotted, JobTracking, ScaleDecision, WorkerSizes
 from penstock.control.scaling_rules import POLICIES, ScalingRules
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, WorkerId
@@ -49,8 +50,11 @@ def scale_jobs(draft: Draft, rules: ScalingRules) -> list[JobName]:
         if draft.state.allotted is not NOTHING_ALLOTTED:
             draft.emit(e.WorkersAllotted(NOTHING_ALLOTTED))
         return []
-    targets = {job.name: _target(draft, job, rules) for job in scaled}
-    changed = _allot(draft, scaled, targets, rules)
+    before = draft.state.allotted
+    same_pool = before.pool is draft.state.workers and before.drained is draft.state.drained
+    sizes = before.sizes if same_pool else _sizes(draft.state)
+    targets = {job.name: _target(draft, job, rules, sizes) for job in scaled}
+    changed = _allot(draft, scaled, targets, rules, sizes)
     for job in scaled:
         _note(draft, job, targets[job.name])
     return changed
@@ -68,7 +72,7 @@ def _bounds(asked: WorkersAsked) -> tuple[int, int]:
     return (asked, asked) if isinstance(asked, int) else (1, ScalingLimits().most)
 
 
-def _target(draft: Draft, job: Job, rules: ScalingRules) -> WorkerTarget:
+def _target(draft: Draft, job: Job, rules: ScalingRules, sizes: WorkerSizes) -> WorkerTarget:
     if not is_kept(draft, job):
         return WorkerTarget(0, "paused" if job.paused else job.failure or "nobody reads")
     asked, limits = asked_of(job), limits_of(job, rules)
@@ -76,7 +80,14 @@ def _target(draft: Draft, job: Job, rules: ScalingRules) -> WorkerTarget:
         return WorkerTarget(limits.clip(asked), f"{asked} were asked for")
     tracking = draft.state.tracked.get(job.name)
     if tracking is None or tracking.policy != rules.policy:
-        tracking = _begin(draft, job, limits, rules)
+        tracking = _begin(draft, job, limits, rules, sizes.unit)
+    elif tracking.unit != sizes.unit:
+        worth = Learned(
+            workers=max(1, math.ceil(tracking.target.workers * tracking.unit / sizes.unit)),
+            demand_per_s=0.0,
+            worker_per_s=0.0,
+        )
+        tracking = _begin(draft, job, limits, rules, sizes.unit, worth)
     elif tracking.serving != serving(draft.state, job.name):
         tracking = _new_window(draft, job.name, tracking)
     elif draft.now >= tracking.look_at:
@@ -84,15 +95,17 @@ def _target(draft: Draft, job: Job, rules: ScalingRules) -> WorkerTarget:
     return WorkerTarget(limits.clip(tracking.target.workers), tracking.target.reason)
 
 
-def _begin(draft: Draft, job: Job, limits: ScalingLimits, rules: ScalingRules) -> JobTracking:
+def _begin(
+    draft: Draft, job: Job, limits: ScalingLimits, rules: ScalingRules, unit: int, known: Learned | None = None
+) -> JobTracking:
+    """Begin to decide; `known`: what it had, where that is counted otherwise now."""
     policy = POLICIES[rules.policy]
     memory: Any = policy.begin()
     if policy is model_first:
-        memory = model_first.begin(_known(draft.state, job))
+        memory = model_first.begin(known or _known(draft.state, job))
     memory, target = policy.decide(memory, _JUST_OPENED, limits, draft.now)
-    return _new_window(
-        draft, job.name, JobTracking(rules.policy, memory, target, count(draft.state, job.name, draft.now))
-    )
+    window = count(draft.state, job.name, draft.now)
+    return _new_window(draft, job.name, JobTracking(rules.policy, memory, target, window, unit=unit))
 
 
 def _known(state: ClusterState, job: Job) -> Learned | None:
@@ -113,8 +126,9 @@ def _new_window(draft: Draft, job: JobName, tracking: JobTracking) -> JobTrackin
     """Begin to count anew: a window in which workers come or go shows neither number."""
     there, window = serving(draft.state, job), count(draft.state, job, draft.now)
     memory = tracking.memory
-    if isinstance(memory, ModelMemory) and memory.workers != len(window.runners):
-        memory = model_first.with_workers(memory, float(len(window.runners)))
+    workers = sum(window.sizes.values())
+    if isinstance(memory, ModelMemory) and memory.workers != workers:
+        memory = model_first.with_workers(memory, workers)
     tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=draft.now + WINDOW_S)
     draft.emit(e.JobTracked(job, tracking))
     return tracking
@@ -161,7 +175,11 @@ def _keep_what_was_learned(draft: Draft, job: Job, memory: Any) -> None:
 
 
 def _allot(
-    draft: Draft, jobs: Iterable[Job], targets: dict[JobName, WorkerTarget], rules: ScalingRules
+    draft: Draft,
+    jobs: Iterable[Job],
+    targets: dict[JobName, WorkerTarget],
+    rules: ScalingRules,
+    sizes: WorkerSizes,
 ) -> list[JobName]:
     state, before = draft.state, draft.state.allotted
     kinds = _kinds(state) if before.pool is not state.workers or before.drained is not state.drained else None
@@ -170,7 +188,12 @@ def _allot(
     if kinds is None and claims == before.claims:
         return []
     pool = [
-        PoolWorker(worker=worker.worker, host=state.agents[worker.agent].host, kind=known[worker.worker])
+        PoolWorker(
+            worker=worker.worker,
+            host=state.agents[worker.agent].host,
+            kind=known[worker.worker],
+            size=sizes.size(worker.worker),
+        )
         for worker in state.workers.values()
         if worker.worker in known
     ]
@@ -184,6 +207,7 @@ def _allot(
         pool=state.workers,
         drained=state.drained,
         kinds=known,
+        sizes=sizes,
     )
     draft.emit(e.WorkersAllotted(allotted))
     names = {claim.job for claim in claims} | before.workers.keys()
@@ -194,6 +218,11 @@ def _allot(
 
 def _differ(one: Allotted, other: Allotted, job: JobName) -> bool:
     return set(one.workers.get(job, ())) != set(other.workers.get(job, ()))
+
+
+def _sizes(state: ClusterState) -> WorkerSizes:
+    there = (w for w in state.workers.values() if not w.leaving and w.worker not in state.drained)
+    return WorkerSizes.of({worker.worker: worker.threads for worker in there})
 
 
 def _kinds(state: ClusterState) -> dict[WorkerId, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.ids import ClientId, JobName, RunnerId, WorkerId
+from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.policies.allotting import JobClaim
 from penstock.policies.scaling.records import WorkerTarget
 from penstock.wire.figures import RunnerFigures
@@ -52,9 +52,14 @@ class JobCounters(msgspec.Struct, frozen=True):
     """What all who read and serve a job had counted at a time."""
 
     at_s: float
-    readers: dict[ClientId, tuple[Slot, Beat]] = {}
+    readers: dict[Slot, Beat] = {}
+    """By rank: the sum over all its readers, those of earlier epochs too, as the last of them would say it."""
     runners: dict[RunnerId, RunnerFigures] = {}
     """Those that serve."""
+    reading: frozenset[Slot] = frozenset()
+    """The ranks that have a reader now."""
+    sizes: dict[RunnerId, float] = {}
+    """Of those that serve, in the unit of targets."""
 
 
 class JobTracking(msgspec.Struct, frozen=True):
@@ -70,6 +75,29 @@ class JobTracking(msgspec.Struct, frozen=True):
     """When to see whether it has ended."""
     figures: dict[str, float] = {}
     """Of the last window that ended."""
+    unit: int = 0
+    """The threads of a worker of size 1, when the target was decided."""
+
+
+class WorkerSizes(msgspec.Struct, frozen=True):
+    """How large workers are, in the unit of targets: the smallest there is. One that does not say counts as such.
+
+    >>> WorkerSizes.of({WorkerId("a"): 8, WorkerId("b"): 2, WorkerId("c"): 0})
+    WorkerSizes(unit=2, sizes={'a': 4.0})
+    """
+
+    unit: int = 1
+    """Threads."""
+    sizes: dict[WorkerId, float] = {}
+    """Of those that are larger."""
+
+    @classmethod
+    def of(cls, threads: dict[WorkerId, int]) -> WorkerSizes:
+        unit = min(filter(None, threads.values()), default=1)
+        return cls(unit, {worker: count / unit for worker, count in threads.items() if count > unit})
+
+    def size(self, worker: WorkerId) -> float:
+        return self.sizes.get(worker, 1.0)
 
 
 class Allotted(msgspec.Struct, frozen=True):
@@ -83,6 +111,7 @@ class Allotted(msgspec.Struct, frozen=True):
     drained: frozenset[WorkerId] = frozenset()
     kinds: dict[WorkerId, str] = {}
     """Of the workers that could be given to somebody."""
+    sizes: WorkerSizes = WorkerSizes()
 
     def spares(self, job: JobName, worker: WorkerId) -> bool:
         """Whether a process that is there stays: its worker is the job's, or has come since and was not dealt yet."""

@@ -350,6 +350,7 @@ class ClusterState:
             began_ns=event.began_ns,
             by=event.by,
             reading=event.reading,
+            ahead=event.ahead,
         )
         opened = {**iteration.opened, slot: held}
         self._put(event.job, replace(iteration, opened=opened))
@@ -365,8 +366,11 @@ class ClusterState:
         slot = event.slot
         if iteration.opened[slot].client != event.client:
             raise ValueError(f"slot {slot} is read by {iteration.opened[slot].client!r}, not by {event.client!r}")
-        closed = replace(iteration.opened[slot], closed=True, finished=event.finished)
-        self._put(event.job, replace(iteration, opened={**iteration.opened, slot: closed}))
+        held = iteration.opened[slot]
+        opened = {**iteration.opened, slot: replace(held, closed=True, finished=event.finished)}
+        if held.ahead:
+            del opened[slot]
+        self._put(event.job, replace(iteration, opened=opened))
         job = self.jobs[event.job]
         self.jobs[event.job] = replace(job, past_clients=_add_past(job, event.client))
 
@@ -441,6 +445,7 @@ class ClusterState:
                 agent=event.agent,
                 tags=place.tags,
                 leaving=place.worker in before and before[place.worker].leaving,
+                threads=place.threads,
             )
             for place in event.workers
         }

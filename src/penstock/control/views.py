@@ -147,13 +147,14 @@ def job_lines(
 
 def _job_line(state: ClusterState, job: Job, now: float, rent: Rent | None) -> JobLine:
     last = job.scaling.last if asked_of(job) is not None else None
-    iteration = next(reversed(job.iterations.values()), None)
+    iteration = _read_last(job)
+    heard = (lease for lease in state.leases(job.name) if now - lease.seen <= SILENT_AFTER_S)
     return JobLine(
         job=job.name,
         owner=job.spec.owner,
         epoch=-1 if iteration is None else iteration.epoch,
         ranks=job.spec.ranks.count,
-        clients=sum(now - lease.seen <= SILENT_AFTER_S for lease in state.leases(job.name)),
+        clients=len({lease.slot for lease in heard}),
         workers=len(ready_runners(state, job)),
         streams=0 if iteration is None else len(iteration.streams),
         splits_left=0 if iteration is None else splits_left(iteration),
@@ -163,6 +164,13 @@ def _job_line(state: ClusterState, job: Job, now: float, rent: Rent | None) -> J
         reason="" if last is None else "; ".join(filter(None, (last.reason, last.shortage))),
         cost=None if rent is None else cost_of(job_figures(state, job.name), rent).total,
     )
+
+
+def _read_last(job: Job) -> Iteration | None:
+    """Return the newest iteration that somebody has come to."""
+    newest_first = list(reversed(job.iterations.values()))
+    come_to = (each for each in newest_first if not all(held.ahead for held in each.opened.values()))
+    return next(come_to, newest_first[0] if newest_first else None)
 
 
 def decision_lines(job: Job, now: float) -> tuple[DecisionLine, ...]:

@@ -171,7 +171,9 @@ class HostAgent:
         return RegisterAgent(
             agent=self._config.agent,
             host=host_id(),
-            workers=tuple(each.place for each in self._workers.values()),
+            workers=tuple(
+                msgspec.structs.replace(each.place, threads=self._config.threads) for each in self._workers.values()
+            ),
             runners=tuple(each.place for each in self._runners.values() if each.serves),
             versions=(("python", f"{sys.version_info.major}.{sys.version_info.minor}"), *installed_versions().items()),
             pid=os.getpid(),

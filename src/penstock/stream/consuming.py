@@ -38,6 +38,7 @@ SMALLEST_WINDOW_BYTES = 1 << 20
 FEWEST_WINDOWS = 2  # one stream alone does not take the whole memory: another may join
 CREDIT_EVERY_S = 1.0  # a credit that was lost is said again
 MOST_AHEAD_BYTES = 4 << 20
+EPOCH_AHEAD_PART = 4  # of its memory is what an epoch takes while the one before it is still read
 WINDOWS_AHEAD = 8  # a trainer receives ahead what is a small part of the window: its place there is where it reads
 
 
@@ -93,11 +94,12 @@ class Consumer:
         memory: Memory,
         first_opening: int,
         resumed: bool = False,
+        ahead: bool = False,
         now: float,
     ) -> None:
         """`first_opening` is above those of an earlier life of this consumer.
 
-        `resumed`: the attempt began at a checkpoint.
+        `resumed`: the attempt began at a checkpoint. `ahead`: the epoch before is still read, and nothing of this one.
         """
         self.seat, self.delivery = seat, delivery
         self.view = view
@@ -109,6 +111,9 @@ class Consumer:
         """Elements taken that another trainer had caused to be made."""
         self.failure: RemoteFailure | Exception | None = None
         """Reading cannot go on."""
+        self.ahead = ahead
+        self.ending = False
+        """Whether a stream's end has arrived: of an epoch whose splits are granted no more are left then."""
         self.serving: Serving | None = None
         self.settled = 0
         """How many elements of what is being served are counted as received."""
@@ -209,7 +214,8 @@ class Consumer:
         assert view.runner is not None
         self._close(reader)  # it moved without a word from us
         self._opening += 1
-        credit = reader.open(self._opening, window, now)
+        depth = window // EPOCH_AHEAD_PART if self.ahead else None
+        credit = reader.open(self._opening, window, now, depth=depth)
         message = OpenStream(
             stream=view.stream,
             binding=view.binding,
@@ -259,6 +265,7 @@ class Consumer:
         verdict = reader.receive(message, payload, now)
         if verdict == "taken":
             self._order.arrived(reader)
+            self.ending |= isinstance(message, StreamEnded)
         elif verdict == "gap":
             self._give_up(reader, f"round {message.seq} came where {reader.due} was due", now)
 

@@ -62,6 +62,9 @@ class CreditLine:
     (700, 700)
     >>> line.take(300, now=0.0); line.granted, line.is_due, line.grant(), line.is_due
     (1000, True, 1000, False)
+    >>> line.open(1000, queued_bytes=0, depth=250); line.take(100, now=1.0); line.granted  # as any, once it is read
+    250
+    1100
     """
 
     def __init__(self) -> None:
@@ -74,12 +77,15 @@ class CreditLine:
         self._quiet = True
         self._pace_since = (0.0, 0)
 
-    def open(self, window: int, *, queued_bytes: int) -> int:
-        """Begin an opening, while so much that arrived was not taken; return its first credit."""
-        self._window = self._depth = window
+    def open(self, window: int, *, queued_bytes: int, depth: int | None = None) -> int:
+        """Begin an opening, while so much that arrived was not taken; return its first credit.
+
+        `depth`: how much of the window may be used before something is taken; None: all of it.
+        """
+        self._window, self._depth = window, window if depth is None else depth
         self._base = window - queued_bytes
         self._taken = 0
-        self._sent = max(0, self._base)
+        self._sent = max(0, self._base - (window - self._depth))
         return self._sent
 
     @property
@@ -211,11 +217,11 @@ class StreamReader:
         over = self.complete or self.standing.ended
         return newer and (not over or tells_gaps) and not view.lost
 
-    def open(self, opening: int, window: int, now: float) -> int:
-        """Note a new opening where the view says; return its first credit."""
+    def open(self, opening: int, window: int, now: float, *, depth: int | None = None) -> int:
+        """Note a new opening where the view says; return its first credit. `depth`: see `CreditLine.open`."""
         self.runner, self.opening, self._binding = self.view.runner, opening, self.view.binding
         self._heard_at = now
-        return self.credit.open(window, queued_bytes=self.queued_bytes)
+        return self.credit.open(window, queued_bytes=self.queued_bytes, depth=depth)
 
     def close(self) -> None:
         self.runner = None

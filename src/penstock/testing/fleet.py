@@ -155,6 +155,7 @@ class Fleet:
         self.jobs, self.pool, self.policy, self.beat_s, self.move_s = tuple(jobs), tuple(pool), policy, beat_s, move_s
         self._limits, self._fixed = limits or FleetLimits(), fixed
         self._kinds = {worker.worker: worker.kind for worker in self.pool}
+        self._sizes = {worker.worker: worker.size for worker in self.pool}
         self._memories = [(begin or policy.begin)() for _ in self.jobs]
         self._rng = np.random.default_rng(seed)
         self.allotment = Allotment({}, {})
@@ -289,9 +290,9 @@ class Fleet:
         for number, job in enumerate(self.jobs):
             names = self.allotment.workers.get(job.name, ())
             near = [name for name in names if not job.region or self._kinds[name] == job.region]
-            self._near[number] = sum(1 / sharers[name] for name in near)
-            self._far[number] = sum(1 / sharers[name] for name in names) - self._near[number]
-            self._moved[number] = len(set(names) - set(before.workers.get(job.name, ())))
+            self._near[number] = sum(self._sizes[name] / sharers[name] for name in near)
+            self._far[number] = sum(self._sizes[name] / sharers[name] for name in names) - self._near[number]
+            self._moved[number] = sum(self._sizes[name] for name in set(names) - set(before.workers.get(job.name, ())))
 
     def _sharers(self) -> dict[str, int]:
         found: dict[str, int] = {}

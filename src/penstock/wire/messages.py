@@ -49,6 +49,8 @@ class OpenEpoch(Message, frozen=True, tag="open_epoch"):
     """Whose code or data the reader takes, besides its own: a job that somebody else made is not joined unasked."""
     reading: str = ""
     """The verifier of the key that the reader shows to runners."""
+    ahead: bool = False
+    """The reader is still in the epoch before, which is about to end: it may come to this one, and has not yet."""
 
     @property
     def slot(self) -> Slot:
@@ -183,6 +185,8 @@ class RunnerPlace(msgspec.Struct, frozen=True, array_like=True):
 class WorkerPlace(msgspec.Struct, frozen=True, array_like=True):
     worker: WorkerId
     tags: tuple[str, ...] = ()
+    threads: int = 0
+    """How many its processes use; 0: not said."""
 
 
 class RegisterAgent(Message, frozen=True, tag="register_agent"):

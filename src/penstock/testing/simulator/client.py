@@ -52,8 +52,10 @@ class FakeClient(Peer):
     _held: HeldView
     """The view of the epoch; like the consumer, it is there once the epoch is open."""
 
-    def __init__(self, trainer: Trainer, rank: int, how: How, after: AttemptId | None = None) -> None:
-        """`after`: the attempt that the same process has read to its end."""
+    def __init__(
+        self, trainer: Trainer, rank: int, how: How, after: AttemptId | None = None, *, ahead: bool = False
+    ) -> None:
+        """`after`: the attempt that the same process has read to its end. `ahead`: it reads the epoch before this."""
         super().__init__(trainer.world, trainer.world.draw("client"), trainer.principal)
         self.trainer, self.rank = trainer, rank
         self.is_open = self.closed = False
@@ -63,19 +65,22 @@ class FakeClient(Peer):
         """What is being served and was not taken."""
         self._feeder = self._feed() if self._shape.fed else None
         self._checkpoint: Checkpoint | None = None
+        self.ahead = ahead
         request = OpenEpoch(
             job=self._shape.job,
             client=ClientId(self.name),
             consumer=rank,
             replica=0,
-            epoch=trainer.epoch,
+            epoch=trainer.epoch + ahead,
             spec=self._spec,
             attempt=AttemptId(self.world.draw("attempt")),
             host="host",
             trainer=trainer.name,
             after=after,
             began_ns=int(1e9 * self.world.now),
+            ahead=ahead,
         )
+        self._request = request
         if how != "fresh" and not self._shape.fed:
             request = self._loaded(request, how)
         self.ask(request, partial(self._opened, request))
@@ -106,6 +111,10 @@ class FakeClient(Peer):
         match answer:
             case EpochOpened():
                 self._begin(request, answer)
+            case NotYet() if self.ahead and not self.closed:
+                self.world.at(0.3, self, self.ask, request, partial(self._opened, request))
+            case _ if self.ahead:
+                self.leave_ahead()
             case NotYet() if self.world.now - self._began_at > GIVE_UP_S:
                 self.trainer.restart_all("rejoin", 0)  # what an operator does when told "restart all consumers"
             case NotYet():
@@ -131,22 +140,45 @@ class FakeClient(Peer):
             memory=Memory(MEMORY_BYTES, shared_window_bytes=16 << 20),
             first_opening=int(1000 * now),  # milliseconds, as a client of a service takes them
             resumed=request.resume is not None,
+            ahead=self.ahead,
             now=now,
         )
         self.is_open = True
-        trainer.enter(opened.view.attempt)
+        if self.ahead:
+            self._carry_out()
+            self.world.at(BEAT_EVERY_S, self, self._beat)
+            self.world.at(LOOK_EVERY_S, self, self._look)
+            return
+        self._read()
+        self.world.at(BEAT_EVERY_S, self, self._beat)
+        self.world.at(LOOK_EVERY_S, self, self._look)
+
+    def _read(self) -> None:
+        trainer = self.trainer
+        trainer.enter(self.consumer.view.attempt)
         # The state at this very step names the attempt: it can be rejoined from now on.
         steps = trainer.read.ranks[self.rank]
         steps[-1] = steps[-1]._replace(state=self._state())
         self._carry_out()
-        self.world.at(BEAT_EVERY_S, self, self._beat)
         self.world.at(0.05, self, self._step)
-        self.world.at(LOOK_EVERY_S, self, self._look)
+
+    def arrive(self, after: AttemptId | None) -> None:
+        """The trainer has come to this epoch, which was opened ahead."""
+        self.ahead = self.consumer.ahead = False
+        attempt = self.consumer.view.attempt
+        self.ask(replace(self._request, ahead=False, after=after, rejoin=attempt), self._answered)
+        self._read()
+
+    def leave_ahead(self) -> None:
+        """It is not read after all."""
+        if self.is_open and not self.closed:
+            self._say_closed(finished=False)
+        self.closed = True
 
     def _progress(self, request: OpenEpoch, opened: EpochOpened) -> Progress:
         loaded = self._checkpoint
         if loaded is None:
-            return Progress(step=self.trainer.read.steps[self.rank])
+            return Progress(step=0 if self.ahead else self.trainer.read.steps[self.rank])
         if request.resume is None:
             return loaded.first.progress
         return begin_at(loaded, consumers=self._shape.consumers, done=opened.done)
@@ -202,6 +234,8 @@ class FakeClient(Peer):
                 self._follow(self._held.take_view(answer.view))
             case Changes():
                 self._follow(self._held.take_change(answer.change))
+            case NotKnown() | Refused() if self.ahead:
+                self.leave_ahead()
             case NotKnown() if not self.closed:
                 self.trainer.restart_all("resume", 0)
             case Refused() if not self.closed:
@@ -273,6 +307,8 @@ class FakeClient(Peer):
             for units in self._feeder.refill(self.consumer.step, self.consumer.readers.values()):
                 self._tell(self.consumer.readers[units.stream].runner, units)
         self._carry_out()
+        if self.consumer.ending and self._shape.ahead and not self.ahead:
+            self.trainer.open_ahead(self.rank)
 
     # The training loop
 
@@ -316,16 +352,19 @@ class FakeClient(Peer):
 
     def _close(self) -> None:
         self.closed = True
+        self._say_closed(finished=True)
+        self.trainer.finish()
+
+    def _say_closed(self, *, finished: bool) -> None:
         self.ask(
             CloseClient(
                 job=self._shape.job,
                 client=ClientId(self.name),
                 consumer=self.rank,
                 attempt=self.consumer.view.attempt,
-                finished=True,
+                finished=finished,
             )
         )
-        self.trainer.finish()
 
 
 def merged(checkpoint: Checkpoint, epoch: int, shape: Shape) -> Resume:

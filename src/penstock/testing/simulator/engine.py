@@ -42,6 +42,8 @@ class Shape:
     """The one consumer says what is read: batches of all elements, in order, are units and dealt to streams in turn."""
     sharing: ShareKind | None = None
     trainers: int = 1
+    ahead: bool = False
+    """Ranks open the next epoch while this one ends."""
 
     @property
     def kind(self) -> str:

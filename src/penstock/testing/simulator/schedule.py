@@ -127,7 +127,11 @@ def make_schedule(seed: int, *, scaled: bool = True) -> Schedule:
         sharing=kind.choice(sharing),
         trainers=kind.randint(1, 3) if shared else 1,
     )
-    shape = replace(shape, concatenated=shape.repeat > 1 and kind.random() < 0.5)
+    shape = replace(
+        shape,
+        concatenated=shape.repeat > 1 and kind.random() < 0.5,
+        ahead=shape.epochs > 1 and not fed and not shared and random.Random(f"ahead {seed}").random() < 0.7,
+    )
     faults = [
         Fault(
             at_s=rng.uniform(0.2, HEALS_AT_S - 1.0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.core.errors import StateMismatchError
@@ -25,6 +24,8 @@ class Trainer:
         self.epochs_read: list[Read] = []
         self.read = Read(shape)
         self.clients: list[FakeClient] = []
+        self._ahead: dict[int, FakeClient] = {}
+        """The ranks' readers of the next epoch, in the same processes."""
         self._jobs = jobs
         self._start("fresh")
 
@@ -40,13 +41,33 @@ class Trainer:
     def over(self) -> bool:
         return self.epoch == self.shape.epochs
 
-    def _start(self, how: How, after: Sequence[AttemptId | None] = ()) -> None:
-        """Begin with new clients; `after`: the attempts they have read to their end."""
-        for client in self.clients:
+    def _start(self, how: How) -> None:
+        """Begin with new clients."""
+        for client in (*self.clients, *self._ahead.values()):
             client.die()
+        self._ahead.clear()
         self._jobs[self.shape.job] = self.shape
-        read = after or [None] * self.shape.consumers
-        self.clients = [FakeClient(self, rank, how, read[rank]) for rank in range(self.shape.consumers)]
+        self.clients = [FakeClient(self, rank, how) for rank in range(self.shape.consumers)]
+
+    def _go_on(self) -> None:
+        """Begin the next epoch in the same processes: with what they opened ahead, where they have it and want it."""
+        left, self.clients, ahead, self._ahead = self.clients, [], self._ahead, {}
+        for before in left:
+            before.die()
+            ready = ahead.get(before.rank)
+            if ready is not None and not (ready.is_open and not ready.closed and self.world.rng.random() < 0.8):
+                ready.leave_ahead()
+                ready.die()
+                ready = None
+            self.clients.append(ready or FakeClient(self, before.rank, "fresh", before.attempt))
+        for before, client in zip(left, self.clients):
+            if client.ahead:
+                client.arrive(before.attempt)
+
+    def open_ahead(self, rank: int) -> None:
+        """A rank's epoch is about to end: open the next one, if there is one."""
+        if rank not in self._ahead and self.epoch + 1 < self.shape.epochs:
+            self._ahead[rank] = FakeClient(self, rank, "fresh", ahead=True)
 
     # What its clients say
 
@@ -88,7 +109,7 @@ class Trainer:
                 self.world.end_reading()
             else:
                 self.read = Read(self.shape)
-                self._start("fresh", after=[client.attempt for client in self.clients])
+                self._go_on()
 
     def states(self) -> list[FakeState]:
         """Return the checkpoint that all ranks load: of the last step they all took, or what they began at."""
@@ -100,6 +121,8 @@ class Trainer:
     def restart_one(self, rank: int, back: int) -> None:
         """A rank dies and comes back from an earlier step of its own; the others go on, or wait for it."""
         self.clients[rank].die()
+        if rank in self._ahead:
+            self._ahead.pop(rank).die()
         how: How = "resume" if self.read.base else "fresh"
         steps = self.read.ranks[rank]
         if steps[-1].state:
