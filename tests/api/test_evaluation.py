@@ -82,3 +82,16 @@ def test_a_part_that_was_held_out_is_the_same_on_workers(service):
         with part.batch(8).distribute(service) as loader:
             for _ in range(2):
                 assert sorted(int(x) for batch in loader for x in batch["x"]) == expected
+
+
+def test_a_part_that_was_held_out_is_not_read_by_file_where_small_files_share_a_split(service, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(9)))
+    _, held_out = ps.read_text(str(tmp_path / "*.txt")).holdout(0.3)
+    with (
+        held_out.distribute(service, sharding=ps.Sharding("file")) as loader,
+        pytest.raises(ps.InvalidPipelineError, match="which elements are held out follows from the splits"),
+    ):
+        next(iter(loader))
+    with held_out.distribute(service, sharding=ps.Sharding("data")) as loader:
+        assert sorted(loader) == sorted(held_out)

@@ -30,7 +30,7 @@ from penstock.client.feeds import (
     with_batches,
 )
 from penstock.client.options import JobOptions
-from penstock.core.errors import InvalidArgumentError
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
 from penstock.core.host_memory import HostMemory
 from penstock.core.ids import BlobHash, Fingerprint
 from penstock.graph import ops
@@ -120,6 +120,8 @@ def prepare(
     nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
     by_file = options.sharding.policy in ("file", "file_or_data")
     sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
+    if by_file:
+        _check_held_out(graph, nodes, sources, pipeline)
     counts = split_counts(sources)
     return Prepared(
         root=graph,
@@ -257,6 +259,18 @@ def _named(node: SourceNode, source: Source) -> NamedSplits:
         files = len(source)
     elements = len(source) if isinstance(source, IndexableSource) else None
     return NamedSplits(short_label(node), source.splits(), files, elements)
+
+
+def _check_held_out(graph: Node, nodes: list[SourceNode], sources: tuple[Source, ...], pipeline: Pipeline) -> None:
+    """Refuse a holdout over splits that are not those of other readers: both parts would be others there."""
+    held_out = next((node for node in walk(graph) if isinstance(node, ops.Holdout)), None)
+    cut = next((node for node, source in zip(nodes, sources) if source is not pipeline.source_of(node)), None)
+    if held_out is not None and cut is not None:
+        raise InvalidPipelineError(
+            f"{short_label(held_out)} with sharding by file: which elements are held out follows from the splits of "
+            f"{short_label(cut)}, where small files share one, and by file each is its own, so that the parts would "
+            "be others than those that are read elsewhere; use sharding='dynamic' or 'data'"
+        )
 
 
 def _one_file_source(node: SourceNode, pipeline: Pipeline) -> Source:
