@@ -5,6 +5,7 @@
 [[1, 2], [3]]
 """
 
+from penstock.torch.checkpoints import DataState
 from penstock.torch.devices import OnDevice
 from penstock.torch.features import KeyedTensors, dense_tensor, keyed_jagged, keyed_tensors
 from penstock.torch.loader import DataLoader
@@ -13,6 +14,7 @@ from penstock.torch.repeating import NonDeterministicSampleError, NonDeterminist
 
 __all__ = [
     "DataLoader",
+    "DataState",
     "KeyedTensors",
     "NonDeterministicSampleError",
     "NonDeterministicSampleWarning",
