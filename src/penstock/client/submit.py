@@ -31,7 +31,7 @@ from penstock.client.feeds import (
 )
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
-from penstock.core.host_memory import HostMemory
+from penstock.core.host_memory import AttachedMemory, HostMemory
 from penstock.core.ids import BlobHash, Fingerprint
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
@@ -105,7 +105,7 @@ def prepare(
     """Check and encode a pipeline. Touches the data's listing, and no service.
 
     `fed_lists`: the consumer's sampler gives lists, each of which is to become a batch. `memory`: where large arrays of
-    it lie, if all workers are on this host.
+    it lie, if all workers are on this host; else they follow the graph, and each host maps them.
     """
     if options.feed is not None:
         check_fed(pipeline.node)
@@ -116,7 +116,7 @@ def prepare(
         check_coordinated(graph)
     if options.sharding.policy == "hint":
         _check_marks(graph)
-    encoded = encode_graph(graph, memory=memory)
+    encoded = encode_graph(graph, memory=AttachedMemory() if memory is None else memory)
     nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
     by_file = options.sharding.policy in ("file", "file_or_data")
     sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
@@ -144,7 +144,8 @@ def identified(prepared: Prepared, first_source: int, memory: HostMemory | None 
     root = ops.Identified(upstream=prepared.root, first_source=first_source)
     own = f"{prepared.fingerprint} identified {first_source}"
     fingerprint = Fingerprint(hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
-    return dataclasses.replace(prepared, root=root, graph=encode_graph(root, memory=memory), fingerprint=fingerprint)
+    graph = encode_graph(root, memory=AttachedMemory() if memory is None else memory)
+    return dataclasses.replace(prepared, root=root, graph=graph, fingerprint=fingerprint)
 
 
 def _check_marks(graph: Node) -> None:
