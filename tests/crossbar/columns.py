@@ -46,9 +46,15 @@ def _places(pipeline: Pipeline, *, drawing: bool) -> Iterator[int]:
         before = replace(pipeline, steps=pipeline.steps[:place])
         if kind_of(before) not in ROWS or before.has(*ENDS_IDENTITY):
             return
-        kept_later = any(step.name == "autocache" for step in pipeline.steps[place:])
-        if not (drawing and kept_later) and not (not drawing and before.has("autocache")):
+        if not (_refuses_draws(pipeline.steps[place:]) if drawing else before.has("autocache")):
             yield place
+
+
+def _refuses_draws(later: tuple[Step, ...]) -> bool:
+    """Say whether a later step keeps what was drawn, or permutes by index what was drawn."""
+    return any(
+        step.name == "autocache" or (step.name == "shuffle" and step.arguments["size"] is None) for step in later
+    )
 
 
 def _with_rows_chosen(rng: random.Random, pipeline: Pipeline, modes: Modes) -> Pipeline:
@@ -59,6 +65,8 @@ def _with_rows_chosen(rng: random.Random, pipeline: Pipeline, modes: Modes) -> P
     by_file = modes.sharding in ("file", "file_or_data") and any(source.files > 1 for source in pipeline.sources)
     if name == "holdout" and by_file:
         return pipeline  # refused: small files share a split, and become splits of their own
+    if name != "holdout" and modes.sharding == "off":
+        return pipeline  # each worker draws numbers of its own: what it gives is not the plain run's
     places = list(_places(pipeline, drawing=name != "holdout"))
     if not places:
         return pipeline

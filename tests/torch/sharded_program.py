@@ -1,6 +1,8 @@
 """A model sharded over ranks (FSDP) whose checkpoints (DCP) carry the data's state; a rank may die once.
 
-torchrun --nproc-per-node 2 --max-restarts 1 -m tests.torch.sharded_program FOLDER [DIES_AT_STEP]
+torchrun --nproc-per-node 2 --max-restarts 1 -m tests.torch.sharded_program FOLDER DIES_AT_STEP
+
+Once it has come to its end, it is run again without any of that, for comparison.
 """
 
 from __future__ import annotations
@@ -65,13 +67,10 @@ def latest(folder):
     return max(folder.glob("step-*/.metadata"), key=lambda path: int(path.parent.name[5:]), default=None)
 
 
-def main(folder, dies_at):
-    torch.set_num_threads(1)
-    # Gloo finds addresses of the first attempt in the store that torchrun keeps, so that each attempt meets in a file.
-    attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet-{attempt}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
-    )
+def train(folder, dies_at=None):
+    """Train from the newest checkpoint in the folder, or from the beginning."""
+    folder.mkdir(exist_ok=True)
+    rank = dist.get_rank()
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
@@ -97,13 +96,23 @@ def main(folder, dies_at):
                 file.write(json.dumps([counted.step, loss.item(), x.sum().item()]) + "\n")
             if counted.step % SAVE_EVERY == 0:
                 dcp.save(parts, checkpoint_id=folder / f"step-{counted.step}")
-            if counted.step == dies_at and rank == 1 and attempt == "0":
+            if counted.step == dies_at and rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
     weights = [parameter.full_tensor().tolist() for parameter in model.parameters()]
-    if rank == 0:
-        (folder / "weights.json").write_text(json.dumps(weights))
+    (folder / f"weights-{rank}.json").write_text(json.dumps(weights))
+
+
+def main(folder, dies_at):
+    torch.set_num_threads(1)
+    # Gloo finds addresses of the first attempt in the store that torchrun keeps, so that each attempt meets in a file.
+    attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet-{attempt}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+    )
+    train(folder / "killed", dies_at if attempt == "0" else None)
+    train(folder / "whole")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), int(sys.argv[2]))
