@@ -30,7 +30,7 @@ def run_once(fed: str, work: str, seconds: float) -> dict[str, float]:
 
 
 def run(bench: Bench) -> None:
-    pairs = 2 if bench.options.quick else PAIRS
+    pairs = min(bench.options.pairs, PAIRS)
     seconds = 1.0 if bench.options.quick else SECONDS
     met = True
     for work in ("python", "matmul"):

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data.distributed import DistributedSampler
 
-from penstock.torch import DataLoader, DataState
+from penstock.torch import DataLoader, RankStates
 
 EPOCHS, BATCH, SAVE_EVERY = 2, 5, 3
 
@@ -79,7 +79,7 @@ def train(folder, dies_at=None):
     sampler = DistributedSampler(Noisy(), seed=5)
     loader = DataLoader(Noisy(), batch_size=BATCH, sampler=sampler, seed_samples=True)
     counted, seen = Counted(), folder / f"seen-{rank}.jsonl"
-    parts = {"training": Training(model, optimizer), "data": DataState(loader), "counted": counted}
+    parts = {"training": Training(model, optimizer), "data": RankStates(loader), "counted": counted}
     found = latest(folder)
     if found is not None:
         dcp.load(parts, checkpoint_id=found.parent)

@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import StateMismatchError
-from penstock.torch import DataLoader, DataState, tensors
+from penstock.torch import DataLoader, RankStates, tensors
 from tests.torch.sharded_program import BATCH, EPOCHS, SAVE_EVERY
 
 RANKS, ROWS = 2, 54
@@ -70,11 +70,11 @@ def test_states_of_other_numbers_of_ranks_go_on_where_a_service_can_deal_and_are
         for loader in ranks:
             loader.close()
         alone = tensors(ps.range(40).batch(4).distribute(service, job="dealt", order="deterministic"))
-        DataState(alone).load_state_dict(saved)
+        RankStates(alone).load_state_dict(saved)
         seen += [int(x) for batch in alone for x in batch]
         alone.close()
     assert sorted(seen) == list(range(40))
     with pytest.raises(StateMismatchError, match=r"saved by 2 ranks, and there are 1: .* load it on as many ranks"):
-        DataState(DataLoader(range(4))).load_state_dict(saved)
-    with pytest.raises(StateMismatchError, match=r"no state of penstock\.torch\.DataState"):
-        DataState(DataLoader(range(4))).load_state_dict({})
+        RankStates(DataLoader(range(4))).load_state_dict(saved)
+    with pytest.raises(StateMismatchError, match="not the states of ranks"):
+        RankStates(DataLoader(range(4))).load_state_dict({})

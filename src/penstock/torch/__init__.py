@@ -5,7 +5,7 @@
 [[1, 2], [3]]
 """
 
-from penstock.torch.checkpoints import DataState
+from penstock.torch.checkpoints import RankStates
 from penstock.torch.devices import OnDevice
 from penstock.torch.features import KeyedTensors, dense_tensor, keyed_jagged, keyed_tensors
 from penstock.torch.loader import DataLoader
@@ -14,12 +14,12 @@ from penstock.torch.repeating import NonDeterministicSampleError, NonDeterminist
 
 __all__ = [
     "DataLoader",
-    "DataState",
     "KeyedTensors",
     "NonDeterministicSampleError",
     "NonDeterministicSampleWarning",
     "OnDevice",
     "PipelineDataset",
+    "RankStates",
     "TensorLoader",
     "dense_tensor",
     "keyed_jagged",

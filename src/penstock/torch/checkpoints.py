@@ -27,18 +27,18 @@ class SavesState(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> None: ...
 
 
-class DataState:
+class RankStates:
     """Where the loaders of all ranks stand: what `torch.distributed.checkpoint` saves and loads as a part of its own.
 
-    `dcp.save({"model": ..., "data": DataState(loader)}, checkpoint_id=...)` and the same with `dcp.load`, on every
+    `dcp.save({"model": ..., "data": RankStates(loader)}, checkpoint_id=...)` and the same with `dcp.load`, on every
     rank. `group` is the process group whose ranks read the data; None: all. Loaded on another number of ranks, a
     pipeline over a service goes on where all of them stood; a `DataLoader` cannot, and says so.
 
     >>> loader = DataLoader(range(6), batch_size=2)
     >>> batches = iter(loader); _ = next(batches)
-    >>> saved = DataState(loader).state_dict()
+    >>> saved = RankStates(loader).state_dict()
     >>> again = DataLoader(range(6), batch_size=2)
-    >>> DataState(again).load_state_dict(saved); [batch.tolist() for batch in again]
+    >>> RankStates(again).load_state_dict(saved); [batch.tolist() for batch in again]
     [[2, 3], [4, 5]]
     """
 
@@ -52,7 +52,7 @@ class DataState:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin the next iteration where this rank, or all ranks together, stood."""
         if _NAME not in state_dict:
-            raise StateMismatchError("this is no state of penstock.torch.DataState; load what one of it has saved")
+            raise StateMismatchError("these are not the states of ranks; load what penstock.torch.RankStates has saved")
         states = json.loads(state_dict[_NAME])
         rank, count = self._seat()
         if len(states) == count:
