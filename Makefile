@@ -56,8 +56,8 @@ $(CLUSTERS_STAMP): pyproject.toml
 test-clusters: $(CLUSTERS_STAMP)  ## run the tests on a Slurm of three nodes, on three raylets, and on an API server like Kubernetes'
 	$(CLUSTERS)/bin/python -m pytest tests/clusters -n 0 $(ARGS)
 
-# torch first and exactly: what comes after it must not bring another one. What fails is judged by a second run, as in
-# `make test`: the first names it.
+# torch first and exactly: what comes after it must not bring another one. Two processes, each with modules of its own:
+# most tests wait for one program. What fails is judged by a second run alone, as in `make test`: the first names it.
 $(TRAINERS_STAMP): pyproject.toml
 	$(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
@@ -65,7 +65,7 @@ $(TRAINERS_STAMP): pyproject.toml
 	touch $@
 
 test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
-	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 $(ARGS) || \
+	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 2 --dist loadscope $(ARGS) || \
 		KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]

@@ -38,10 +38,29 @@ class Workload:
     """Makes most of its output before it hands any over. Then a clock started after some elements would measure only
     the handing over; so the whole round is timed, and the time of a tiny round (start-up) is taken off."""
     notes: dict[str, Any] = field(default_factory=dict)
+    weighed: bool = False
+    """Whether the memory of this process and of those below it is told, as it is when the clock starts."""
 
 
 def tree_cpu_s() -> float:
     """Return the CPU seconds of this process and everything below it, living or reaped."""
+    return sum(_tree().values()) / TICKS_PER_S
+
+
+def tree_pss_bytes() -> int:
+    """Return the memory of this process and everything below it; a page that several share counts once."""
+    total = 0
+    for pid in _tree():
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                total += sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended between the listing and the reading
+    return total
+
+
+def _tree() -> dict[int, int]:
+    """Return the ticks that this process and everything below it have used, by pid."""
     children: dict[int, list[int]] = {}
     spent: dict[int, int] = {}
     for name in os.listdir("/proc"):
@@ -54,12 +73,12 @@ def tree_cpu_s() -> float:
             continue  # it ended between the listing and the reading
         children.setdefault(int(fields[1]), []).append(int(name))
         spent[int(name)] = sum(map(int, fields[11:15]))
-    total, stack = 0, [os.getpid()]
+    found, stack = {}, [os.getpid()]
     while stack:
         pid = stack.pop()
-        total += spent.get(pid, 0)
+        found[pid] = spent.get(pid, 0)
         stack += children.get(pid, [])
-    return total / TICKS_PER_S
+    return found
 
 
 def run_round(workload: Workload, elements: int) -> dict[str, float]:
@@ -77,6 +96,7 @@ def run_round(workload: Workload, elements: int) -> dict[str, float]:
         passed += count
         if passed >= warm:
             break
+    weight = {"pss_bytes": tree_pss_bytes()} if workload.weighed else {}
     cpu_begin, begin = tree_cpu_s(), time.perf_counter()
     counted, end = 0, begin
     for count in stream:
@@ -84,7 +104,7 @@ def run_round(workload: Workload, elements: int) -> dict[str, float]:
         end = time.perf_counter()
     if counted == 0:
         raise RuntimeError(f"a round of {elements} elements ended within its warm-up; make it longer")
-    return _answer(counted, end - begin, tree_cpu_s() - cpu_begin)
+    return _answer(counted, end - begin, tree_cpu_s() - cpu_begin) | weight
 
 
 def _run_whole(open_pipeline: Callable[[int], Iterator[int]], elements: int) -> dict[str, float]:

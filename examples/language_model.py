@@ -47,8 +47,7 @@ def loss_of(model, rows):  # the next byte from this one
 
 def train(rank, folder, run, service, dies_at):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{run}", rank=rank, world_size=RANKS)
-    ranks = ps.Ranks(RANKS, rank)
-    loader = tensors(mixture(folder).distribute(service, job=run, ranks=ranks, order="deterministic"))
+    loader = tensors(mixture(folder).distribute(service, job=run, ranks=ps.Ranks(RANKS, rank), order="deterministic"))
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Embedding(256, 256))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -75,7 +74,8 @@ def train(rank, folder, run, service, dies_at):
 
 
 def launch(folder, run, service, dies_at=None):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "penstock.torch"])  # imported once, not by every rank
     ranks = [context.Process(target=train, args=(r, folder, run, service, dies_at)) for r in range(RANKS)]
     for rank in ranks:
         rank.start()

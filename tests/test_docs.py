@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -98,6 +99,15 @@ def test_the_reference_is_what_the_docstrings_say():
     assert done.returncode == 0, done.stderr
     text = (ROOT / "docs" / "reference.md").read_text()
     assert "group_by_window(\n    key: Function,\n    *,\n    size: int,\n" in text
+
+
+def test_the_figure_is_drawn_from_what_was_measured():
+    folder = ROOT / "docs" / "figures"
+    tool = runpy.run_path(str(ROOT / "tools" / "figure.py"))
+    results = tool["chosen"]([folder / "images.jsonl"], "another day")
+    assert len(results) == len(tool["CASES"]) and "another day" not in str(results)
+    assert (folder / "images.svg").read_text() == tool["drawing"](results)
+    assert "docs/figures/images.svg" in (ROOT / "README.md").read_text()
 
 
 def test_the_guide_says_what_to_run_for_every_package():

@@ -1,4 +1,4 @@
-"""Write docs/reference.md: everything that `import penstock` shows, from its signatures and docstrings.
+"""Write docs/reference.md: what `import penstock` and packages for frameworks show, by signatures and docstrings.
 
 `--check` writes nothing and fails if the page is not what would be written, or if something public says nothing.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from framework_reference import render_frameworks
 
 import penstock as ps
 from penstock.core import errors
@@ -25,7 +26,8 @@ WIDTH = 100
 
 INTRODUCTION = """# Reference
 
-Everything that `import penstock as ps` shows, from its signatures and docstrings (`make reference` writes this page).
+Everything that `import penstock as ps` and the packages for frameworks show, from signatures and docstrings (`make
+reference` writes this page).
 What follows a `*` is given by name. [Operators](operators.md) and [readers](sources.md) have examples of each.
 """
 MODULES = ("image", "transforms")
@@ -77,6 +79,7 @@ def render(missing: list[str]) -> Iterator[str]:
     for name in ps.image.__all__:
         thing = getattr(ps.image, name)
         yield from _function(f"image.{name}", thing, missing) if callable(thing) else [_constant(name, thing)]
+    yield from render_frameworks(missing, _examples)
     yield "## Errors\n"
     yield "All are in `penstock.core.errors`; [when something fails](errors.md) says what to do.\n"
     for name, error in vars(errors).items():

@@ -18,7 +18,7 @@ def moved(folder: str, processes: int) -> Workload:
     from penstock.torch import DataLoader
 
     made = crops_with(DataLoader, folder, processes)
-    return Workload(open=made.open, first=made.first, packages=PACKAGES)
+    return Workload(open=made.open, first=made.first, packages=PACKAGES, weighed=made.weighed)
 
 
 def bare_loop(folder: str, processes: int) -> Workload:

@@ -62,7 +62,7 @@ def crops_with(loader: Any, folder: str, processes: int) -> Workload:
         batches = loader(dataset, batch_size=tasks.IMAGE_BATCH, shuffle=True, num_workers=processes)
         return (tasks.IMAGE_BATCH for _ in batches)
 
-    return Workload(open=open_pipeline, first=len(files), packages=PACKAGES)
+    return Workload(open=open_pipeline, first=len(files), packages=PACKAGES, weighed=True)
 
 
 class ParquetRows(IterableDataset[Any]):

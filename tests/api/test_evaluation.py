@@ -82,3 +82,43 @@ def test_a_part_that_was_held_out_is_the_same_on_workers(service):
         with part.batch(8).distribute(service) as loader:
             for _ in range(2):
                 assert sorted(int(x) for batch in loader for x in batch["x"]) == expected
+
+
+def test_a_part_that_was_held_out_is_not_read_by_file_where_small_files_share_a_split(service, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(9)))
+    _, held_out = ps.read_text(str(tmp_path / "*.txt")).holdout(0.3)
+    with (
+        held_out.distribute(service, sharding=ps.Sharding("file")) as loader,
+        pytest.raises(ps.InvalidPipelineError, match="which elements are held out follows from the splits"),
+    ):
+        next(iter(loader))
+    with held_out.distribute(service, sharding=ps.Sharding("data")) as loader:
+        assert sorted(loader) == sorted(held_out)
+
+
+def test_an_evaluation_goes_on_with_as_many_ranks_and_says_so_to_others(service):
+    def loaders(count, job):
+        return [rows(26).evaluation(4, service, ranks=ps.Ranks(count, rank), job=job) for rank in range(count)]
+
+    def count_rest(pair):
+        loader, state = pair
+        loader.load_state_dict(state)
+        with loader:
+            return [int(x) for batch in loader for x in batch["x"][batch["mask"]]]
+
+    first, seen = loaders(2, "two ranks"), []
+    iterators = [iter(loader) for loader in first]
+    for _ in range(3):
+        for iterator in iterators:
+            batch = next(iterator)
+            seen += [int(x) for x in batch["x"][batch["mask"]]]
+    states = [loader.state_dict() for loader in first]
+    for loader in first:
+        loader.close()
+    with pytest.raises(ps.StateMismatchError, match=r"over 2 ranks, and this one is over 3: .* Load it on as many"):
+        loaders(3, "three ranks")[0].load_state_dict(states)
+    with ThreadPoolExecutor(2) as pool:
+        for rest in pool.map(count_rest, zip(loaders(2, "two ranks"), states)):
+            seen += rest
+    assert sorted(seen) == list(range(26))

@@ -15,7 +15,10 @@ from penstock.core.ids import JobName
 from penstock.wire.modes import WorkersAsked
 from penstock.wire.scaling import ScaleJob
 
+from .functions import collated
 from .modes import Modes
+from .outputs import MASK
+from .pipelines import Step
 from .steps import apply
 
 TRAINER_TIMEOUT_S = 5.0
@@ -70,6 +73,20 @@ def open_loader(
     except BaseException:
         loader.close()
         raise
+
+
+def open_evaluation(
+    dataset: ps.Dataset, to: ps.LocalService | int, batch: Step, *, job: str, ranks: int, rank: int
+) -> Any:
+    """Return an evaluation's loader: this rank's."""
+    return dataset.evaluation(
+        batch.arguments["size"],
+        to,
+        ranks=ps.Ranks(ranks, rank) if ranks > 1 else None,
+        mask=MASK,
+        collate=collated() if batch.arguments.get("collate") else None,
+        job=job,
+    )
 
 
 def state_of(loader: Any, *, for_all: bool = False) -> dict[str, Any]:

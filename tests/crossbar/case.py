@@ -6,6 +6,7 @@ import random
 
 import msgspec
 
+from .columns import with_columns
 from .drawing import draw_pipeline
 from .happenings import Leg, draw_legs
 from .modes import Modes, draw_modes, draw_way, refusals
@@ -82,6 +83,10 @@ def draw(seed: int) -> Case:
     else:
         legs = draw_legs(rng, pipeline, modes)
     limit = rng.choice([4, 9, 17]) if pipeline.endless else None
+    if not illegal and not any(event.what == "weights" for leg in legs for event in leg.events):
+        pipeline, modes = with_columns(
+            random.Random(f"columns {seed}"), pipeline, modes, max(leg.ranks for leg in legs)
+        )
     if any(leg.harmed for leg in legs) and not pipeline.has("slow"):
         # Something must be under way when processes die.
         pipeline = msgspec.structs.replace(pipeline, steps=(SLOW, *pipeline.steps))

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 import penstock as ps
 
 from . import functions as f
+from .case import Case
 from .files import write_files
 from .pipelines import COLUMN_BATCH, FIELD_OF, Pipeline, Source
 from .steps import apply
@@ -53,3 +56,9 @@ def build(pipeline: Pipeline, folder: Path) -> ps.Dataset:
             unit: Any = "elements" if arguments["unit"] == "elements" else f.size_of_row()
             ds = ps.mix(opened, arguments["weights"], unit=unit, stop=arguments["stop"])
     return apply(ds, pipeline.steps)
+
+
+def build_for(case: Case, folder: Path) -> ps.Dataset:
+    """Return the dataset that a case's loaders read: what is evaluated is batched by its loader."""
+    steps = case.pipeline.steps[:-1] if case.modes.evaluation else case.pipeline.steps
+    return build(replace(case.pipeline, steps=steps), folder)

@@ -19,7 +19,7 @@ import penstock as ps
 
 from . import adapter
 from .case import Case
-from .datasets import build
+from .datasets import build_for
 from .happenings import Leg
 from .hostile import HostileFriend
 from .modes import refuses_weights
@@ -130,7 +130,7 @@ class Run:
         case = self._case
         service = self._service_for(leg)
         # A later leg is another process's: it builds its dataset itself, and knows of the first one by states alone.
-        dataset = self._dataset if self._dataset is not None else build(case.pipeline, self._folder)
+        dataset = self._dataset if self._dataset is not None else build_for(case, self._folder)
         self._dataset = None
         seed_of(dataset)  # drawn before there are threads
         if leg.new_service:
@@ -140,11 +140,15 @@ class Run:
 
         def make(reader: int) -> Any:
             shares = modes.sharing is not None
+            if modes.evaluation:
+                return adapter.open_evaluation(
+                    dataset, service, case.pipeline.steps[-1], job=self._job_of(leg), ranks=leg.ranks, rank=reader
+                )
             return adapter.open_loader(
                 dataset,
                 service,
                 modes,
-                job=self._job if leg.ranks == modes.ranks else f"{self._job}-{leg.ranks}",
+                job=self._job_of(leg),
                 ranks=leg.ranks if not shares else modes.ranks,
                 rank=reader % (modes.ranks if shares else leg.ranks),
                 replica=0 if shares else reader // leg.ranks,
@@ -170,7 +174,7 @@ class Run:
             begins=None if states is None else self._beginnings(leg, states, count),
             refuses_weights=refuses_weights(case.pipeline),
             saves_for_all=saves_for_all,
-            holds=bool(case.modes.after),
+            holds=bool(modes.after) or modes.evaluation,
             moves_on=case.modes.sharing is not None,
             together=threading.Barrier(count) if modes.replicas > 1 else None,
             stop=self._stop,
@@ -189,6 +193,9 @@ class Run:
             [event for reader in readers for event in reader.happened],
         )
         return outcome, [reader.checkpoint for reader in readers]
+
+    def _job_of(self, leg: Leg) -> str:
+        return self._job if leg.ranks == self._case.modes.ranks else f"{self._job}-{leg.ranks}"
 
     def _beginnings(self, leg: Leg, states: list[Any], count: int) -> list[Any]:
         first_of_each = states[: len(states) // self._case.modes.replicas]

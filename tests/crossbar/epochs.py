@@ -58,6 +58,7 @@ class Epoch:
         case, modes = self.case, self.case.modes
         self._check_steps()
         self._check_groups()
+        self._check_filled()
         self._check_numbers()
         expected = self.plain.rows(self.epoch)
         got = rows_of(self._outputs())
@@ -156,7 +157,7 @@ class Epoch:
             lost += ranks * size - 1
         if modes.coordinated and case.pipeline.has("group"):
             lost += 3 * (ranks - 1)
-        if ranks > 1 and modes.uneven == "pad":
+        if ranks > 1 and modes.uneven == "pad" and not modes.evaluation:
             extra += (ranks - 1) * size
         if any(step.name == "flat_map_rng" for step in modes.after):
             lost, extra = lost * MOST_CHILDREN, extra * MOST_CHILDREN
@@ -220,12 +221,24 @@ class Epoch:
                 if len(found) > 1:
                     raise Failure("torn step", f"epoch {self.epoch} step {step} of leg {part.leg} has {sorted(found)}")
 
+    def _check_filled(self) -> None:
+        """All batches with a mask have as many rows."""
+        pipeline = self.case.pipeline
+        last = pipeline.steps[-1] if pipeline.steps else None
+        if last is None or not last.arguments.get("mask") or self.case.modes.after:
+            return
+        sizes = {output.filled for output in self._outputs()} - {last.arguments["size"]}
+        if sizes:
+            raise Failure("not filled up", f"epoch {self.epoch}: batches of {sizes} rows, not {last.arguments['size']}")
+
     def _check_short_batches(self, *, ended: bool) -> None:
         """An epoch has one short batch at most, and none with drop_last."""
         pipeline, modes = self.case.pipeline, self.case.modes
         last = pipeline.steps[-1] if pipeline.steps else None
         if last is None or last.name not in BATCH_OPERATORS | {"rebatch"} or modes.after or len(self.parts) > 1:
             return
+        if last.name == "rebatch" and any(step.arguments.get("mask") for step in pipeline.steps):
+            return  # rows that fill up a batch come to lie within others
         repeats = any(event in ("rejoin", "reload", "second", "weights") for event in self._event_here())
         short = [len(output.rows) for output in self._outputs() if len(output.rows) < last.arguments["size"]]
         most = 0 if last.arguments["drop_last"] else 1

@@ -195,6 +195,32 @@ def failing(error: str, at: int, how: str) -> Callable[..., Any]:
     return functions[how]
 
 
+def collated() -> Callable[[list[Row]], Row]:
+    """A collate function of the user's own: columns of the same kinds as the package makes."""
+
+    def column(values: list[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, Span):
+            return Span(column([value.start for value in values]), column([value.stop for value in values]))
+        if isinstance(first, Note):
+            return Note(column([value.text for value in values]), column([value.weights for value in values]))
+        if isinstance(first, (str, datetime.date)):
+            made = np.empty(len(values), object)
+            made[:] = values
+            return made
+        return np.stack([np.asarray(value) for value in values])
+
+    return lambda rows: {name: column([row[name] for row in rows]) for name in rows[0]}
+
+
+def weight_of() -> Callable[[Row], float]:
+    return lambda row: float(row["id"] % 4 * 0.75)
+
+
+def class_of(classes: int) -> Callable[[Row], int]:
+    return lambda row: int(row["id"]) % classes
+
+
 def key_of(keys: int) -> Callable[[Row], int]:
     return lambda row: int(row["id"]) % keys
 

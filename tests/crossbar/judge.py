@@ -12,7 +12,7 @@ import penstock as ps
 
 from . import oracle
 from .case import Case
-from .datasets import build
+from .datasets import build_for
 from .driver import LegOutcome, Limits, Run, Services, scratch, seed_of
 from .happenings import Leg
 from .outputs import Output
@@ -39,7 +39,7 @@ def judge(case: Case, services: Services, limits: Limits) -> Verdict:
 def _judge(case: Case, services: Services, limits: Limits, outcomes: list[LegOutcome]) -> bool:
     """Return whether the case was refused, rightly; `outcomes` are added to as they come about."""
     with scratch() as folder:
-        dataset = build(case.pipeline, folder)
+        dataset = build_for(case, folder)
         plain = Plain(case, _seed(case, dataset), folder)
         outcomes += Run(case, services, folder, limits, dataset).read()
         well = not any(outcome.errors or outcome.waited for outcome in outcomes)

@@ -24,7 +24,7 @@ ONE_TO_ONE = frozenset(
 BATCH_OPERATORS = frozenset({"batch", "padded_batch", "ragged_batch"})
 ORDER_BOUND = frozenset({"shuffle", "bucket", "group", "pack", "interleave", "lists"})
 """What they hold depends on the order of arrival: after a relaxed `distribute` they could not be restored."""
-HOLDS_BACK = ORDER_BOUND | {"flat_map", "flat_map_rng", "generator", "unbatch", "rebatch"}
+HOLDS_BACK = ORDER_BOUND | {"flat_map", "flat_map_rng", "generator", "unbatch", "rebatch", "resample", "balanced"}
 """What they hold after an output was read by the weights of then: in the middle of an epoch none may be set."""
 KEEPS_GROUPS = frozenset({"value", "batch_map", "select", "prefetch", "slow", "filter", "filter_column", "cache"})
 
@@ -52,6 +52,8 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Operators after `distribute`."""
     own_processes: bool = False
     """`distribute(n)`: worker processes of the loader's own."""
+    evaluation: bool = False
+    """Read by `evaluation()`: the last step, a batch, is what it is told."""
 
     @property
     def in_order(self) -> bool:

@@ -32,6 +32,8 @@ REMEDIES = ("use ", "give", "put ", "leave", "say ", "must ", "need", "make ", "
 def unclear(case: Case) -> bool:
     """Whether the pages leave open if this works: then it may be refused with a sentence, or must be right."""
     modes, pipeline = case.modes, case.pipeline
+    if modes.evaluation and any(leg.ranks != modes.ranks for leg in case.legs):
+        return True  # which elements are copies follows from the number of ranks
     if apart(case) or (modes.cached_by_arrival and len(case.legs) > 1):
         return True
     if ends_apart(modes) and any(leg.load != "own" and leg.ranks > 1 for leg in case.legs[1:]):

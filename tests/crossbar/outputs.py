@@ -13,13 +13,20 @@ from .functions import Note, Span
 
 Row = tuple[Any, ...]
 
+MASK = "mask"
+"""The column that says which rows of a batch are elements: the others fill it up, and are no rows."""
+
 
 class Output(NamedTuple):
-    """One step's output. `width` is the padded length, `number` what `enumerate` counted."""
+    """One step's output. `width` is the padded length, `number` what `enumerate` counted.
+
+    `filled` is how many rows a batch with a mask has, with those that fill it up.
+    """
 
     rows: tuple[Row, ...]
     width: int | None = None
     number: int | None = None
+    filled: int | None = None
 
 
 def output_of(element: Any) -> Output:
@@ -30,7 +37,10 @@ def output_of(element: Any) -> Output:
     width = None
     if isinstance(element, dict) and isinstance(element.get("tokens"), np.ndarray) and element["tokens"].ndim == 2:
         width = element["tokens"].shape[1]
-    return Output(tuple(_rows(element)), width)
+    filled = None
+    if isinstance(element, dict) and np.ndim(element.get(MASK)) == 1:
+        filled = len(element["id"])
+    return Output(tuple(_rows(element)), width, filled=filled)
 
 
 def without(row: Row, *names: str) -> Row:
@@ -52,9 +62,9 @@ def _rows(element: Any) -> list[Row]:
         used = np.asarray(element["segment_ids"]) > 0
         return [("token", int(token)) for token in np.asarray(element["tokens"])[used].reshape(-1)]
     if np.ndim(element["id"]) == 0:
-        return [_row(element)]
-    count = len(element["id"])
-    return [_row({name: _at(column, number) for name, column in element.items()}) for number in range(count)]
+        return [_row(element)] if element.get(MASK, True) else []
+    real = element.get(MASK, [True] * len(element["id"]))
+    return [_row({name: _at(column, at) for name, column in element.items()}) for at in np.flatnonzero(real)]
 
 
 def _at(column: Any, number: int) -> Any:
@@ -66,6 +76,7 @@ def _at(column: Any, number: int) -> Any:
 
 
 def _row(fields: dict[str, Any]) -> Row:
+    fields = {name: value for name, value in fields.items() if name != MASK}
     if "tokens" in fields:
         fields = {**fields, "tokens": fields["tokens"][: int(fields["len"])]}
     return tuple(sorted((name, _value(value)) for name, value in fields.items()))

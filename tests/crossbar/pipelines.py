@@ -83,10 +83,10 @@ def _source_text(source: Source) -> str:
 
 REGROUPING = frozenset({"batch", "padded_batch", "ragged_batch", "rebatch", "bucket", "group"})
 COUNTED = frozenset({"take", "skip", "enumerate", "zip"})
-WITH_RNG = frozenset({"noise", "filter_rng", "flat_map_rng"})
+WITH_RNG = frozenset({"noise", "filter_rng", "flat_map_rng", "resample", "balanced"})
 ONCE = frozenset({"repeat", "blob", "slow", "none", "cache"})
 """A second one would cost time or memory, and say nothing new."""
-WITH_RNG_OF_ROWS = frozenset({"filter_rng", "flat_map_rng"})
+WITH_RNG_OF_ROWS = frozenset({"filter_rng", "flat_map_rng", "resample", "balanced"})
 """Chance decides there which rows come, and how often."""
 SPLIT_LOCAL = frozenset({"value", "blob", "none", "slow", "tokens", "select", "prefetch", "leaf_types", "filter"})
 """Before a point that keeps splits: none draws from `rng`, and none mixes what splits give."""

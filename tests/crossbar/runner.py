@@ -87,6 +87,10 @@ def modes_of(case: Case) -> Iterator[str]:
         yield "operators after"
     if any(step.name in DRAWING for step in modes.after):
         yield "rng after"
+    if modes.evaluation:
+        yield "evaluation"
+    yield from (name for name in ("holdout", "resample", "balanced") if case.pipeline.has(name))
+    yield from (name for name in ("collate", "mask") if any(step.arguments.get(name) for step in case.pipeline.steps))
     if refusals(case.pipeline, modes):
         yield "illegal"
         return

@@ -16,6 +16,7 @@ import msgspec
 import penstock as ps
 
 from . import functions as f
+from .outputs import MASK
 from .pipelines import ENDS_IDENTITY, INDEXABLE, WITH_RNG, Kind, Pipeline, Step
 
 Draw = Callable[[random.Random, Pipeline], dict[str, Any]]
@@ -68,6 +69,17 @@ def _build_failing(ds: ps.Dataset, a: dict[str, Any]) -> ps.Dataset:
             return ds.map(function, batch_size=4)
 
 
+def _build_batch(ds: ps.Dataset, a: dict[str, Any]) -> ps.Dataset:
+    collate = f.collated() if a.get("collate") else None
+    mask = MASK if a.get("mask") else None
+    return ds.batch(a["size"], drop_last=a["drop_last"], collate=collate, mask=mask)
+
+
+def _build_holdout(ds: ps.Dataset, a: dict[str, Any]) -> ps.Dataset:
+    train, held_out = ds.holdout(a["fraction"], seed=a["seed"])
+    return train if a["part"] == "train" else held_out
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     takes: tuple[str, ...]
     gives: str | None
@@ -113,6 +125,14 @@ STEPS: dict[str, Rule] = {
     ),
     "filter_rng": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.filter(f.by_chance()), weight=0.7),
     "filter_all": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.filter(f.none_at_all()), weight=0.2),
+    "holdout": Rule(takes=ROWS, gives=SAME, build=_build_holdout, weight=0.0),
+    "resample": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.resample(f.weight_of()), weight=0.0),
+    "balanced": Rule(
+        takes=ROWS,
+        gives=SAME,
+        build=lambda ds, a: ds.balanced(f.class_of(len(a["counts"])), counts=dict(enumerate(a["counts"]))),
+        weight=0.0,
+    ),
     "flat_map": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.flat_map(f.children()), weight=1),
     "flat_map_rng": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.flat_map(f.lazy_children()), weight=0.7),
     "interleave": Rule(
@@ -136,7 +156,7 @@ STEPS: dict[str, Rule] = {
         takes=("row",),
         gives="batch",
         draw=_size,
-        build=lambda ds, a: ds.batch(a["size"], drop_last=a["drop_last"]),
+        build=_build_batch,
         weight=6,
     ),
     "padded_batch": Rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.core.host_memory import HostMemory, map_buffer
+from penstock.core.errors import CodecError
+from penstock.core.host_memory import AttachedMemory, HostMemory, map_buffer
 from penstock.graph import ops
 from penstock.graph.codec import decode_graph, encode_graph
 from penstock.graph.functions import UserFunction
 from penstock.graph.readers import Range
 
-LARGE = np.arange(4 << 20, dtype=np.uint8).reshape(-1, 1024)  # 4 MiB
+LARGE = np.arange(12 << 20, dtype=np.uint8).reshape(-1, 4096)  # 12 MiB
 
 
 def where(row: int) -> dict[str, Any]:
@@ -29,12 +31,17 @@ def where(row: int) -> dict[str, Any]:
     return {"sum": int(found.sum()), "inode": inode[0] if inode else "", "pid": os.getpid()}
 
 
-def test_workers_map_one_copy_and_what_one_writes_no_other_sees() -> None:
+@pytest.mark.parametrize("by_address", [False, True], ids=["service of this process", "service by its file"])
+def test_workers_map_one_copy_and_what_one_writes_no_other_sees(by_address: bool) -> None:
     expected = LARGE.sum(axis=1)
-    seen = []
-    with ps.LocalService(workers=2) as service, ps.range(len(LARGE)).map(where).distribute(service) as loader:
-        for _ in range(2):
-            seen += [(row["inode"], row["pid"]) for row in loader]
+    seen: list[tuple[str, int]] = []
+    with ps.LocalService(workers=2) as service:
+        to = service.service_file if by_address else service
+        with ps.range(len(LARGE)).map(where).distribute(to) as loader:
+            deadline = time.monotonic() + 60
+            while len({pid for _, pid in seen}) < 2 and time.monotonic() < deadline:
+                seen += [(row["inode"], row["pid"]) for row in loader]
+    assert len({pid for _, pid in seen}) == 2, "both workers have read"
     assert len({inode for inode, _ in seen}) == 1 and seen[0][0]
     assert (LARGE.sum(axis=1) == expected).all()
 
@@ -94,3 +101,29 @@ def test_a_program_that_is_killed_leaves_no_buffer_behind(tmp_path: Path) -> Non
     before = set(os.listdir("/dev/shm"))
     subprocess.run([sys.executable, "-c", program], check=False, cwd=tmp_path)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_arrays_behind_a_graph_are_loaded_where_they_lie_and_go_on_with_another_graph() -> None:
+    held = LARGE.copy()
+    node = ops.Map(upstream=Range(start=0, stop=3, step=1), function=UserFunction.of(lambda row: held[row]))
+    encoded = encode_graph(node, memory=AttachedMemory())
+    assert held.nbytes < len(encoded) < held.nbytes + (1 << 16)
+    data = bytearray(encoded)
+    loaded = decode_graph(memoryview(data))
+    assert isinstance(loaded, ops.Map)
+    row = loaded.function.resolve()(2)
+    assert (row == held[2]).all() and np.shares_memory(row, np.frombuffer(data, np.uint8))
+    sent_on = [encode_graph(loaded, memory=memory) for memory in (AttachedMemory(), HostMemory(), None)]
+    for again in map(decode_graph, sent_on):
+        assert isinstance(again, ops.Map)
+        assert (again.function.resolve()(2) == held[2]).all()
+    assert sent_on[0] == encoded
+
+
+def test_a_graph_whose_arrays_are_not_all_there_is_refused() -> None:
+    held = LARGE.copy()
+    node = ops.Map(upstream=Range(start=0, stop=3, step=1), function=UserFunction.of(lambda row: held[row]))
+    encoded = encode_graph(node, memory=AttachedMemory())
+    for length in (6, 40, len(encoded) - (1 << 20)):
+        with pytest.raises(CodecError, match="a damaged graph"):
+            decode_graph(encoded[:length])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.api.dataset import Dataset
+from penstock.api.epochs import LoadedState
 from penstock.api.loader import Loader
-from penstock.core.errors import InvalidArgumentError
+from penstock.core.errors import InvalidArgumentError, StateMismatchError
+from penstock.graph.node import Node
 from penstock.wire.modes import Ranks
 
 
@@ -38,7 +40,31 @@ def evaluation_loader(
     loader = batches.distribute(to, ranks=replace(ranks, uneven="pad"), job=job, order="deterministic")
     left = total % ranks.count
     repeated = left > 0 and (ranks.rank or 0) >= left
-    return loader.enumerate().map(RepeatMasked(total // ranks.count if repeated else -1, mask))
+    masked = loader.enumerate().map(RepeatMasked(total // ranks.count if repeated else -1, mask))
+    return EvaluationLoader(masked.node, ranks.count)
+
+
+class EvaluationLoader(Loader):
+    """An evaluation over ranks. Which step repeats another rank's follows from how many of them there are."""
+
+    def __init__(self, node: Node, ranks: int | None = None, **arguments: Any) -> None:
+        super().__init__(node, **arguments)
+        self._ranks = ranks
+
+    def load_state_dict(self, state: LoadedState | Sequence[LoadedState]) -> None:
+        given = [state] if isinstance(state, Mapping) else list(state)
+        counts = {part.get("consumers", 1) for each in given for part in each.get("states", [each])}
+        if self._ranks is not None and counts - {self._ranks}:
+            raise StateMismatchError(
+                f"the state is of an evaluation over {max(counts)} ranks, and this one is over {self._ranks}: which "
+                "elements are copies follows from their number. Load it on as many ranks, or evaluate anew"
+            )
+        super().load_state_dict(state)
+
+    def _over(self, node: Node) -> Self:
+        made = super()._over(node)
+        made._ranks = self._ranks
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from penstock.client.feeds import (
     with_batches,
 )
 from penstock.client.options import JobOptions
-from penstock.core.errors import InvalidArgumentError
-from penstock.core.host_memory import HostMemory
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
+from penstock.core.host_memory import AttachedMemory, HostMemory
 from penstock.core.ids import BlobHash, Fingerprint
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
@@ -105,7 +105,7 @@ def prepare(
     """Check and encode a pipeline. Touches the data's listing, and no service.
 
     `fed_lists`: the consumer's sampler gives lists, each of which is to become a batch. `memory`: where large arrays of
-    it lie, if all workers are on this host.
+    it lie, if all workers are on this host; else they follow the graph, and each host maps them.
     """
     if options.feed is not None:
         check_fed(pipeline.node)
@@ -116,10 +116,12 @@ def prepare(
         check_coordinated(graph)
     if options.sharding.policy == "hint":
         _check_marks(graph)
-    encoded = encode_graph(graph, memory=memory)
+    encoded = encode_graph(graph, memory=AttachedMemory() if memory is None else memory)
     nodes = [node for node in walk(graph) if isinstance(node, SourceNode)]
     by_file = options.sharding.policy in ("file", "file_or_data")
     sources = tuple(_one_file_source(node, pipeline) if by_file else pipeline.source_of(node) for node in nodes)
+    if by_file:
+        _check_held_out(graph, nodes, sources, pipeline)
     counts = split_counts(sources)
     return Prepared(
         root=graph,
@@ -142,7 +144,8 @@ def identified(prepared: Prepared, first_source: int, memory: HostMemory | None 
     root = ops.Identified(upstream=prepared.root, first_source=first_source)
     own = f"{prepared.fingerprint} identified {first_source}"
     fingerprint = Fingerprint(hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
-    return dataclasses.replace(prepared, root=root, graph=encode_graph(root, memory=memory), fingerprint=fingerprint)
+    graph = encode_graph(root, memory=AttachedMemory() if memory is None else memory)
+    return dataclasses.replace(prepared, root=root, graph=graph, fingerprint=fingerprint)
 
 
 def _check_marks(graph: Node) -> None:
@@ -257,6 +260,18 @@ def _named(node: SourceNode, source: Source) -> NamedSplits:
         files = len(source)
     elements = len(source) if isinstance(source, IndexableSource) else None
     return NamedSplits(short_label(node), source.splits(), files, elements)
+
+
+def _check_held_out(graph: Node, nodes: list[SourceNode], sources: tuple[Source, ...], pipeline: Pipeline) -> None:
+    """Refuse a holdout over splits that are not those of other readers: both parts would be others there."""
+    held_out = next((node for node in walk(graph) if isinstance(node, ops.Holdout)), None)
+    cut = next((node for node, source in zip(nodes, sources) if source is not pipeline.source_of(node)), None)
+    if held_out is not None and cut is not None:
+        raise InvalidPipelineError(
+            f"{short_label(held_out)} with sharding by file: which elements are held out follows from the splits of "
+            f"{short_label(cut)}, where small files share one, and by file each is its own, so that the parts would "
+            "be others than those that are read elsewhere; use sharding='dynamic' or 'data'"
+        )
 
 
 def _one_file_source(node: SourceNode, pipeline: Pipeline) -> Source:

@@ -1,6 +1,10 @@
 """Graphs as bytes.
 
-    magic (4 bytes) | version (1 byte) | msgpack of (operators, functions, payloads)
+    magic (4 bytes) | version 1 (1 byte) | msgpack of (operators, functions, payloads)
+    magic (4 bytes) | version 2 (1 byte) | length of the msgpack (8 bytes) | msgpack | zeros | memory of large arrays
+
+The second form is of graphs with large arrays that go to other hosts. Their memory begins at a multiple of 64 bytes, so
+that who maps the whole has the arrays.
 
 Operators stand in the order in which they can be built, each stored once however many read it. An operator is its
 class's name and all its fields but the `PRIVATE` ones; every class of `graph.ops` and `graph.readers` takes part by
@@ -14,22 +18,26 @@ A value is a msgpack scalar, or a list that begins with its tag.
 from __future__ import annotations
 
 import dataclasses
+import struct
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from penstock.core.errors import CodecError
-from penstock.core.host_memory import HostMemory
+from penstock.core.host_memory import AttachedMemory, padding_bytes
 from penstock.graph import ops, readers, transforms
 from penstock.graph.expressions import Expression
 from penstock.graph.fields import checked
-from penstock.graph.functions import Payload, Shipped, UserFunction
+from penstock.graph.functions import LargeMemory, Payload, Shipped, UserFunction
 from penstock.graph.node import Node
 from penstock.graph.traverse import walk
 
 MAGIC: Final = b"PSTK"
 VERSION: Final = 1
+WITH_MEMORY: Final = 2
+"""The version of a graph with memory of large arrays behind it."""
+_LENGTH: Final = struct.Struct("<Q")
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # what msgpack has room for
 
 
@@ -54,25 +62,36 @@ def _records() -> dict[str, type[Any]]:
 RECORDS: Final = _records()
 
 
-def encode_graph(node: Node, *, functions: bool = True, memory: HostMemory | None = None) -> bytes:
+def encode_graph(node: Node, *, functions: bool = True, memory: LargeMemory | None = None) -> bytes:
     """Return the graph as bytes. Without `functions` it can be read, compared and explained, but not run.
 
-    With `memory`, large arrays lie there and not in the bytes, which are then good on this host.
+    With `memory` of this host, large arrays lie there and not in the bytes, which are then good on this host. With
+    memory that is attached they follow the rest, to be mapped where the bytes lie.
 
     Raises `FunctionShippingError` for a function that cannot be shipped, naming the variable that stands in the way.
     """
     encoder = _Encoder(functions, memory)
     for operator in walk(node):
         encoder.add(operator)
-    return MAGIC + bytes((VERSION,)) + msgspec.msgpack.encode(encoder.document)
+    document = msgspec.msgpack.encode(encoder.document)
+    if not isinstance(memory, AttachedMemory) or not memory.nbytes:
+        return MAGIC + bytes((VERSION,)) + document
+    head = MAGIC + bytes((WITH_MEMORY,)) + _LENGTH.pack(len(document)) + document
+    return b"".join([head, bytes(padding_bytes(len(head))), *memory.pieces()])
 
 
-def decode_graph(data: bytes) -> Node:
-    """Return the graph that `encode_graph` wrote; `CodecError` says what is wrong with the bytes."""
+def decode_graph(data: bytes | memoryview) -> Node:
+    """Return the graph that `encode_graph` wrote; `CodecError` says what is wrong with the bytes.
+
+    Large arrays behind it are not copied: they lie in `data`.
+    """
     head, version, body = bytes(data[:4]), data[4:5], data[5:]
+    attached: memoryview | None = None
     if head != MAGIC or not version:
         raise CodecError(f"not a graph: it begins with {head!r} and not with {MAGIC!r}")
-    if version[0] != VERSION:
+    if version[0] == WITH_MEMORY:
+        body, attached = _parts(data)
+    elif version[0] != VERSION:
         raise CodecError(
             f"a graph of version {version[0]}; this release reads version {VERSION}: upgrade the older side"
         )
@@ -81,13 +100,25 @@ def decode_graph(data: bytes) -> Node:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:  # the last: maps as keys
         raise CodecError(f"a damaged graph: {error}") from error
     try:
-        return _Decoder(document).graph()
+        return _Decoder(document, attached).graph()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CodecError(f"a damaged graph: {error}") from error
 
 
+def _parts(data: bytes | memoryview) -> tuple[memoryview, memoryview]:
+    """Return a graph's msgpack, and the memory of large arrays behind it."""
+    whole = memoryview(data)
+    begin = len(MAGIC) + 1 + _LENGTH.size
+    if len(whole) < begin:
+        raise CodecError("a damaged graph: it ends before it begins")
+    end = begin + int(_LENGTH.unpack(whole[begin - _LENGTH.size : begin])[0])
+    if end > len(whole):
+        raise CodecError(f"a damaged graph: {end} bytes were written, and there are {len(whole)}")
+    return whole[begin:end], whole[end + padding_bytes(end) :]
+
+
 class _Encoder:
-    def __init__(self, with_functions: bool, memory: HostMemory | None) -> None:
+    def __init__(self, with_functions: bool, memory: LargeMemory | None) -> None:
         self.document = _Document([], [], [])
         self._with_functions, self._memory = with_functions, memory
         self._numbers: dict[int, int] = {}
@@ -150,11 +181,13 @@ def _record_name(record: Any) -> str:
 
 
 class _Decoder:
-    def __init__(self, document: _Document) -> None:
+    def __init__(self, document: _Document, attached: memoryview | None) -> None:
         self._document = document
         self._operators: list[Node] = []
-        self._functions = [UserFunction.from_shipped(shipped) for shipped in document.functions]
-        self._payloads = [Payload.from_shipped(shipped) for shipped in document.payloads]
+        for shipped in (*document.functions, *document.payloads):
+            _check_attached(shipped, 0 if attached is None else len(attached))
+        self._functions = [UserFunction.from_shipped(shipped, attached) for shipped in document.functions]
+        self._payloads = [Payload.from_shipped(shipped, attached) for shipped in document.payloads]
 
     def graph(self) -> Node:
         for number, (name, fields) in enumerate(self._document.operators, 1):
@@ -205,6 +238,12 @@ class _Decoder:
             return {self._value(key, where): self._value(part, where) for key, part in pairs}
         except (TypeError, ValueError) as error:
             raise CodecError(f"{where}: {error}") from error
+
+
+def _check_attached(shipped: Shipped, length: int) -> None:
+    for buffer in shipped.attached:
+        if buffer.offset < 0 or buffer.nbytes < 0 or buffer.offset + buffer.nbytes > length:
+            raise CodecError(f"a damaged graph: an array of {shipped.name} lies beyond the {length} bytes behind it")
 
 
 def _entry(table: list[Any], number: int, where: str) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.core.errors import FunctionShippingError, InvalidArgumentError, never_the_end
-from penstock.core.host_memory import HostBuffer, HostMemory, map_buffer
+from penstock.core.host_memory import AttachedBuffer, AttachedMemory, HostBuffer, HostMemory, map_buffer
 from penstock.core.leaves import REGISTERED, register_shipped
 from penstock.graph.function_parts import Walk
 from penstock.graph.installed import look_up, reference_of
@@ -36,6 +36,8 @@ _FUNCTION_REMEDY = (
 _TYPE_REMEDY = "Let flatten and unflatten be functions of a module, without anything captured"
 _PAYLOAD_REMEDY = "Keep it out of what the source is made from, or read the data with one of the readers"
 ShippingKind: TypeAlias = Literal["ref", "value", "absent"]
+LargeMemory: TypeAlias = HostMemory | AttachedMemory
+"""Where large arrays are put: for processes of this host, or behind the bytes of the graph."""
 
 
 class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,6 +53,8 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: dict[str, str] = {}
     buffers: tuple[HostBuffer, ...] = ()
     """Memory of large arrays that is not in the payload: processes of this host map it."""
+    attached: tuple[AttachedBuffer, ...] = ()
+    """The same, where it lies behind the bytes of the graph."""
     types: bytes = b""
     """The classes that were registered where it was made, pickled: its elements may hold such values."""
 
@@ -65,21 +69,23 @@ class _Here:
 class Payload:
     """A user's object (items, a dataset) that travels with the graph."""
 
-    __slots__ = ("_loaded", "_origin")
+    __slots__ = ("_attached", "_loaded", "_origin")
 
     def __init__(self, value: Any) -> None:
         self._origin: _Here | Shipped = _Here(value)
+        self._attached: memoryview | None = None
         self._loaded: dict[int, Future[Any]] = {}
 
     @staticmethod
-    def from_shipped(shipped: Shipped) -> Payload:
+    def from_shipped(shipped: Shipped, attached: memoryview | None = None) -> Payload:
+        """Return the object without loading it; `attached` is the memory behind the graph it came with."""
         payload = Payload(None)
-        payload._origin = shipped
+        payload._origin, payload._attached = shipped, attached
         return payload
 
     @property
     def value(self) -> Any:
-        return _value(self._origin, self._loaded)
+        return _value(self._origin, self._loaded, self._attached)
 
     @property
     def name(self) -> str:
@@ -89,13 +95,13 @@ class Payload:
     def parts(self) -> dict[str, str]:
         return _parts(self._origin)
 
-    def ship(self, memory: HostMemory | None = None) -> Shipped:
+    def ship(self, memory: LargeMemory | None = None) -> Shipped:
         """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way.
 
         With `memory` it stays on this host, and large arrays lie there.
         """
         if isinstance(self._origin, Shipped):
-            return self._origin
+            return _sent_on(self._origin, self._attached, memory)
         return _by_value(self._origin.value, self.name, takes_rng=False, remedy=_PAYLOAD_REMEDY, memory=memory)
 
     def outline(self) -> Shipped:
@@ -119,6 +125,7 @@ class UserFunction:
     _origin: _Here | Shipped
     _loaded: dict[int, Future[Any]] = field(default_factory=dict)
     _instance: dict[int, Future[Any]] = field(default_factory=dict)
+    _attached: memoryview | None = None
 
     @staticmethod
     def of(fn: Callable[..., Any]) -> UserFunction:
@@ -127,14 +134,14 @@ class UserFunction:
         return UserFunction(_name(fn), _takes_rng(fn), _Here(fn))
 
     @staticmethod
-    def from_shipped(shipped: Shipped) -> UserFunction:
-        """Return the function without loading it."""
-        return UserFunction(shipped.name, shipped.takes_rng, shipped)
+    def from_shipped(shipped: Shipped, attached: memoryview | None = None) -> UserFunction:
+        """Return the function without loading it; `attached` is the memory behind the graph it came with."""
+        return UserFunction(shipped.name, shipped.takes_rng, shipped, _attached=attached)
 
     @property
     def fn(self) -> Callable[..., Any]:
         """What the user gave; loads it if it was shipped."""
-        fn: Callable[..., Any] = _value(self._origin, self._loaded)
+        fn: Callable[..., Any] = _value(self._origin, self._loaded, self._attached)
         return fn
 
     @property
@@ -157,13 +164,13 @@ class UserFunction:
         """Return the digests of what it consists of (see `graph.function_parts`)."""
         return _parts(self._origin)
 
-    def ship(self, memory: HostMemory | None = None) -> Shipped:
+    def ship(self, memory: LargeMemory | None = None) -> Shipped:
         """Return it in a form that leaves the process; `FunctionShippingError` names what stands in the way.
 
         With `memory` it stays on this host, and large arrays lie there.
         """
         if isinstance(self._origin, Shipped):
-            return self._origin
+            return _sent_on(self._origin, self._attached, memory)
         fn = self._origin.value
         reference = reference_of(fn)
         if reference is None:
@@ -188,14 +195,22 @@ class UserFunction:
         return f"UserFunction({self.name})"
 
 
-def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str, memory: HostMemory | None) -> Shipped:
+def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str, memory: LargeMemory | None) -> Shipped:
     walk = Walk(value)
     buffers: list[HostBuffer] = []
-    keep = None if memory is None else lambda content: buffers.append(memory.put(content))
-    payload = dump(value, name, walk, remedy=remedy, keep=keep)
+    attached: list[AttachedBuffer] = []
+
+    def keep(content: memoryview) -> None:
+        if isinstance(memory, HostMemory):
+            buffers.append(memory.put(content))
+        elif memory is not None:
+            attached.append(memory.put(content))
+
+    payload = dump(value, name, walk, remedy=remedy, keep=None if memory is None else keep)
     return Shipped(
         kind="value",
         buffers=tuple(buffers),
+        attached=tuple(attached),
         name=name,
         takes_rng=takes_rng,
         payload=payload,
@@ -203,6 +218,19 @@ def _by_value(value: Any, name: str, *, takes_rng: bool, remedy: str, memory: Ho
         parts=dict(walk.parts),
         types=_dump_types(),
     )
+
+
+def _sent_on(shipped: Shipped, attached: memoryview | None, memory: LargeMemory | None) -> Shipped:
+    """Return what came with a graph as it goes with another one, behind which other memory lies."""
+    if not shipped.attached or attached is None:
+        return shipped
+    contents = [attached[buffer.offset :][: buffer.nbytes] for buffer in shipped.attached]
+    if isinstance(memory, AttachedMemory):
+        return msgspec.structs.replace(shipped, attached=tuple(map(memory.put, contents)))
+    if isinstance(memory, HostMemory):
+        return msgspec.structs.replace(shipped, attached=(), buffers=tuple(map(memory.put, contents)))
+    value = _load(shipped, attached)
+    return _by_value(value, shipped.name, takes_rng=shipped.takes_rng, remedy=_FUNCTION_REMEDY, memory=None)
 
 
 def _dump_types() -> bytes:
@@ -215,11 +243,11 @@ def _parts(origin: _Here | Shipped) -> dict[str, str]:
     return dict(origin.parts) if isinstance(origin, Shipped) else Walk(origin.value).parts
 
 
-def _value(origin: _Here | Shipped, loaded: dict[int, Future[Any]]) -> Any:
-    return origin.value if isinstance(origin, _Here) else once(loaded, lambda: _load(origin))
+def _value(origin: _Here | Shipped, loaded: dict[int, Future[Any]], attached: memoryview | None) -> Any:
+    return origin.value if isinstance(origin, _Here) else once(loaded, lambda: _load(origin, attached))
 
 
-def _load(shipped: Shipped) -> Any:
+def _load(shipped: Shipped, attached: memoryview | None) -> Any:
     if shipped.kind == "absent":
         raise FunctionShippingError(
             f"{shipped.name} came without its code and cannot run here; encode the graph with functions=True"
@@ -240,12 +268,14 @@ def _load(shipped: Shipped) -> Any:
             "use the same minor version in both places"
         )
     try:
-        buffers = [map_buffer(buffer) for buffer in shipped.buffers]
+        buffers: list[mmap | memoryview] = [map_buffer(buffer) for buffer in shipped.buffers]
     except OSError as error:
         raise FunctionShippingError(
             f"{shipped.name} has large arrays in memory of the process that made the pipeline, which cannot be mapped "
             f"here ({error}); make the pipeline in a process that lives as long as its workers"
         ) from error
+    if attached is not None:
+        buffers += [attached[buffer.offset :][: buffer.nbytes] for buffer in shipped.attached]
     try:
         _register_types(shipped)
         return _unpickle(shipped.payload, buffers)
@@ -261,7 +291,7 @@ def _register_types(shipped: Shipped) -> None:
         register_shipped(_unpickle(shipped.types))
 
 
-def _unpickle(payload: bytes, buffers: Sequence[mmap] = ()) -> Any:
+def _unpickle(payload: bytes, buffers: Sequence[mmap | memoryview] = ()) -> Any:
     """Load a shipped value. Nothing else in Penstock unpickles anything."""
     value, _modules = pickle.loads(payload, buffers=buffers)
     return value

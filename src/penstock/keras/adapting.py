@@ -178,7 +178,7 @@ class _Iterable:
 
 
 def _tensors_of(batch: Any) -> Any:
-    return keras.tree.map_structure(keras.ops.convert_to_tensor, batch, none_is_leaf=False)
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_tensor(leaf), batch)
 
 
 def _columns_chosen(x: ColumnNames, y: ColumnNames, sample_weight: ColumnNames) -> Callable[[Any], Any]:

@@ -5,6 +5,7 @@
 [[1, 2], [3]]
 """
 
+from penstock.torch.checkpoints import RankStates
 from penstock.torch.devices import OnDevice
 from penstock.torch.features import KeyedTensors, dense_tensor, keyed_jagged, keyed_tensors
 from penstock.torch.loader import DataLoader
@@ -18,6 +19,7 @@ __all__ = [
     "NonDeterministicSampleWarning",
     "OnDevice",
     "PipelineDataset",
+    "RankStates",
     "TensorLoader",
     "dense_tensor",
     "keyed_jagged",

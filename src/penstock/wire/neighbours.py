@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import hmac
 import os
 import secrets
@@ -86,15 +87,25 @@ _SIZE = struct.Struct("<Q")
 _READ, _WRITE = b"r", b"w"  # follows the secret
 
 
+def name_for(content: str) -> str:
+    """Return the name of the server of a content, for all who know what identifies that.
+
+    >>> name_for("a") == name_for("a") != name_for("b")
+    True
+    """
+    digest = hashlib.blake2b(content.encode(), digest_size=8 + _SECRET_CHARACTERS // 2).hexdigest()
+    return f"penstock-{digest[:16]}.{digest[16:]}"
+
+
 class DescriptorServer:
     """Sends a descriptor of a file, and its size, to whoever shows the secret. The given one stays the caller's."""
 
-    def __init__(self, descriptor: int, size_bytes: int) -> None:
+    def __init__(self, descriptor: int, size_bytes: int, name: str | None = None) -> None:
+        """`name` is one that others know already (see `name_for`); `OSError` with `EADDRINUSE`: another has it."""
         self._writable, self._size_bytes = descriptor, size_bytes
         self._writers_allowed = False
-        self._secret = secrets.token_hex(_SECRET_CHARACTERS // 2)
-        address = f"penstock-{secrets.token_hex(8)}"
-        self.name = f"{address}.{self._secret}"
+        self.name = name or f"penstock-{secrets.token_hex(8)}.{secrets.token_hex(_SECRET_CHARACTERS // 2)}"
+        address, _, self._secret = self.name.partition(".")
         self.refused = 0
         self._readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         self._listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)

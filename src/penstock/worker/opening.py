@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from time import monotonic
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed, leftover_feed
 from penstock.worker.figures import Busy, Figures
+from penstock.worker.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
 SAY_AFTER_S = 30.0
@@ -101,6 +102,8 @@ class RunnerJob:
         self._lock = threading.Lock()
         self._plans: dict[AttemptId | None, AttemptPlan] = {}
         """The plans of the newest attempts, and of the job as it was when this process began (None)."""
+        self._shared_blobs: dict[BlobHash, SharedBlob] = {}
+        """Graphs with large arrays: as long as the job is run here."""
 
     def load(self, is_stopped: Callable[[], bool]) -> LoadedJob:
         """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
@@ -136,7 +139,7 @@ class RunnerJob:
         for plan in self._plans.values():
             if plan.job.spec == spec.spec:
                 return plan.job
-        graph = optimize(decode_graph(self._blob(spec.spec.graph, "the pipeline", is_stopped)))
+        graph = optimize(decode_graph(self._graph(spec.spec.graph, is_stopped)))
         listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
         return LoadedJob(
             spec=spec.spec,
@@ -146,17 +149,33 @@ class RunnerJob:
             makes_rounds=spec.spec.ranks.coordinated and makes_rounds(last_regrouping(graph)),
         )
 
+    def _graph(self, name: BlobHash, is_stopped: Callable[[], bool]) -> bytes | memoryview:
+        """Return the graph's bytes; with large arrays behind it, in memory that the runners of this host share."""
+        pieces = self._pieces(name, "the pipeline", is_stopped)
+        first = next(pieces)
+        if first.size < HOST_BLOB_BYTES:
+            return b"".join([first.piece, *(piece.piece for piece in pieces)])
+        if name not in self._shared_blobs:
+            fetched = (piece.piece for piece in chain([first], pieces))
+            self._shared_blobs[name] = share_blob(name, first.size, fetched, lambda: _raise_if(is_stopped))
+        return self._shared_blobs[name].memory
+
     def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:
-        data = bytearray()
+        return b"".join(piece.piece for piece in self._pieces(name, what, is_stopped))
+
+    def _pieces(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> Iterator[BlobPiece]:
+        """Yield a blob's pieces, asked for one after the other."""
+        got = 0
         while True:
-            answer = self._ask(GetBlob(hash=name, offset=len(data)), f"{what} of {self.name!r}", is_stopped)
+            answer = self._ask(GetBlob(hash=name, offset=got), f"{what} of {self.name!r}", is_stopped)
             if not isinstance(answer, BlobPiece):
                 raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question for {what}")
-            data += answer.piece
-            if len(data) >= answer.size:
-                return bytes(data)
+            got += len(answer.piece)
+            yield answer
+            if got >= answer.size:
+                return
             if not answer.piece:
-                raise ProtocolError(f"the dispatcher has only {len(data)} of {answer.size} bytes of {what}")
+                raise ProtocolError(f"the dispatcher has only {got} of {answer.size} bytes of {what}")
 
     def _ask(self, request: GetSpec | GetBlob, what: str, is_stopped: Callable[[], bool]) -> object:
         say_at = monotonic() + SAY_AFTER_S
@@ -169,6 +188,11 @@ class RunnerJob:
                 if monotonic() > say_at:
                     say_at = monotonic() + SAY_AFTER_S
                     _log.warning("still waiting for the dispatcher: %s", error)
+
+
+def _raise_if(is_stopped: Callable[[], bool]) -> None:
+    if is_stopped():
+        raise StreamStopped
 
 
 GAPS = "gaps"
