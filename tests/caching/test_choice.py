@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.runtime import cache_choice
+from penstock.runtime import cache_profile
 from tests.caching.kit import entry_files, store_at
 
 
 @pytest.fixture(autouse=True)
 def a_short_profile(monkeypatch):
-    monkeypatch.setattr(cache_choice, "PROFILE_S", 0.1)
-    monkeypatch.setattr(cache_choice, "PROFILE_ELEMENTS", 10)
+    monkeypatch.setattr(cache_profile, "PROFILE_S", 0.2)
+    monkeypatch.setattr(cache_profile, "PROFILE_ELEMENTS", 10)
 
 
 def slow(x):
@@ -37,7 +37,7 @@ def epoch_of(dataset, epoch, *, busy_s=0.0):
 def until_decided(dataset, *, busy_s=0.0):
     for epoch in range(50):
         caching = epoch_of(dataset, epoch, busy_s=busy_s)
-        if caching.reason:
+        if caching.step == "chosen":
             return caching
     raise AssertionError("nothing was decided in fifty epochs")
 

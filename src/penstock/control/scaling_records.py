@@ -70,6 +70,10 @@ class JobTracking(msgspec.Struct, frozen=True):
     """When to see whether it has ended."""
     figures: dict[str, float] = {}
     """Of the last window that ended."""
+    mode: str = ""
+    """What workers did about caching meanwhile, as `JobCaching.mode` has it."""
+    speed_up: float = 1.0
+    """How much faster than computing that is."""
 
 
 class Allotted(msgspec.Struct, frozen=True):

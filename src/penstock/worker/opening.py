@@ -49,6 +49,7 @@ from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed, leftover_feed
 from penstock.worker.figures import Busy, Figures
+from penstock.worker.judging import DispatcherJudge
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
 SAY_AFTER_S = 30.0
@@ -188,6 +189,7 @@ class Opening:
     recorder: FlightRecorder
     budget: Callable[[], Budget]
     figures: Figures
+    judge: DispatcherJudge
 
     @property
     def final(self) -> bool:
@@ -218,6 +220,7 @@ class Opening:
             epoch=self.terms.epoch,
             source_of=job.source_opener(self.storage()),
             cache_scope=_cache_scope(spec.owner),
+            cache_judge=self.judge,
         )
         part = StreamPart(
             feed=self.feed,
@@ -258,6 +261,7 @@ class RunOpener:
         self._control = control
         self._flight = flight
         self._figures = figures
+        self._judge = DispatcherJudge(control.post, job.name)
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
         self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
@@ -304,6 +308,7 @@ class RunOpener:
             recorder=self._flight.recorder(stream),
             budget=budget,
             figures=self._figures,
+            judge=self._judge,
         )
 
     def _feed(self, stream: StreamId, start: StartRun, split_counts: Sequence[int]) -> StreamFeed:

@@ -40,6 +40,7 @@ class KeepingStage(Stage):
         point = self._point
         for complete in self._keeping.passed(point, visit):
             self._keeping.finish(point, complete)
+        self._keeping.went_through(point, visit, len(chunk.elements))
         if visit is PASS_END:
             return chunk
         made = chunk.made and visit.made_at != point.number
@@ -59,8 +60,7 @@ class KeepingStage(Stage):
         return passed
 
     def close(self) -> None:
-        if isinstance(self._keeping, ElementKeeping):
-            self._keeping.close(self._point)
+        self._keeping.close(self._point)
         super().close()
 
 
