@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 
 import penstock as ps
 from penstock.testing.conformance import compare_all, read_all
 from tests.caching.kit import write_texts
+from tests.service.checks import kill
+from tests.waiting import wait_until
 
 
 def counting(folder):
@@ -56,3 +59,45 @@ def test_a_state_saved_while_putting_loads_while_getting_on_other_workers(one_wo
         loader.load_state_dict(state)
         assert compare_all(rest, list(loader)) is None
     assert len(first) == 5
+
+
+def test_a_choice_is_the_jobs_and_outlives_dispatcher_and_workers(tmp_path, capsys):
+    from penstock.cli.main import main
+
+    calls, paths = tmp_path / "calls", write_texts(tmp_path / "data", files=30, lines=8)
+    calls.mkdir()
+    counted = counting(calls)
+
+    def slow(line):
+        time.sleep(0.01)
+        return counted(line)
+
+    dataset = ps.read_text(paths).map(slow, threads=1).autocache(tmp_path / "kept").map(noisy).batch(8)
+    with (
+        ps.LocalService(workers=2) as service,
+        dataset.distribute(service, job="chosen", limits=ps.Limits(timeout_s=60)) as loader,
+    ):
+
+        def epoch():
+            before = len(os.listdir(calls))
+            assert sum(len(batch["line"]) for batch in loader) == 240
+            return len(os.listdir(calls)) - before
+
+        for _ in range(20):
+            epoch()
+            if [line.step for line in service.why_kept("chosen")][-1:] == ["chosen"]:
+                break
+        trying, *_, chosen = service.why_kept("chosen")
+        assert (trying.step, chosen.step, chosen.point) == ("trying", "chosen", 1), chosen.reason
+        assert chosen.reason.startswith("keep at point 1")
+        wait_until(lambda: epoch() == 0, "an epoch of which all elements are got", deadline_s=60)
+        kill(service.dispatcher_pid)
+        for pid in service.worker_pids().values():
+            kill(pid)
+        assert epoch() <= 120, "new processes are told at once"
+        assert epoch() == 0
+        lines = service.why_kept("chosen")
+        assert [line.step for line in lines if line.step in ("trying", "measuring")] == ["trying"], "nothing began anew"
+        assert main(["jobs", "why", "chosen", "--service", str(service.service_file)]) == 0
+    said = capsys.readouterr().out
+    assert "kept at point 1" in said and "compute" in said

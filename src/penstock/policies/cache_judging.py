@@ -47,6 +47,8 @@ class CacheEvidence:
     """How fast entries were read that had been written to try it; 0: they were not yet."""
     got_s: Mapping[int, float] = field(default_factory=dict)
     """By point: how long a worker took for an element that was kept there."""
+    several: bool = False
+    """Whether that is the least of several windows: one alone may have been disturbed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,8 @@ def _looked_at_again(verdict: CacheVerdict, evidence: CacheEvidence, demand: Cac
         if each_s * TIE < verdict.compute_s:
             # Said once: the next number makes those who scale the job look at what a worker makes now.
             return verdict if verdict.getting_s else replace(verdict, getting_s=got_s, number=verdict.number + 1)
+        if not evidence.several:
+            return verdict
         return replace(
             verdict,
             step="doubting",

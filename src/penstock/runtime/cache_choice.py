@@ -9,6 +9,7 @@ are computed. Runs of one pipeline in one process gather evidence together: epoc
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ ANSWER_S = 1.0  # that a judge may take before he is told the same again
 TRY_ENTRIES = 4
 TRY_S = 2.0  # after which one entry is enough
 FLUSH_S = 10.0
+SEVERAL = 3  # windows in which getting is seen to be slow, before that is believed: others use the machine, too
 
 
 class CacheJudge(Protocol):
@@ -106,6 +108,8 @@ class GatheredEvidence:
         self._probes: list[PendingCall[StorageProbe]] | None = None
         self._storage: StorageModel | None = None
         self._trial: _Trial | None = None
+        self._got: deque[float] = deque(maxlen=SEVERAL)
+        """How long elements took that were got, in the last windows."""
         self.runs = 0
         """That read now."""
         self.ended_runs = 0
@@ -149,6 +153,7 @@ class GatheredEvidence:
         if verdict.number != self._number:
             self._number, self._trial = verdict.number, None
             self._sums.clear()
+            self._got.clear()
             for point in points:
                 point.store.note(f"choice {point.prefix}", verdict.reason)
         if self._storage is None and not self._probe(points):
@@ -169,7 +174,9 @@ class GatheredEvidence:
             profile = profile_of(sums, meters, points, reads_ahead=reads_ahead, parallel=parallel)
             self._tell(replace(evidence, profile=profile), demand)
         else:
-            self._tell(replace(evidence, got_s={verdict.point: sums.seen_s / parallel}), demand)
+            self._got.append(sums.seen_s / parallel)
+            least = {verdict.point: min(self._got)}
+            self._tell(replace(evidence, got_s=least, several=len(self._got) == SEVERAL), demand)
         self._sums.clear()  # what comes next is looked at by itself
 
     def _tell(self, evidence: CacheEvidence, demand: CacheDemand) -> None:
@@ -238,7 +245,11 @@ class LiveChoice:
         return 0 if self._evidence.holds_back else self._evidence.verdict.point
 
     def passed(self, mode: int, count: int) -> None:
-        if self._asked is None:
+        if self._asked is not None:
+            return
+        if mode > COMPUTING and any(point.store.writing for point in self._points):
+            self._windows.end()  # what is got while the rest is written is slower than it will be
+        else:
             self._windows.passed(mode, count)
 
     def ended(self) -> None:
