@@ -6,6 +6,7 @@ import os
 import time
 
 import numpy as np
+import pytest
 
 import penstock as ps
 from penstock.testing.conformance import compare_all, read_all
@@ -101,3 +102,39 @@ def test_a_choice_is_the_jobs_and_outlives_dispatcher_and_workers(tmp_path, caps
         assert main(["jobs", "why", "chosen", "--service", str(service.service_file)]) == 0
     said = capsys.readouterr().out
     assert "kept at point 1" in said and "compute" in said
+
+
+def test_a_service_chooses_points_itself_where_it_is_asked(tmp_path):
+    calls, paths = tmp_path / "calls", write_texts(tmp_path / "data", files=30, lines=8)
+    calls.mkdir()
+    counted = counting(calls)
+
+    def slow(line):
+        time.sleep(0.01)
+        return counted(line)
+
+    dataset = ps.read_text(paths).map(slow, threads=1).map(noisy).shuffle(16, seed=2).batch(8)
+    placement = ps.Placement(cache=str(tmp_path / "kept"))
+    with (
+        ps.LocalService(workers=1) as service,
+        dataset.distribute(
+            service, job="auto", order="deterministic", seed=4, placement=placement, limits=ps.Limits(timeout_s=60)
+        ) as loader,
+    ):
+        first = list(loader)
+        state_of_first = loader.state_dict()
+        for _ in range(20):
+            before = len(os.listdir(calls))
+            assert len(list(loader)) == 30
+            if len(os.listdir(calls)) == before:
+                break
+        assert len(os.listdir(calls)) == before, "nothing is computed any more"
+        assert service.why_kept("auto")[-1].point == 2, "before what draws random numbers"
+    with dataset.distribute(1, order="deterministic", seed=4) as loader:
+        assert compare_all(list(loader), first) is None
+    assert state_of_first
+
+
+def test_who_reads_without_workers_is_told_that_they_keep_things():
+    with pytest.raises(ps.InvalidArgumentError, match=r"cache='auto' says what workers keep, .* put autocache\(\)"):
+        ps.range(3).distribute(placement=ps.Placement(cache="auto"))

@@ -32,6 +32,7 @@ from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.regrouping import last_regrouping, makes_rounds
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
+from penstock.runtime.auto_points import with_points
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Origin, State
 from penstock.runtime.flight_record import FlightRecord
@@ -137,7 +138,11 @@ class RunnerJob:
         for plan in self._plans.values():
             if plan.job.spec == spec.spec:
                 return plan.job
-        graph = optimize(decode_graph(self._blob(spec.spec.graph, "the pipeline", is_stopped)))
+        graph = decode_graph(self._blob(spec.spec.graph, "the pipeline", is_stopped))
+        cache = spec.spec.placement.cache
+        if cache is not None:
+            graph = with_points(graph, None if cache == "auto" else cache)
+        graph = optimize(graph)
         listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
         return LoadedJob(
             spec=spec.spec,
