@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from penstock.warehouse.session import Session
     from penstock.warehouse.table import Table
     from penstock.warehouse.writing import StripeSize
+    from penstock.wire.caching import CachingLine
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
@@ -113,6 +114,7 @@ __all__ = [
     "AuthenticationError",
     "BatchShapeError",
     "CacheAwayWarning",
+    "CachingLine",
     "CannotListenError",
     "CannotWriteError",
     "CodecError",
@@ -310,6 +312,7 @@ if not TYPE_CHECKING:
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
+        "penstock.wire.caching": ("CachingLine",),
         "penstock.wire.scaling": ("DecisionLine",),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }

@@ -28,7 +28,7 @@ from penstock.sources.base import IndexableSource, Records, Source, Split
 from penstock.sources.stamps import element_stamps, split_stamp
 
 WINDOW_BYTES = 1 << 20  # of an entry, read in one go: what holds one element holds so much
-TRIED_BYTES = 2 << 20  # a pack's, when entries are written to see how fast they are
+TRIED_BYTES = 1 << 20  # a pack's, when entries are written to see how fast they are
 
 
 @dataclass(slots=True, kw_only=True)
