@@ -98,6 +98,10 @@ class SplitVisit(Visit):
         self.keys: dict[int, bytes] = {}
         """By index: what stands for an element in packs."""
 
+    @property
+    def is_kept(self) -> bool:
+        return self.put_at > 0
+
 
 PASS_END = SplitVisit()
 """Goes with the empty chunk that is the end of a pass, and with none that means that somebody stopped."""

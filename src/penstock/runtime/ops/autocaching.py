@@ -52,7 +52,8 @@ class KeepingStage(Stage):
         if idents is not None and point.frozen:
             idents = idents.copy()
             idents[:, 0] = visit.place
-        return Chunk(chunk.elements, chunk.marks, idents, visit, made)
+        last = point.number == self._keeping.highest
+        return Chunk(chunk.elements, chunk.marks, idents, None if last else visit, made)
 
     def skip(self, count: int) -> int:
         passed = self.upstream.skip(count)
