@@ -39,8 +39,8 @@ def repeat_some(label: str, run: Callable[[Chunk], Outcome], chunk: Chunk) -> No
             element = "an element" if where is None else f"element {where.index} of split {where.split}"
             warnings.warn(
                 f"{label} gave another result when it was called again with {element}: what autocache() keeps is one "
-                "of them, which all later epochs get. Have it depend on its argument alone, take rng for random numbers, "
-                "or put autocache() before it",
+                "of them, which all later epochs get. Have it depend on its argument alone, take rng for random "
+                "numbers, or put autocache() before it",
                 ImpureFunctionWarning,
                 stacklevel=2,
             )
