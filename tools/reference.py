@@ -41,7 +41,7 @@ SECTIONS: dict[str, list[str]] = {
     "Services": ["LocalService", "RayService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
     "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],
-    "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine", "DecisionLine"],
+    "Lines of a service": ["JobLine", "TrainerLine", "WorkerLine", "DecisionLine", "CachingLine"],
     "Examples of TensorFlow": ["decode_example", "encode_example"],
 }
 

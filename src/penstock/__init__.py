@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         ForkedLoaderError,
         FunctionShippingError,
         ImageDecodeError,
+        ImpureFunctionWarning,
         InterruptedReadError,
         InvalidArgumentError,
         InvalidPipelineError,
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from penstock.warehouse.session import Session
     from penstock.warehouse.table import Table
     from penstock.warehouse.writing import StripeSize
+    from penstock.wire.caching import CachingLine
     from penstock.wire.figures import JobFigures, StageFigures, TrainerFigures, WorkerFigures
     from penstock.wire.messages import JobLine, TrainerLine, WorkerLine
     from penstock.wire.modes import Access, Placement, Ranks, Sharding, Share
@@ -113,6 +115,7 @@ __all__ = [
     "AuthenticationError",
     "BatchShapeError",
     "CacheAwayWarning",
+    "CachingLine",
     "CannotListenError",
     "CannotWriteError",
     "CodecError",
@@ -133,6 +136,7 @@ __all__ = [
     "ForkedLoaderError",
     "FunctionShippingError",
     "ImageDecodeError",
+    "ImpureFunctionWarning",
     "InterruptedReadError",
     "InvalidArgumentError",
     "InvalidPipelineError",
@@ -269,6 +273,7 @@ if not TYPE_CHECKING:
             "JournalError",
             "JournalLockedError",
             "JournalWriteError",
+            "ImpureFunctionWarning",
             "LargeFunctionWarning",
             "LimitReachedError",
             "MissingExtraError",
@@ -310,6 +315,7 @@ if not TYPE_CHECKING:
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),
         "penstock.wire.messages": ("JobLine", "TrainerLine", "WorkerLine"),
+        "penstock.wire.caching": ("CachingLine",),
         "penstock.wire.scaling": ("DecisionLine",),
         "penstock.wire.modes": ("Access", "Placement", "Ranks", "Share", "Sharding"),
     }

@@ -13,6 +13,7 @@ from penstock.control.state import ClusterState
 from penstock.control.views import view_of
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.admissions import ExpectRunner, WhoReads
+from penstock.wire.caching import JudgeCaching
 from penstock.wire.jobs import Cut, JobSpec, JobView, StreamView
 from penstock.wire.messages import (
     AgentBeat,
@@ -94,8 +95,8 @@ class Cluster:
                 iteration = self.state.iteration(request.job, request.attempt)
                 stream = None if iteration is None else iteration.streams.get(request.stream)
                 return Principal("runner", stream.bound.runner if stream and stream.bound else "nobody")
-            case WhoReads():
-                return Principal("runner", next(iter(self.state.runners[request.job])))
+            case WhoReads() | JudgeCaching():
+                return Principal("runner", next(iter(self.state.runners.get(request.job) or ["nobody"])))
             case DrainWorker():
                 return OPERATOR
             case _:

@@ -13,6 +13,7 @@ from penstock.control.revoking import revoke
 from penstock.control.snapshot import snapshot
 from penstock.core.ids import AgentId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
+from penstock.wire.caching import JudgeCaching
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -98,6 +99,7 @@ def of_alice(cluster: Cluster) -> dict[type[Request], Request]:
         WhoReads(job=JOB, verifier="nobody's"),
         ScaleJob(job=JOB, workers=3),
         GetDecisions(job=JOB),
+        JudgeCaching(job=JOB, source=0),
         POOL,
     ]
     return {type(request): request for request in requests}
@@ -202,7 +204,7 @@ def test_a_runner_of_another_job_gets_neither_splits_nor_spec_nor_code() -> None
     cluster.ready()
     runner = Principal("runner", next(iter(cluster.state.runners[JobName("other")])))
     about_alice = of_alice(cluster)
-    for kind in (GrantSplits, GetSpec, GetBlob, WhoReads):
+    for kind in (GrantSplits, GetSpec, GetBlob, WhoReads, JudgeCaching):
         assert refusal(cluster.state, runner, about_alice[kind]) is not None, kind
     assert refusal(cluster.state, runner, GetSpec(job=JobName("other"))) is None
     assert refusal(cluster.state, runner, GetBlob(hash=BlobHash("graph of p"))) is None

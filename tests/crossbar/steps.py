@@ -88,6 +88,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
+def _autocached(ds: Any, arguments: dict[str, Any]) -> Any:
+    how = arguments.get("how", "keep")
+    room = 8 << 10 if how == "evict" else 256 << 20
+    return ds.autocache(f"{KEPT}-{how}", always=how != "choose", version="1", capacity_bytes=room)
+
+
 STEPS: dict[str, Rule] = {
     "value": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.map(f.add_value()), weight=2),
     "noise": Rule(takes=ROWS, gives=SAME, build=lambda ds, a: ds.map(f.add_noise()), weight=3),
@@ -211,7 +217,7 @@ STEPS: dict[str, Rule] = {
     "autocache": Rule(
         takes=ANY,
         gives=SAME,
-        build=lambda ds, a: ds.autocache(KEPT, always=True, version="1", capacity_bytes=256 << 20),
+        build=_autocached,
         weight=0.0,
     ),
     "prefetch": Rule(takes=ANY, gives=SAME, build=lambda ds, a: ds.prefetch(2), weight=0.5),

@@ -24,6 +24,7 @@ from penstock.dispatcher.key_registry import KeyRecord, changed_keys
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.blobs import blob_hash, put_blob_pieces
+from penstock.wire.caching import JudgeCaching
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, KnownKey
 from penstock.wire.messages import (
@@ -202,6 +203,7 @@ def about_alice(live: Live) -> dict[type[Request], Request]:
         WhoReads(job=JOB, verifier=READING),
         ScaleJob(job=JOB, workers=1),
         GetDecisions(job=JOB),
+        JudgeCaching(job=JOB, source=0),
         Provide(provisioner="pool", kind="local", have=(), most=0),
     ]
     return {type(request): request for request in requests}
@@ -266,7 +268,7 @@ def test_what_is_alices_is_refused_to_others_and_stays_as_it_is(shared: Live, ke
 def test_the_runner_of_another_job_gets_none_of_alices_splits_nor_who_reads(shared: Live) -> None:
     stranger = RUNNER_KEYS[shared.stream(BOB, BOBS, "c2").runner]
     requests = about_alice(shared)
-    for kind in (GrantSplits, GetSpec, WhoReads):
+    for kind in (GrantSplits, GetSpec, WhoReads, JudgeCaching):
         with pytest.raises(NotPermittedError):
             shared.ask(stranger, requests[kind])
     own = RUNNER_KEYS[shared.stream().runner]

@@ -361,6 +361,11 @@ def _here(dataset: Dataset, options: JobOptions) -> Loader:
             f"{options.ranks.count} ranks need a service to deal to them: give to= its address, or set "
             f"${SERVICE_VARIABLE}"
         )
+    if options.placement.cache is not None:
+        raise InvalidArgumentError(
+            f"cache={options.placement.cache!r} says what workers keep, and there are none here: give to= a number of "
+            "them, or put autocache() into the pipeline"
+        )
     limits = options.limits
     return Loader(
         dataset.node,

@@ -19,6 +19,7 @@ from penstock.processes.agent_messages import DRAIN_S
 from penstock.processes.service_processes import DISPATCHER, ServiceOptions, ServiceProcesses
 from penstock.provision.bringing import Bringer
 from penstock.provision.local import bring_local_workers, worker_range
+from penstock.wire.caching import CachingLine
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.messages import JobLine, Jobs, ListJobs, ListWorkers, WorkerLine, Workers
 from penstock.wire.modes import check_workers
@@ -80,6 +81,13 @@ class OwnedService:
             GetDecisions(job=JobName(job)), timeout_s=30.0, what=f"decisions about job {job!r}"
         )
         return list(answer.decisions) if isinstance(answer, Decisions) else []
+
+    def why_kept(self, job: str) -> list[CachingLine]:
+        """Return the last decisions about what a job's workers keep, oldest first, with what each mode takes."""
+        answer = self._processes.control().ask(
+            GetDecisions(job=JobName(job)), timeout_s=30.0, what=f"decisions about job {job!r}"
+        )
+        return list(answer.caching) if isinstance(answer, Decisions) else []
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return when the service runs. Not needed: loaders wait for it themselves."""

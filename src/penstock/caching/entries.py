@@ -206,6 +206,11 @@ class OpenEntry:
         sums, indices = np.frombuffer(footer.sums, np.uint32), np.frombuffer(footer.indices, np.int64)
         return OpenEntry(footer, nbytes, read_at, close, offsets, sizes, sums, counts, indices)
 
+    def window(self, first: int, nbytes: int) -> int:
+        """Return before which frame to stop, to read so many bytes in one go; one frame at least."""
+        ends = np.cumsum(self.sizes[first:])
+        return first + max(1, int(np.searchsorted(ends, nbytes, side="right"))) if len(ends) else first
+
     def frames(self, first: int, stop: int) -> list[list[Element]]:
         """Return the elements of neighbouring frames, read in one go."""
         start = int(self.offsets[first])

@@ -2,7 +2,7 @@
 
 A probe writes some megabytes, asks for them back, and removes them. It takes about a second, less where storage is
 fast, and is remembered with the location for a day. What it finds are bounds of storage alone: what comes out of the
-page cache is faster, and counts as luck.
+page cache is faster, and counts as luck. `read_back` reads entries that there are, as pipelines do, into elements.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from time import perf_counter, time
 
 import msgspec
@@ -25,6 +26,8 @@ PARALLEL = (1, 4)
 PROBE_BYTES = 8 << 20
 STEP_S = 0.2  # one measurement: storage that gives less than PROBE_BYTES meanwhile is measured by what it gave
 REMEMBERED_S = 24 * 3600.0
+READ_BACK_BYTES = 4 << 20
+READ_BACK_S = 0.4  # after which what was read so far is enough
 FACT = "storage"
 
 
@@ -136,3 +139,36 @@ def _timed(read: Callable[[int], int], offsets: range, size: int, parallel: int)
         with ThreadPoolExecutor(parallel) as threads:
             got = sum(threads.map(some, range(parallel)))
     return ProbedSpeed(False, size, parallel, min(latencies), got / (perf_counter() - began))
+
+
+def read_back(store: CacheStore, prefix: str, *, window_bytes: int) -> float:
+    """Return how many bytes a second entries of a prefix give as elements; 0: there are none that can be read.
+
+    They are read one window after the other: `window_bytes`, or one frame where that is larger. The middle one of what
+    windows gave counts: others use the location meanwhile, a writer that has a last entry to write among them.
+    """
+    files, nbytes, began = store.files, 0, perf_counter()
+    speeds: list[float] = []
+    for name, _ in files.names(prefix):
+        if nbytes >= READ_BACK_BYTES or perf_counter() - began >= READ_BACK_S:
+            break
+        if isinstance(files, FolderFiles):
+            _past_the_page_cache(files, name)
+        at = perf_counter()
+        entry = files.open(name)
+        if entry is None:
+            continue
+        if not window_bytes:  # single frames are of entries that stay open
+            at = perf_counter()
+        try:
+            first = 0
+            while first < len(entry.sizes) and nbytes < READ_BACK_BYTES and at - began < READ_BACK_S:
+                stop = entry.window(first, window_bytes)
+                entry.frames(first, stop)
+                size = int(entry.sizes[first:stop].sum())
+                now = perf_counter()
+                speeds.append(size / max(now - at, 1e-9))
+                nbytes, first, at = nbytes + size, stop, now
+        finally:
+            entry.close()
+    return median(speeds) if speeds else 0.0

@@ -93,6 +93,11 @@ class CacheStore:
             self.failed(StorageStalledError("a write did not come back"))
         return monotonic() < self._away_until
 
+    @property
+    def writing(self) -> bool:
+        """Whether something is being written: storage then has less to give."""
+        return not self._writer.idle
+
     def failed(self, error: BaseException) -> None:
         """Storage failed: it is left alone for a while."""
         if monotonic() >= self._away_until:

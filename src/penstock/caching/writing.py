@@ -37,6 +37,10 @@ class WriterThread:
     def half_full(self) -> bool:
         return self._held > LIMIT_BYTES // 2
 
+    @property
+    def idle(self) -> bool:
+        return not self._tasks and self._since is None
+
     def stalled(self) -> bool:
         """Say whether the task at hand takes longer than storage may."""
         since = self._since

@@ -10,11 +10,13 @@ from penstock.cli.main import UsageError
 from penstock.core.ids import JobName
 from penstock.policies.cost import cost_of, parse_prices, published_prices
 from penstock.policies.scaling.records import Rent
+from penstock.wire.caching import CachingLine
 from penstock.wire.messages import FiguresAnswer, GetFigures, Jobs, ListJobs, NotKnown
 from penstock.wire.modes import WorkersAsked
 from penstock.wire.scaling import DecisionLine, Decisions, GetDecisions, ScaleJob
 
 WHY_COLUMNS = ("ago", "target", "got", "reason", "demand/s", "worker/s", "waiting", "busy")
+CACHING_COLUMNS = ("ago", "source", "elements are", "reason", "an element takes")
 COST_COLUMNS = ("job", "total", "trainers", "of it idle", "workers", "ideal")
 
 
@@ -42,6 +44,8 @@ def run_why(service: str | None, job: str | None) -> int:
     assert isinstance(answer, Decisions)
     rows = [_why_row(each) for each in answer.decisions]
     print_table("decisions", WHY_COLUMNS, rows, "nobody said how many workers it has: it takes all that fit")
+    if answer.caching:
+        print_table("caching", CACHING_COLUMNS, [_caching_row(each) for each in answer.caching], "")
     return 0
 
 
@@ -56,6 +60,16 @@ def _why_row(line: DecisionLine) -> tuple[str, ...]:
         reason,
         *("" if value is None else f"{value:.3g}" for value in figures),
         *("" if value is None else f"{value:.0%}" for value in shares),
+    )
+
+
+def _caching_row(line: CachingLine) -> tuple[str, ...]:
+    return (
+        f"{line.ago_s:.0f} s" if line.ago_s >= 0 else "before a restart",
+        str(line.source),
+        f"kept at point {line.point}" if line.point else "computed",
+        line.reason,
+        ", ".join(f"{mode} {seconds * 1e3:.3g} ms" for mode, seconds in line.seconds_by_mode.items()),
     )
 
 

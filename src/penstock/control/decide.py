@@ -25,6 +25,7 @@ from penstock.control.agents import (
     runner_gone,
     runner_ready,
 )
+from penstock.control.caching import caching_lines, judge_caching
 from penstock.control.clients import beat, close_client, rebind_stream
 from penstock.control.draft import Asker, Decision, Draft
 from penstock.control.ending import end_stream
@@ -44,6 +45,7 @@ from penstock.control.views import decision_lines, job_lines, worker_lines
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import BlobHash, JobName
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
+from penstock.wire.caching import JudgeCaching
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -182,7 +184,9 @@ def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobH
             known = draft.state.jobs.get(request.job)
             if known is None:
                 return NotKnown(what=f"job {request.job!r}")
-            return Decisions(decisions=decision_lines(known, draft.now))
+            return Decisions(decisions=decision_lines(known, draft.now), caching=caching_lines(known, draft.now))
+        case JudgeCaching():
+            return judge_caching(draft, request)
         case Provide():
             return provide(draft, request, asker.principal, rules)
         case GetFigures():

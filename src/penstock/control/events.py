@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.control.scaling_records import Allotted, JobTracking, Provisioner, ScaleDecision
 from penstock.core.ids import AgentId, AttemptId, ClientId, JobName, RunnerId, StreamId, WorkerId
+from penstock.policies.cache_judging import CacheVerdict
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Resume, Slot
 from penstock.wire.messages import Beat, WorkerPlace
 from penstock.wire.modes import WorkersAsked
@@ -225,6 +226,15 @@ class JobRescaled(Journaled, frozen=True, tag="rescaled"):
     workers: WorkersAsked
 
 
+class CachingDecided(Journaled, frozen=True, tag="caching"):
+    """What a job keeps of a source from now on, and what that rests on."""
+
+    job: JobName
+    at_s: float
+    source: int
+    verdict: CacheVerdict
+
+
 class MetricLearned(Journaled, frozen=True, tag="metric"):
     """Something that the next run of the same is to know: see `metric_store`."""
 
@@ -404,6 +414,7 @@ AnyEvent: TypeAlias = (
     | ElementsBlamed
     | WorkersDecided
     | JobRescaled
+    | CachingDecided
     | MetricLearned
     | LeasesBegan
     | Ticked

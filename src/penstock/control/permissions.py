@@ -16,6 +16,7 @@ from penstock.control.records import Job, Opened
 from penstock.control.state import ClusterState
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.admissions import ExpectRunner, WhoReads
+from penstock.wire.caching import JudgeCaching
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import (
     AgentBeat,
@@ -198,7 +199,7 @@ def _has_the_stream(state: ClusterState, principal: Principal, request: GrantSpl
     return stream.bound is not None and stream.bound.runner == principal.name
 
 
-def _runs_job(state: ClusterState, principal: Principal, request: GetSpec | WhoReads) -> bool:
+def _runs_job(state: ClusterState, principal: Principal, request: GetSpec | WhoReads | JudgeCaching) -> bool:
     job = state.jobs.get(request.job)
     return job is None or _runs(state, principal.name, job)
 
@@ -292,6 +293,7 @@ PERMISSIONS: dict[type[Request], Row] = {
     ScaleJob: _row("scale job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
     GetDecisions: _row("see decisions about job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
     Provide: _row("bring workers as {r.provisioner!r}", provisioner=THE_PROVISIONER),
+    JudgeCaching: _row("say what job {r.job!r} keeps", runner=A_RUNNER_OF_IT),
     WhoReads: _row("ask who reads job {r.job!r}", runner=A_RUNNER_OF_IT),
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.control.caching_records import JobCaching
 from penstock.control.events import ElementKey, Suspect, ViewRaised
 from penstock.control.ledger import Ledger
 from penstock.control.scaling_records import JobScaling
@@ -278,6 +279,7 @@ class Job(Record, frozen=True):
     past_clients: tuple[ClientId, ...] = ()
     """Clients that closed or were superseded: a late duplicate of their opening must not open anything."""
     scaling: JobScaling = JobScaling()
+    caching: JobCaching = JobCaching()
 
 
 KEPT_BEATS = 8  # of each agent and client: enough for a rate

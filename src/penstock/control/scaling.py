@@ -88,6 +88,8 @@ def _target(draft: Draft, job: Job, rules: ScalingRules, sizes: WorkerSizes) -> 
             worker_per_s=0.0,
         )
         tracking = _begin(draft, job, limits, rules, sizes.unit, worth)
+    elif tracking.mode != job.caching.mode:
+        tracking = _change_mode(draft, job, tracking, limits)
     elif tracking.serving != serving(draft.state, job.name):
         tracking = _new_window(draft, job.name, tracking)
     elif draft.now >= tracking.look_at:
@@ -104,8 +106,28 @@ def _begin(
     if policy is model_first:
         memory = model_first.begin(known or _known(draft.state, job))
     memory, target = policy.decide(memory, _JUST_OPENED, limits, draft.now)
-    window = count(draft.state, job.name, draft.now)
-    return _new_window(draft, job.name, JobTracking(rules.policy, memory, target, window, unit=unit))
+    tracking = JobTracking(
+        rules.policy,
+        memory,
+        target,
+        count(draft.state, job.name, draft.now),
+        unit=unit,
+        mode=job.caching.mode,
+        speed_up=job.caching.speed_up,
+    )
+    return _new_window(draft, job.name, tracking)
+
+
+def _change_mode(draft: Draft, job: Job, tracking: JobTracking, limits: ScalingLimits) -> JobTracking:
+    """Elements are got from a cache now, or no longer: what a worker makes is another rate from here on."""
+    memory, target, speed_up = tracking.memory, tracking.target, job.caching.speed_up
+    if isinstance(memory, ModelMemory):
+        known = draft.state.metrics.get(metric_key(job), Learned)
+        rate = memory.worker_per_s * speed_up / tracking.speed_up if known is None else known.worker_per_s
+        memory = model_first.with_rate(memory, rate)
+        target = WorkerTarget(limits.clip(memory.held or target.workers), memory.reason or target.reason)
+    changed = replace(tracking, memory=memory, target=target, mode=job.caching.mode, speed_up=speed_up)
+    return _new_window(draft, job.name, changed)
 
 
 def _known(state: ClusterState, job: Job) -> Learned | None:
@@ -117,9 +139,9 @@ def _known(state: ClusterState, job: Job) -> Learned | None:
 
 
 def metric_key(job: Job) -> str:
-    """Return under which name is kept what is learned of a pipeline and its trainer."""
-    spec = job.spec
-    return f"scaling/{spec.fingerprint}/{spec.owner}/{spec.host}/{spec.ranks.count}"
+    """Return under which name is kept what is learned of a pipeline and its trainer, by what is kept of it."""
+    spec, mode = job.spec, job.caching.mode
+    return f"scaling/{spec.fingerprint}/{spec.owner}/{spec.host}/{spec.ranks.count}" + (f"/{mode}" if mode else "")
 
 
 def _new_window(draft: Draft, job: JobName, tracking: JobTracking) -> JobTracking:

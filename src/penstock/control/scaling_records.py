@@ -77,6 +77,10 @@ class JobTracking(msgspec.Struct, frozen=True):
     """Of the last window that ended."""
     unit: int = 0
     """The threads of a worker of size 1, when the target was decided."""
+    mode: str = ""
+    """What workers did about caching meanwhile, as `JobCaching.mode` has it."""
+    speed_up: float = 1.0
+    """How much faster than computing that is."""
 
 
 class WorkerSizes(msgspec.Struct, frozen=True):

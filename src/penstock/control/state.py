@@ -220,6 +220,9 @@ class ClusterState:
             case e.JobRescaled():
                 job = self.jobs[event.job]
                 self.jobs[event.job] = replace(job, scaling=replace(job.scaling, asked=event.workers))
+            case e.CachingDecided():
+                job = self.jobs[event.job]
+                self.jobs[event.job] = replace(job, caching=job.caching.after(event.at_s, event.source, event.verdict))
             case e.MetricLearned():
                 self.metrics = self.metrics.put(event.key, event.values)
             case e.LeasesBegan():

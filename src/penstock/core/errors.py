@@ -287,6 +287,10 @@ class CacheAwayWarning(UserWarning):
     """Storage that autocache() keeps elements in fails or does not answer: they are computed instead."""
 
 
+class ImpureFunctionWarning(UserWarning):
+    """A function whose results autocache() keeps gives another one for the same element."""
+
+
 class LargeFunctionWarning(UserWarning):
     """A function takes so much data along that sending it, and holding it in every worker, is a burden."""
 

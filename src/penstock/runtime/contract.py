@@ -63,6 +63,11 @@ class Visit:
 
     __slots__ = ()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is made of it is to be kept at a point that it has not passed."""
+        return False
+
 
 @dataclass(slots=True)
 class Chunk:

@@ -16,6 +16,7 @@ from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.runtime.blame import users_part
 from penstock.runtime.budget import Budget
+from penstock.runtime.cache_choice import CacheJudge
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
 from penstock.runtime.lower import Lowering, MakeStage
 from penstock.runtime.pool import ThreadPool
@@ -35,6 +36,7 @@ class PipelineArguments(TypedDict):
     epoch: int
     source_of: Callable[[SourceNode], Source]
     cache_scope: str
+    cache_judge: CacheJudge | None
 
 
 @dataclass(slots=True)
@@ -64,8 +66,10 @@ class Run:
         stages: Mapping[SourceNode, MakeStage] | None = None,
         clock: ReaderClock | None = None,
         cache_scope: str = "user",
+        cache_judge: CacheJudge | None = None,
     ) -> None:
-        """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found."""
+        """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found, and
+        `cache_judge`: who decides what is kept; None: this process."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
         turned = clock or ReaderClock()
@@ -78,6 +82,7 @@ class Run:
             part=part,
             stages=stages or {},
             cache_scope=cache_scope,
+            cache_judge=cache_judge,
             reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)

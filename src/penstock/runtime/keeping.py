@@ -28,6 +28,7 @@ from penstock.sources.base import IndexableSource, Records, Source, Split
 from penstock.sources.stamps import element_stamps, split_stamp
 
 WINDOW_BYTES = 1 << 20  # of an entry, read in one go: what holds one element holds so much
+TRIED_BYTES = 1 << 20  # a pack's, when entries are written to see how fast they are
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,10 +62,22 @@ class CachePoint:
 
 
 class Chooses(Protocol):
-    """Says what is done with the next split."""
+    """Says what is done with the next split, and is told what became of it."""
+
+    @property
+    def trying(self) -> bool:
+        """Whether entries are written to see how fast they are read."""
 
     def point(self) -> int:
         """Return at which point elements are kept and asked for; 0: they are computed."""
+
+    def passed(self, mode: int, count: int) -> None:
+        """So many elements came through the last point: computed (0), got at a point, or put there (its negative)."""
+
+    def ended(self) -> None:
+        """A pass has ended."""
+
+    def close(self) -> None: ...
 
 
 class SplitVisit(Visit):
@@ -84,6 +97,10 @@ class SplitVisit(Visit):
         self.skipped = 0
         self.keys: dict[int, bytes] = {}
         """By index: what stands for an element in packs."""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.put_at > 0
 
 
 PASS_END = SplitVisit()
@@ -110,13 +127,9 @@ class KeptReader:
 
     def _ask(self) -> None:
         entry, first = self._entry, self._frame
-        stop, nbytes = first, 0
-        while stop < len(entry.sizes) and (stop == first or nbytes + int(entry.sizes[stop]) <= WINDOW_BYTES):
-            nbytes += int(entry.sizes[stop])
-            stop += 1
-        self._frame = stop
+        self._frame = stop = entry.window(first, WINDOW_BYTES)
         self._asked = None if stop == first else self._store.ask(lambda: entry.frames(first, stop))
-        self._asked_bytes = nbytes
+        self._asked_bytes = int(entry.sizes[first:stop].sum())
 
     def read(self, want: int) -> Records:
         while not self._rest and self._asked is not None:
@@ -214,6 +227,10 @@ class SplitKeeping:
 
     # What a point does
 
+    def went_through(self, point: CachePoint, visit: SplitVisit, count: int) -> None:
+        """Elements have passed a point; the last one tells what decides."""
+        _tell(self._choice, self.highest, point, visit, count)
+
     def keep(self, point: CachePoint, chunk: Chunk, visit: SplitVisit) -> None:
         if visit.writing is None:
             visit.writing = point.store.write(point.prefix, visit.name, point.label, _saves(point, visit))
@@ -263,6 +280,19 @@ class SplitKeeping:
         """Elements were passed over: what is under way is not whole."""
         for visit in self.visits:
             visit.whole = False
+
+    def close(self, point: CachePoint) -> None:
+        if point.number == self.highest:
+            self._choice.close()
+
+
+def _tell(choice: Chooses, highest: int, point: CachePoint, visit: SplitVisit, count: int) -> None:
+    if point.number != highest:
+        return
+    if visit is PASS_END:
+        choice.ended()
+    elif count:
+        choice.passed(visit.made_at or -visit.put_at, count)
 
 
 def _saves(point: CachePoint, visit: SplitVisit) -> Callable[[], float]:
@@ -323,6 +353,10 @@ class ElementKeeping:
             for index, stamp in zip(indices, element_stamps(source, indices))
         ]
 
+    def went_through(self, point: CachePoint, visit: SplitVisit, count: int) -> None:
+        """Elements have passed a point; the last one tells what decides."""
+        _tell(self._choice, self.highest, point, visit, count)
+
     def keep(self, point: CachePoint, chunk: Chunk, visit: SplitVisit) -> None:
         assert chunk.idents is not None
         for element, index in zip(chunk.elements, chunk.idents[:, 1].tolist()):
@@ -339,7 +373,7 @@ class ElementKeeping:
                 frame = encode_frame([element])
             except CodecError:
                 return
-            if pack.add(frame, 1, ids=[key]) and pack.nbytes >= PACK_BYTES:
+            if pack.add(frame, 1, ids=[key]) and pack.nbytes >= (TRIED_BYTES if self._choice.trying else PACK_BYTES):
                 self._end_pack(point)
 
     def _begin(self, point: CachePoint) -> EntryWriting | None:
@@ -371,5 +405,7 @@ class ElementKeeping:
         """An element is kept or not, whatever became of its neighbours."""
 
     def close(self, point: CachePoint) -> None:
+        if point.number == self.highest:
+            self._choice.close()
         self._end_pack(point)
         self._indices[point.number].close()

@@ -10,7 +10,7 @@ from penstock.caching.store import open_store
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
-from penstock.runtime.cache_choice import LiveChoice
+from penstock.runtime.cache_choice import CacheJudge, LiveChoice, evidence_about
 from penstock.runtime.cache_points import MarkedPoint
 from penstock.runtime.keeping import CachePoint, ElementKeeping, SplitKeeping
 from penstock.runtime.quarantine import Quarantine
@@ -25,6 +25,11 @@ class CacheTerms:
     source: int
     """The number by which random numbers know the source."""
     scope: str
+    pipeline: tuple[object, ...]
+    """What tells this pipeline from others of the process, with how it is run."""
+    epoch: int
+    judge: CacheJudge | None
+    """Who decides what is kept; None: this process does."""
     cores: int
     reader_times: Callable[[], tuple[float, float]]
     """How long the reader has waited, and how long it has been busy."""
@@ -56,7 +61,9 @@ class KeptPoints:
             [point.node for point in points],
             self._points,
             meters,
+            evidence=evidence_about(terms.pipeline, terms.judge, terms.source),
             cores=terms.cores,
+            epoch=terms.epoch,
             reader_times=terms.reader_times,
         )
         self._keeping: SplitKeeping | ElementKeeping | None = None
@@ -89,17 +96,19 @@ class KeptPoints:
         if not self._terms.split_local:
             return None
         self._first_meter = self._meters.index(source_meter)
+        self.choice.reads_ahead = False
         self._keeping = kept = ElementKeeping(self._points, self.choice)
         return kept
 
     def statistics(self) -> CachingStatistics:
-        chosen = self.choice.chosen
+        verdict = self.choice.verdict
         store = self._points[-1].store
         counts = store.counts
         return CachingStatistics(
             location=store.location,
-            point=0 if chosen is None else chosen.point,
-            reason="" if chosen is None else chosen.reason,
+            step=verdict.step,
+            point=verdict.point,
+            reason=verdict.reason,
             hits=counts.hits,
             misses=counts.misses,
             put=counts.put,

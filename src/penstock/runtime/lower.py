@@ -21,6 +21,7 @@ from typing import TypeAlias
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
 from penstock.graph.codec import encode_graph
+from penstock.graph.fingerprint import fingerprint
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label as label_of
 from penstock.graph.randomized import identified, with_identities
@@ -29,6 +30,7 @@ from penstock.graph.traverse import walk
 from penstock.runtime import ops as stage_modules
 from penstock.runtime.budget import Budget
 from penstock.runtime.building import KeptAt, Site, build_stage
+from penstock.runtime.cache_choice import CacheJudge
 from penstock.runtime.cache_points import points_over
 from penstock.runtime.calling import Calling
 from penstock.runtime.contract import RegroupingStage, Stage, State
@@ -84,6 +86,8 @@ class Lowering:
     """How long the reader has waited for outputs, and how long it has been busy with them."""
     cache_scope: str = "user"
     """Whose entries autocache() finds and makes."""
+    cache_judge: CacheJudge | None = None
+    """Who decides what is kept; None: this process does."""
     _kept: dict[Node, KeptPoints] = field(default_factory=dict)
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
@@ -220,10 +224,19 @@ class Lowering:
             seed=self.seed,
             source=number,
             scope=self.cache_scope,
+            pipeline=self._pipeline_key(),
+            epoch=self.epoch,
+            judge=self.cache_judge,
             cores=max(1, self.budget.threads),
             reader_times=self.reader_times,
             split_local=not placement.shards_at(source) and placement.units is None,
         )
+
+    def _pipeline_key(self) -> tuple[object, ...]:
+        """Return what tells this pipeline from others, and this way of running it."""
+        assert self._root is not None
+        points = tuple((node.location, node.epochs) for node in walk(self._root) if isinstance(node, ops.Autocache))
+        return fingerprint(self._root), points, self.cache_scope, self.budget.threads
 
     def caching(self) -> tuple[CachingStatistics, ...]:
         """Return what is kept of each source that has points above it."""

@@ -297,6 +297,9 @@ class CachingStatistics:
     """What autocache() does over one source, and what became of the entries of its location in this process."""
 
     location: str
+    step: str
+    """"measuring", "trying" (some entries are written and read back, to see how fast they are), "chosen", or "doubting"
+    (computing is measured again, because keeping was not as fast as was thought)."""
     point: int
     """At which autocache() of the source, counted from it, elements are kept now; 0: they are computed."""
     reason: str

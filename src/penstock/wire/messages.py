@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
+from penstock.wire.caching import CachingJudged, JudgeCaching
 from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
 from penstock.wire.scaling import Decisions, GetDecisions, Provide, Provided, ScaleJob
@@ -419,6 +420,7 @@ Request: TypeAlias = (
     | WhoReads
     | ScaleJob
     | GetDecisions
+    | JudgeCaching
     | Provide
 )
 Answer: TypeAlias = (
@@ -435,6 +437,7 @@ Answer: TypeAlias = (
     | FiguresAnswer
     | KnownReader
     | Decisions
+    | CachingJudged
     | Provided
     | NotKnown
     | Refused

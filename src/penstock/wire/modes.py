@@ -270,6 +270,8 @@ class Placement(Mode, frozen=True):
     ('gpu',)
     >>> Placement(workers=(2, 8), priority=1).workers
     (2, 8)
+    >>> Placement(cache="auto").cache
+    'auto'
     """
 
     target: Target = "any"
@@ -284,6 +286,9 @@ class Placement(Mode, frozen=True):
     """Jobs of a higher priority are given workers first, and take them over. Of jobs that say `workers`."""
     weight: float = 1.0
     """How much of its owner's share of the workers the job gets, beside the owner's other jobs of the priority."""
+    cache: str | None = None
+    """Whether workers keep between epochs what they make, where measurements say that it pays: "auto" in a folder of
+    their host's, else the folder or URL to keep it at. None: where `autocache()` stands in the pipeline."""
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, get_args(Target))
@@ -291,6 +296,14 @@ class Placement(Mode, frozen=True):
         if self.max_workers is not None:
             check_count("max_workers", self.max_workers)
         force_setattr(self, "workers", check_workers("workers", self.workers))
+        if (
+            self.cache is not None
+            and self.cache != "auto"
+            and (not isinstance(self.cache, str) or "/" not in self.cache)
+        ):
+            raise InvalidArgumentError(
+                f"cache={self.cache!r} must be 'auto', or the folder or URL where workers keep what they make"
+            )
         check_whole("priority", self.priority, -MOST_PRIORITY)
         check_positive("weight", self.weight)
         if self.priority > MOST_PRIORITY or self.weight > MOST_WEIGHT:

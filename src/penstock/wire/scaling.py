@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.ids import JobName, WorkerId
+from penstock.wire.caching import CachingLine
 from penstock.wire.jobs import Message
 from penstock.wire.modes import WorkersAsked
 
@@ -41,6 +42,8 @@ class Decisions(Message, frozen=True, tag="decisions"):
     """The last ones, oldest first."""
 
     decisions: tuple[DecisionLine, ...]
+    caching: tuple[CachingLine, ...] = ()
+    """What the job keeps."""
 
 
 class Provide(Message, frozen=True, tag="provide"):

@@ -32,6 +32,7 @@ from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.regrouping import last_regrouping, makes_rounds
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
+from penstock.runtime.auto_points import with_points
 from penstock.runtime.budget import Budget
 from penstock.runtime.contract import Chunk, Origin, State
 from penstock.runtime.flight_record import FlightRecord
@@ -50,6 +51,7 @@ from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed, leftover_feed
 from penstock.worker.figures import Busy, Figures
 from penstock.worker.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
+from penstock.worker.judging import DispatcherJudge
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
 SAY_AFTER_S = 30.0
@@ -139,7 +141,11 @@ class RunnerJob:
         for plan in self._plans.values():
             if plan.job.spec == spec.spec:
                 return plan.job
-        graph = optimize(decode_graph(self._graph(spec.spec.graph, is_stopped)))
+        graph = decode_graph(self._graph(spec.spec.graph, is_stopped))
+        cache = spec.spec.placement.cache
+        if cache is not None:
+            graph = with_points(graph, None if cache == "auto" else cache)
+        graph = optimize(graph)
         listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
         return LoadedJob(
             spec=spec.spec,
@@ -212,6 +218,7 @@ class Opening:
     recorder: FlightRecorder
     budget: Callable[[], Budget]
     figures: Figures
+    judge: DispatcherJudge
 
     @property
     def final(self) -> bool:
@@ -242,6 +249,7 @@ class Opening:
             epoch=self.terms.epoch,
             source_of=job.source_opener(self.storage()),
             cache_scope=_cache_scope(spec.owner),
+            cache_judge=self.judge,
         )
         part = StreamPart(
             feed=self.feed,
@@ -282,6 +290,7 @@ class RunOpener:
         self._control = control
         self._flight = flight
         self._figures = figures
+        self._judge = DispatcherJudge(control.post, job.name)
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
         self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
@@ -328,6 +337,7 @@ class RunOpener:
             recorder=self._flight.recorder(stream),
             budget=budget,
             figures=self._figures,
+            judge=self._judge,
         )
 
     def _feed(self, stream: StreamId, start: StartRun, split_counts: Sequence[int]) -> StreamFeed:

@@ -108,6 +108,24 @@ def with_workers(memory: ModelMemory, workers: float) -> ModelMemory:
     return replace(memory, workers=workers, recent=(), astray=0)
 
 
+def with_rate(memory: ModelMemory, worker_per_s: float) -> ModelMemory:
+    """Return the memory for workers that make so much from now on: the same trainer, and nothing tried yet.
+
+    >>> asked = with_rate(ModelMemory(held=8, demand_per_s=80.0, worker_per_s=10.0), 40.0)
+    >>> asked.held, asked.reason
+    (2, 'the trainer takes 80.0/s, a worker makes 40.0/s by what is kept now')
+    """
+    if not memory.demand_per_s or not worker_per_s:
+        return ModelMemory(held=memory.held, reason=memory.reason)
+    demand_per_s = memory.demand_per_s
+    return ModelMemory(
+        held=max(1, math.ceil(demand_per_s / (1 + WORTHWHILE) / worker_per_s)),
+        reason=f"the trainer takes {demand_per_s:.1f}/s, a worker makes {worker_per_s:.1f}/s by what is kept now",
+        demand_per_s=demand_per_s,
+        worker_per_s=worker_per_s,
+    )
+
+
 def learned_by(memory: ModelMemory) -> Learned | None:
     """Return what the next run should know. None: nothing was found out that can be relied on."""
     if not memory.verified or not memory.worker_per_s:

@@ -40,6 +40,7 @@ class KeepingStage(Stage):
         point = self._point
         for complete in self._keeping.passed(point, visit):
             self._keeping.finish(point, complete)
+        self._keeping.went_through(point, visit, len(chunk.elements))
         if visit is PASS_END:
             return chunk
         made = chunk.made and visit.made_at != point.number
@@ -51,7 +52,8 @@ class KeepingStage(Stage):
         if idents is not None and point.frozen:
             idents = idents.copy()
             idents[:, 0] = visit.place
-        return Chunk(chunk.elements, chunk.marks, idents, visit, made)
+        last = point.number == self._keeping.highest
+        return Chunk(chunk.elements, chunk.marks, idents, None if last else visit, made)
 
     def skip(self, count: int) -> int:
         passed = self.upstream.skip(count)
@@ -59,8 +61,7 @@ class KeepingStage(Stage):
         return passed
 
     def close(self) -> None:
-        if isinstance(self._keeping, ElementKeeping):
-            self._keeping.close(self._point)
+        self._keeping.close(self._point)
         super().close()
 
 

@@ -19,6 +19,7 @@ from penstock.runtime.column_filters import is_column_batch, kept_rows
 from penstock.runtime.contract import Chunk, Selected
 from penstock.runtime.ordered import Outcome
 from penstock.runtime.quarantine import Quarantine
+from penstock.runtime.repeating import repeat_some
 from penstock.runtime.stats import StageMeter
 
 
@@ -130,6 +131,8 @@ def run_steps(steps: Sequence[Step], chunk: Chunk) -> Outcome:
     if chunk.made:
         return Outcome(chunk)
     for step in steps:
+        if visit is not None and visit.is_kept and isinstance(step, CallingStep) and step.calls.quarantine is None:
+            repeat_some(step.calls.label, step.run, chunk)
         outcome = step.run(chunk)
         chunk = outcome.chunk
         error = outcome.error or error
