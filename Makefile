@@ -11,6 +11,8 @@ FUZZ_STAMP := $(VENV)/.fuzz
 AUDIT_STAMP := $(VENV)/.audit
 CLUSTERS := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS)/.installed
+SPARK := .venv-spark
+SPARK_STAMP := $(SPARK)/.installed
 TRAINERS := .venv-trainers
 TRAINERS_STAMP := $(TRAINERS)/.installed
 TRAINERS_PACKAGES = $(addprefix src/penstock/,accelerate huggingface jax keras lightning tensorflow)
@@ -27,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers encryption rotation check audit bench experiment
-.PHONY: reference docs dist clean test-clusters test-trainers torchrec
+.PHONY: reference docs dist clean test-clusters test-trainers test-warehouse torchrec
 
 help:  ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -67,6 +69,17 @@ $(TRAINERS_STAMP): pyproject.toml
 test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
 	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 $(ARGS) || \
 		KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 --last-failed --last-failed-no-failures none $(ARGS)
+
+# Spark runs on a Java of Debian's, which is installed if this is root's.
+$(SPARK_STAMP): pyproject.toml
+	command -v java >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless; }
+	$(PYTHON) -m venv $(SPARK)
+	$(SPARK)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(SPARK)/bin/python -m pip install -q --disable-pip-version-check -e ".[dev,spark,experiments]"
+	touch $@
+
+test-warehouse: $(SPARK_STAMP)  ## run the tests of feature tables, and those on Spark and Polars
+	$(SPARK)/bin/python -m pytest tests/warehouse tests/spark -n 0 $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -168,4 +181,4 @@ dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel 
 	@ls dist/*
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) $(CLUSTERS) build dist site
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) $(CLUSTERS) $(SPARK) build dist site

@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
 from penstock.warehouse.joining import JoinRules, join_logs
-from tests.warehouse.tables import rows_by_key
-
-FEATURES = [ps.Feature(id=1), ps.Feature(id=2), ps.Feature(id=5, kind="sparse"), ps.Feature(id=8, kind="scored")]
-HOUR, DAY = 3600, 86_400
-START = 20_000 * DAY
-
-
-def write_features(path, rows):
-    """Write (key, time) rows; their features are a function of the key, and row 13 has none."""
-    scored = pa.map_(pa.int64(), pa.list_(pa.struct([("id", pa.int64()), ("score", pa.float32())])))
-    columns = {
-        "key": pa.array([key for key, _ in rows], pa.int64()),
-        "time": pa.array([time for _, time in rows], pa.int64()),
-        "dense": pa.array([dense_of(key) for key, _ in rows], pa.map_(pa.int64(), pa.float32())),
-        "sparse": pa.array([[(5, [key] * (key % 3))] for key, _ in rows], pa.map_(pa.int64(), pa.list_(pa.int64()))),
-        "scored": pa.array([[(8, [{"id": key, "score": 0.5}])] for key, _ in rows], scored),
-    }
-    pq.write_table(pa.table(columns), path)
-
-
-def dense_of(key):
-    return [] if key == 13 else [(1, key / 2), *([(2, 1.0)] if key % 2 else []), (99, 7.0)]
-
-
-def write_events(path, rows):
-    pq.write_table(pa.table({"key": [key for key, _ in rows], "time": [time for _, time in rows]}), path)
-
+from tests.warehouse.logs import DAY, FEATURES, START, published, write_logs
 
 @pytest.fixture
 def logs(tmp_path):
-    rows = [(key, START + key * 1000) for key in range(200)]
-    write_features(tmp_path / "features-0.parquet", rows[:120])
-    write_features(tmp_path / "features-1.parquet", [*rows[110:], (7, START + 9_999)])
-    at = dict(rows)
-    write_events(
-        tmp_path / "events-0.parquet",
-        [
-            (3, at[3] + 10),
-            (3, at[3] + 10),  # doubled
-            (4, at[4] - 1),  # before
-            (5, at[5] + HOUR),  # in the last second
-            (6, at[6] + HOUR + 1),  # late
-            (190, at[190] + 5),
-            (777, START),  # of a row that was never logged
-        ],
-    )
+    write_logs(tmp_path)
     return tmp_path
-
-
-def published(table):
-    return rows_by_key(ps.read_features(table, columns=["key", "label"])) if table.snapshot().files else {}
 
 
 def test_labels_come_from_the_window_and_from_nothing_else(logs):

@@ -47,6 +47,7 @@ class Table:
 
         self.url = normal_path(fspath(url)).rstrip("/")
         self.storage_options = tuple((storage_options or {}).items())
+        self.key_source = key
         self._key = TableKey.of(key) if key is not None else None
 
     def __repr__(self) -> str:

@@ -12,10 +12,9 @@ from uuid import uuid4
 import pyarrow as pa
 
 from penstock.core.errors import InvalidArgumentError
-from penstock.sources.delta_log import LoggedFile
+from penstock.sources.delta_log import PARTITION, LoggedFile
 from penstock.warehouse.features import Feature
 
-PARTITION = "date"
 ROW_COLUMNS = {"key": pa.int64(), "time": pa.int64(), "label": pa.float32()}
 """What every row has beside its features: whose it is, when it was logged (seconds), and what came of it."""
 KINDS = {
