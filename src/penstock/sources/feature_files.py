@@ -15,7 +15,7 @@ from penstock.sources.coalescing import ReadingMeter, coalesced, gap_bytes
 from penstock.sources.parquet_groups import byte_ranges, row_groups
 from penstock.sources.sparse_files import SparseFile
 from penstock.sources.storage import Options
-from penstock.sources.table_keys import decryption, storage_options
+from penstock.sources.table_keys import COLUMN_KEYS, KEYED, ColumnKeys, decryption, storage_options
 
 FOOTERS_KEPT = 16
 FOOTER_BYTES = 64 << 10
@@ -83,6 +83,9 @@ class FeatureFile:
         self.path = path
         self._key = (path, size, etag)
         self._decryption = decryption(options, path)
+        self._options = options
+        self._keyed = self._decryption is not None and path.endswith(KEYED)
+        self._keys: ColumnKeys | None = None
         self._footers, self._meter, self._coalesce, self._tier = footers, meter, coalesce, tier
         self._sparse = SparseFile(path, size, storage_options(options), etag=etag)
         self._reader: Any = None
@@ -91,7 +94,9 @@ class FeatureFile:
     @property
     def footer(self) -> Footer:
         if self._footer is None:
-            self._footer = self._footers.get(self._key) or self._footers.keep(self._key, self._parsed_footer())
+            # Of columns with keys of their own the footer is only read with the file that it was opened with.
+            kept = None if self._keyed else self._footers.get(self._key)
+            self._footer = kept or self._footers.keep(self._key, self._parsed_footer())
         return self._footer
 
     def _parsed_footer(self) -> Any:
@@ -109,16 +114,25 @@ class FeatureFile:
             file = pq.ParquetFile(
                 self._sparse.source(), decryption_properties=self._decryption, page_checksum_verification=True
             )
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             what = f"the footer cannot be read: {error}"
             raise CorruptRecordError(self.path, what + self._key_hint(), offset=size) from error
         self._reader = file.reader
+        if self._keyed:
+            self._keys = ColumnKeys(self._options, self.path, (file.metadata.metadata or {}).get(COLUMN_KEYS))
         return file.metadata
 
     def _key_hint(self) -> str:
         if self._decryption is None:
             return " (if the table is encrypted, name its key: ps.Table(url, key='file:PATH'))"
         return " (or the key is not the one it was written with)"
+
+    def check_keys(self, columns: Iterable[str]) -> None:
+        """Raise, with the column, if one of them cannot be decrypted."""
+        if self._keyed:
+            self.footer  # noqa: B018 (it says which column has which key)
+            assert self._keys is not None
+            self._keys.check(columns)
 
     def stripes(self) -> list[tuple[int, int, int]]:
         """Return the number, the first row and the rows of each stripe."""
@@ -138,6 +152,7 @@ class FeatureFile:
         if not columns:
             return {}
         footer = self.footer
+        self.check_keys(columns)
         leaves = sorted(leaf for column in columns for leaf in footer.leaves[column])
         group = row_groups(footer.metadata, 0, footer.metadata.num_rows)[stripe]
         wanted = byte_ranges(footer.metadata, [group], leaves)

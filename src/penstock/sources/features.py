@@ -187,6 +187,7 @@ class _SplitStripes:
     ) -> Sequence[tuple[int, int, int]]:
         if self._node.predicate is None:
             return stripes
+        file.check_keys(self._filters)
         metadata = file.footer.metadata
         groups = row_groups(metadata, 0, piece.stop)
         kept = {group.number for group in matching_groups(metadata, groups, self._node.predicate, _known_bounds(piece))}
