@@ -13,7 +13,7 @@ import deltalake  # noqa: F401 (loaded before the fork)
 import duckdb  # noqa: F401
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet
 
 import penstock as ps
 import penstock.warehouse.duckdb_join

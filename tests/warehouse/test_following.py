@@ -98,7 +98,7 @@ def test_each_row_is_trained_on_once_though_the_trainer_is_killed_again_and_agai
                 table.append(rows_of(2 + kill), date=f"2026-01-{kill + 3:02d}")
                 if kill % 2:
                     compact(table)
-            _wait_for(lambda: len(trained()) >= wanted, trainer)
+            _wait_for(lambda wanted=wanted: len(trained()) >= wanted, trainer)
             trainer.send_signal(signal.SIGKILL)
     with subprocess.Popen(command, cwd=ROOT, env=environment) as trainer:
         _wait_for(lambda: len(trained()) >= (2 + KILLS) * ROWS, trainer)

@@ -25,6 +25,7 @@ from tests.warehouse.logs import (
     write_features,
     write_logs,
 )
+
 BATCHES = 100
 
 

@@ -132,7 +132,9 @@ def read_snapshot(url: str, version: int | None = None, options: Options = ()) -
             replay.checkpoint(part, _content(part, options))
     for number in range(base + 1, wanted + 1):
         if number not in commits:
-            raise SnapshotGoneError(url, f"version {wanted} is gone: commit {number} is no longer in the log", remedy=_NEWER)
+            raise SnapshotGoneError(
+                url, f"version {wanted} is gone: commit {number} is no longer in the log", remedy=_NEWER
+            )
         replay.commit(commits[number].path, _content(commits[number], options))
     return replay.snapshot(wanted)
 
@@ -255,15 +257,15 @@ class _LogReplay:
         paths, sizes = adds.field("path").to_pylist(), adds.field("size").to_pylist()
         partitions = [dict(pairs) for pairs in adds.field("partitionValues").to_pylist()]
         for path, size, values, stats in zip(paths, sizes, partitions, adds.field("stats").to_pylist()):
-            self.files[unquote(path)] = LoggedFile(unquote(path), size, _partition(values, self.partitioned_by), _rows(stats))
+            self.files[unquote(path)] = LoggedFile(
+                unquote(path), size, _partition(values, self.partitioned_by), _rows(stats)
+            )
 
     def _take_protocol(self, row: dict[str, Any]) -> None:
         self._check(LogProtocol(row["minReaderVersion"], row.get("readerFeatures")))
 
     def _take_metadata(self, row: dict[str, Any]) -> None:
-        self._take(
-            LogMetadata(row["schemaString"], row["partitionColumns"] or [], dict(row["configuration"] or []))
-        )
+        self._take(LogMetadata(row["schemaString"], row["partitionColumns"] or [], dict(row["configuration"] or [])))
 
     def _take(self, metadata: LogMetadata) -> None:
         self._metadata, self.partitioned_by = metadata, metadata.partition_columns

@@ -48,7 +48,9 @@ def parse_ring(text: str) -> dict[str, bytes]:
         except (binascii.Error, ValueError):
             key = b""
         if len(key) != KEY_BYTES:
-            raise InvalidArgumentError(f"what is there is not {KEY_BYTES} bytes in base64; `penstock table key` makes one")
+            raise InvalidArgumentError(
+                f"what is there is not {KEY_BYTES} bytes in base64; `penstock table key` makes one"
+            )
         ring[name.strip() or TABLE_KEY] = key
     if TABLE_KEY not in ring:
         raise InvalidArgumentError(f"no key of the name {TABLE_KEY!r} is there, and footers are encrypted with it")
@@ -159,7 +161,8 @@ class ColumnKeys:
         for column in columns if self._missing else ():
             if column in self._missing:
                 raise CorruptRecordError(
-                    self._path, f"column {column!r} is encrypted with {self._missing[column]}; add it to ps.Table's key="
+                    self._path,
+                    f"column {column!r} is encrypted with {self._missing[column]}; add it to ps.Table's key=",
                 )
 
     def check_all(self) -> None:

@@ -22,7 +22,15 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from penstock.core.errors import InvalidArgumentError, MissingExtraError, TableConflictError
-from penstock.sources.delta_log import LOG, PARTITION, LoggedFile, commit_path, newest_version, read_commit, read_snapshot
+from penstock.sources.delta_log import (
+    LOG,
+    PARTITION,
+    LoggedFile,
+    commit_path,
+    newest_version,
+    read_commit,
+    read_snapshot,
+)
 from penstock.sources.storage import is_remote
 
 APPEND_TRIES = 20

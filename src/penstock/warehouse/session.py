@@ -40,8 +40,8 @@ class Session:
     `batch` rows of the days in `partitions` (None: all of them), as a dict: `dense`, a `KeyedDense`; `sparse`, a
     `KeyedRagged`; and `label`. `dense` and `sparse` say of which features, made or read; None: of all that no transform
     reads, numbers here, lists and whole numbers there. `sample` keeps a share of the rows. The table is read as it is
-    at `version`; None: as it is when the session becomes a dataset, which `pinned()` settles. With `follow`, `open()` goes
-    on with rows that are committed later, of whatever day.
+    at `version`; None: as it is when the session becomes a dataset, which `pinned()` settles. With `follow`, `open()`
+    goes on with rows that are committed later, of whatever day.
 
     >>> import tempfile, pyarrow as pa, penstock as ps
     >>> table = ps.Table.create(tempfile.mkdtemp(), [Feature(id=1), Feature(id=2, kind="sparse")])

@@ -1,9 +1,9 @@
 """A session that is being read: it holds its version of the table, and goes on with what is committed after it.
 
-A session that follows is a sequence of *parts*: all rows of its first version, then the rows of each commit that brings
-some, one commit a part. Which parts there are depends on the log alone, so that ranks and resumed readers agree on them,
-and each is an epoch of its own, exactly once as any epoch. A state is the part's version and the loader's own state
-in it. Commits that only write rows again (reorder, compaction, filling in, reaping) bring none.
+A session that follows is a sequence of *parts*: all rows of its first version, then the rows of each commit that
+brings some, one commit a part. Which parts there are depends on the log alone, so that ranks and resumed readers agree
+on them, and each is an epoch of its own, exactly once as any epoch. A state is the part's version and the loader's own
+state in it. Commits that only write rows again (reorder, compaction, filling in, reaping) bring none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class SessionReader:
         self._idle_s, self._poll_s = idle_s, poll_s
         ranks = self._options.get("ranks")
         if session.version is None and ranks is not None and ranks.count > 1:
-            raise InvalidArgumentError("the ranks of a session read the same version: name it, as session.pinned() does")
+            raise InvalidArgumentError(
+                "the ranks of a session read the same version: name it, as session.pinned() does"
+            )
         self._table = session.opened_table
         self._part = SessionPart(session.pinned().version or 0, appended=False)
         self._loaded: Mapping[str, Any] | None = None

@@ -1,8 +1,8 @@
 """The offline join on Spark: the same job, spread over a cluster.
 
 Spark joins and labels; each task then samples, flattens and writes its rows as a file of the table, with the functions
-that the other engine uses, and returns what it wrote. The driver commits. A task that was tried twice leaves a file that
-no commit names, which `vacuum` removes. Executors need this package and the table's folder, under the same path.
+that the other engine uses, and returns what it wrote. The driver commits. A task that was tried twice leaves a file
+that no commit names, which `vacuum` removes. Executors need this package and the table's folder, under the same path.
 """
 
 from __future__ import annotations

@@ -202,9 +202,10 @@ class Table:
         keyed = {feature.column: feature.key for feature in self.features.values() if feature.key}
         if self._key is None:
             if keyed:
+                column, name = next(iter(keyed.items()))
                 raise InvalidArgumentError(
-                    f"{next(iter(keyed))} is encrypted with the key {next(iter(keyed.values()))!r}; name where the keys "
-                    "are: ps.Table(url, key='file:PATH')"
+                    f"{column} is encrypted with the key {name!r}; name where the keys are: "
+                    "ps.Table(url, key='file:PATH')"
                 )
             return None
         return self._key.encryption(keyed)
