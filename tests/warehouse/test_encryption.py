@@ -64,7 +64,7 @@ def test_who_lacks_the_key_of_a_column_reads_the_others_and_is_told_which_it_is(
             list(ps.read_features(other, features=[1], where=ps.col("f3") > 0))
         with pytest.raises(ps.CorruptRecordError, match=r"column 'f\d+' is encrypted"):
             column_bytes(other)
-        with pytest.raises(ps.InvalidArgumentError if len(keys) == 1 else ps.CorruptRecordError, match="'ads'|f3"):
+        with pytest.raises(ps.CorruptRecordError, match=r"column 'f\d+' is encrypted"):
             reorder(other, order=[3])
 
 
