@@ -21,7 +21,7 @@ OLDEST_STAMP := $(OLDEST)/.installed
 OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = caching coordinated dsi epochs fleet scaling sharing visitation
+EXPERIMENTS = caching coordinated dsi epochs fleet scaling sharing stalls visitation
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
@@ -144,8 +144,8 @@ torchrec: $(STAMP)  ## install torchrec and what it needs: releases that load on
 		portalocker orjson importlib-metadata zipp
 
 # Peers are made where there are some to compare with: `protocol` has none, nor has another checkout of ours. Those of
-# `transforms` are libraries, in this environment.
-bench: $(STAMP) $(if $(filter transforms,$(B)),$(EXPERIMENTS_STAMP)) $(if $(findstring --against,$(ARGS))$(filter protocol transforms,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
+# `features`, `session` and `transforms` are libraries, in this environment.
+bench: $(STAMP) $(if $(filter session transforms,$(B)),$(EXPERIMENTS_STAMP)) $(if $(findstring --against,$(ARGS))$(filter features protocol session transforms,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
 	@test -f benchmarks/bench_$(subst -,_,$(B)).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
 	$(BIN)/python benchmarks/bench_$(subst -,_,$(B)).py $(ARGS)
 
@@ -153,7 +153,7 @@ $(EXPERIMENTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[experiments]"
 	touch $@
 
-experiment: $(EXPERIMENTS_STAMP) $(if $(filter caching fleet scaling visitation,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
+experiment: $(EXPERIMENTS_STAMP) $(if $(filter caching dsi fleet scaling stalls visitation,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
 	@test -n "$(filter $(E),$(EXPERIMENTS))" || { echo "say which: make experiment E=name, one of: $(EXPERIMENTS)"; exit 2; }
 	$(BIN)/python experiments/$(E).py $(ARGS)
 
