@@ -118,7 +118,7 @@ def main() -> int:
         alone = run(file, workers=0, step_s=step_s, batches=batches, quota=quota)
         helped = run(file, workers=1, step_s=step_s, batches=batches, quota=quota)
     print(
-        f"a batch takes {cost_s * 1e3:.1f} ms of a core, a step {step_s * 1e3:.1f} ms; the quota is {quota:.0%} of a core"
+        f"a batch takes {cost_s * 1e3:.1f} ms of a core, a step {step_s * 1e3:.1f} ms; the quota is {quota:.0%} of it"
     )
     targets: list[tuple[str, float, bool, str]] = [
         (
