@@ -36,7 +36,6 @@ def read_features(
     inject: Sequence[Table] = (),
     tier: bool = True,
     session: str | None = None,
-    appended: bool = False,
 ) -> Dataset:
     """Batches of a feature table, as they lie in memory when they are read: all rows of a feature side by side.
 
@@ -45,8 +44,7 @@ def read_features(
     written. `partitions` are days, `where` keeps rows by `key`, `time`, `label`, `date` or dense features
     (`ps.col("f7") > 0`), `sample` keeps a share of the rows, by a hash of seed, file and row. `inject` are side tables
     whose features are joined by key and day. The table is read as it is at `version`; None: as it is now. With a name
-    of the `session` the table's read log notes what it reads: `Table.reorder` and `tier` go by that. `appended` leaves
-    only the rows that came with the commit of that version.
+    of the `session` the table's read log notes what it reads: `Table.reorder` and `tier` go by that.
 
     >>> import tempfile, pyarrow as pa
     >>> from penstock.warehouse.features import Feature
@@ -91,7 +89,6 @@ def read_features(
         batch=batch,
         injected=tuple(injected),
         tier=tier,
-        appended=appended,
     )
     if session is not None:
         ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)

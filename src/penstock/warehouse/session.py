@@ -19,6 +19,7 @@ from penstock.api.dataset import Dataset
 from penstock.api.services import OwnedService
 from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph import transforms as tr
+from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
 from penstock.warehouse.features import Feature
 from penstock.warehouse.reading import known_features, read_features
@@ -140,7 +141,7 @@ class Session:
         """Return the session as a pipeline, which has no function: `distribute` it as any other."""
         if self.follow:
             raise InvalidArgumentError("a session that follows its table is read with open(): a dataset has an end")
-        return self.dataset_of(self.plan_at(self.version))
+        return dataset_of(self, plan_at(self, self.version))
 
     def open(
         self,
@@ -157,29 +158,6 @@ class Session:
         """
         return SessionReader(self, to, options, idle_s=idle_s, poll_s=poll_s)
 
-    def plan_at(self, version: int | None) -> SessionPlan:
-        """Return what the session comes to at a version of its table."""
-        return SessionPlan(replace(self, version=version).pinned())
-
-    def dataset_of(self, plan: SessionPlan, *, appended: bool = False) -> Dataset:
-        """Return the pipeline of a plan; `appended`: of the rows that came with the commit of its version alone."""
-        read = read_features(
-            plan.table,
-            features=plan.read,
-            partitions=None if appended else self.partitions,
-            appended=appended,
-            columns=plan.columns,
-            sample=self.sample,
-            seed=self.seed,
-            batch=self.batch,
-            version=plan.version,
-        )
-        made = read.transform_features(
-            *plan.transforms, within=plan.within, columns=plan.row_inputs, dense=plan.dense, sparse=plan.sparse
-        )
-        outputs = [name for name, keys in (("dense", plan.dense), ("sparse", plan.sparse)) if keys]
-        return made.select(*outputs, self.label)
-
     def explain(self) -> str:
         """Return what is read, made, given and left out, and the plan."""
         plan = SessionPlan(self.pinned())
@@ -192,7 +170,34 @@ class Session:
             f"  gives   {len(plan.dense)} dense, {len(plan.sparse)} sparse, {self.label}",
             f"  dead    {', '.join(dead) or 'nothing'}",
         ]
-        return "\n".join(lines) + "\n\n" + self.dataset_of(plan).explain()
+        return "\n".join(lines) + "\n\n" + dataset_of(self, plan).explain()
+
+
+def plan_at(session: Session, version: int | None) -> SessionPlan:
+    """Return what a session comes to at a version of its table."""
+    return SessionPlan(replace(session, version=version).pinned())
+
+
+def dataset_of(session: Session, plan: SessionPlan, *, appended: bool = False) -> Dataset:
+    """Return the pipeline of a plan; `appended`: of the rows that came with the commit of its version alone."""
+    read = read_features(
+        plan.table,
+        features=plan.read,
+        partitions=None if appended else session.partitions,
+        columns=plan.columns,
+        sample=session.sample,
+        seed=session.seed,
+        batch=session.batch,
+        version=plan.version,
+    )
+    if appended:
+        assert isinstance(read.node, ReadFeatures)
+        read = Dataset(replace(read.node, appended=True))
+    made = read.transform_features(
+        *plan.transforms, within=plan.within, columns=plan.row_inputs, dense=plan.dense, sparse=plan.sparse
+    )
+    outputs = [name for name, keys in (("dense", plan.dense), ("sparse", plan.sparse)) if keys]
+    return made.select(*outputs, session.label)
 
 
 class SessionPlan:

@@ -98,8 +98,10 @@ class SessionReader:
 
     def _open_part(self) -> bool:
         """Begin with the part; False: it has no rows."""
+        from penstock.warehouse.session import dataset_of, plan_at
+
         self._hold(self._part.version)
-        plan = self._session.plan_at(self._part.version)
+        plan = plan_at(self._session, self._part.version)
         files = self._files(plan)
         if not files:
             return False
@@ -109,7 +111,7 @@ class SessionReader:
         options = dict(self._options)
         if options.get("job") is not None:
             options["job"] = f"{options['job']}-{self._part.version}"
-        dataset = self._session.dataset_of(plan, appended=self._part.appended)
+        dataset = dataset_of(self._session, plan, appended=self._part.appended)
         self._loader = dataset.distribute(self._to, **options)
         if self._loaded is not None:
             self._loader.load_state_dict(self._loaded)
