@@ -40,7 +40,7 @@ def train(session: ps.Session, workers: int, step_s: float, batches: int) -> dic
     cores = sorted(os.sched_getaffinity(0))
     if workers:
         os.sched_setaffinity(0, {cores[-1]})  # what it starts is to run there
-    # Without end: an epoch of this small table is over after a few steps, and how the next one begins is not the matter.
+    # Without end: an epoch of this small table is over after a few steps, and how another begins is not the point.
     with session.dataset().repeat().distribute(workers or None) as loader:
         reading = iter(loader)
         next(reading)
