@@ -11,6 +11,8 @@ FUZZ_STAMP := $(VENV)/.fuzz
 AUDIT_STAMP := $(VENV)/.audit
 CLUSTERS := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS)/.installed
+SPARK := .venv-spark
+SPARK_STAMP := $(SPARK)/.installed
 TRAINERS := .venv-trainers
 TRAINERS_STAMP := $(TRAINERS)/.installed
 TRAINERS_PACKAGES = $(addprefix src/penstock/,accelerate huggingface jax keras lightning tensorflow)
@@ -19,7 +21,7 @@ OLDEST_STAMP := $(OLDEST)/.installed
 OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = caching coordinated dsi epochs fleet scaling sharing visitation
+EXPERIMENTS = caching coordinated dsi epochs fleet scaling sharing stalls visitation
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
@@ -27,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest crossbar simulate walks mutants fuzz strangers encryption rotation check audit bench experiment
-.PHONY: reference docs dist clean test-clusters test-trainers torchrec
+.PHONY: reference docs dist clean test-clusters test-trainers test-warehouse torchrec
 
 help:  ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -67,6 +69,17 @@ $(TRAINERS_STAMP): pyproject.toml
 test-trainers: $(TRAINERS_STAMP)  ## run the tests with Keras, JAX, TensorFlow, Lightning, Accelerate and Hugging Face
 	KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 2 --dist loadscope $(ARGS) || \
 		KERAS_BACKEND=torch $(TRAINERS)/bin/python -m pytest tests/trainers $(TRAINERS_PACKAGES) -n 0 --last-failed --last-failed-no-failures none $(ARGS)
+
+# Spark runs on a Java of Debian's, which is installed if this is root's.
+$(SPARK_STAMP): pyproject.toml
+	command -v java >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless; }
+	$(PYTHON) -m venv $(SPARK)
+	$(SPARK)/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(SPARK)/bin/python -m pip install -q --disable-pip-version-check -e ".[dev,spark,experiments]"
+	touch $@
+
+test-warehouse: $(SPARK_STAMP)  ## run the tests of feature tables, and those on Spark and Polars
+	$(SPARK)/bin/python -m pytest tests/warehouse tests/spark -n 0 $(ARGS)
 
 crossbar: $(STAMP)  ## run random cases of pipelines, modes and happenings: make crossbar SEEDS=0-99 [ARGS="--jobs 2"]
 	$(BIN)/python -m tests.crossbar $(or $(SEEDS),0-99) $(ARGS)
@@ -131,8 +144,8 @@ torchrec: $(STAMP)  ## install torchrec and what it needs: releases that load on
 		portalocker orjson importlib-metadata zipp
 
 # Peers are made where there are some to compare with: `protocol` has none, nor has another checkout of ours. Those of
-# `transforms` are libraries, in this environment.
-bench: $(STAMP) $(if $(filter transforms,$(B)),$(EXPERIMENTS_STAMP)) $(if $(findstring --against,$(ARGS))$(filter protocol transforms,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
+# `features`, `session` and `transforms` are libraries, in this environment.
+bench: $(STAMP) $(if $(filter session transforms,$(B)),$(EXPERIMENTS_STAMP)) $(if $(findstring --against,$(ARGS))$(filter features protocol session transforms,$(B)),,$(PEERS_STAMP))  ## measure against the peers: make bench B=trivial [ARGS=--quick], or ARGS="--against CHECKOUT"
 	@test -f benchmarks/bench_$(subst -,_,$(B)).py || { echo "say which: make bench B=name, one of: $(BENCHES)"; exit 2; }
 	$(BIN)/python benchmarks/bench_$(subst -,_,$(B)).py $(ARGS)
 
@@ -140,7 +153,7 @@ $(EXPERIMENTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[experiments]"
 	touch $@
 
-experiment: $(EXPERIMENTS_STAMP) $(if $(filter caching fleet scaling visitation,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
+experiment: $(EXPERIMENTS_STAMP) $(if $(filter caching dsi fleet scaling stalls visitation,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
 	@test -n "$(filter $(E),$(EXPERIMENTS))" || { echo "say which: make experiment E=name, one of: $(EXPERIMENTS)"; exit 2; }
 	$(BIN)/python experiments/$(E).py $(ARGS)
 
@@ -168,4 +181,4 @@ dist: $(BUILD_STAMP)  ## build sdist and wheel in dist/, and see that the wheel 
 	@ls dist/*
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) $(CLUSTERS) build dist site
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(TRAINERS) $(CLUSTERS) $(SPARK) build dist site

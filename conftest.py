@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).parent / "src" / "penstock"
-ASKED_FOR = {Path(__file__).parent / "tests" / name for name in ("trainers", "clusters")}
-"""Tests with frameworks and engines that have environments of their own: `make test-trainers`, `make test-clusters`."""
+ASKED_FOR = {Path(__file__).parent / "tests" / name for name in ("trainers", "clusters", "spark")}
+"""Tests with frameworks and engines that have environments of their own: `make test-trainers` and the like."""
 ADAPTERS = {
     "accelerate": ("accelerate",),
     "huggingface": ("datasets", "transformers", "accelerate"),

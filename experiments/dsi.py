@@ -1,6 +1,6 @@
 """Storage and ingestion of feature tables: what each step of the published co-design brings, on a table like RM1.
 
-python experiments/dsi.py [--quick] [--like rm1] [--scale 0.1] [--rows 4096]     or: make experiment E=dsi
+python experiments/dsi.py [--quick] [--like rm1] [--scale 1] [--plots FOLDER]     or: make experiment E=dsi
 
 The steps, each on top of the one before:
 
@@ -13,15 +13,16 @@ The steps, each on top of the one before:
 
 Measured for sessions of the second half of the log: processor seconds of extraction (the clock of a busy machine says
 little), reads, bytes, bytes in vain. Storage time is by a model of one disk, stated, not measured: a read costs a seek
-of 8 ms (and 4 and 12) and its bytes at 180 MB/s; map files are read from end to end with one seek. The tables here are
-small. Up to which gap reads are joined follows the size of a stripe, and so the number of reads does not: the model
-takes the reads as they were, and bytes as if a large stripe had 256 MiB. "Useful rows" are rows with the features that
-the session asked for.
+of 8 ms (and 4 and 12) and its bytes at 180 MB/s; map files are read from end to end with one seek. Nothing of it is
+scaled: at full width 2,304 rows are a stripe of some 256 MiB, and reads and bytes are those of the run. "Useful rows"
+are rows with the features that the session asked for.
 
-Beside it: popularity (which share of the bytes serves 80 % of the traffic) and a tier of that size, taken from the
-first half of the log and judged on the second. Targets stand beside what was seen; the exit code is 1 where one is
-missed. Standby masters are not part of this. With --quick the table is too narrow and short for the targets on time and
-on reads: only those on bytes and popularity count.
+Beside it: tables III to VI of the paper beside the same of this table; popularity (which share of the bytes serves 80 %
+of the traffic) and a tier of that size, taken from the first half of the log and judged on the second. Targets stand
+beside what was seen; the exit code is 1 where one is missed. `--plots` draws the steps, the popularity and the sizes of
+reads. Samples a second and core (tables VIII and IX) are `make bench B=session`. Standby masters are not part of this.
+With --quick the table is too narrow and short for the targets on time and on reads: only those on bytes and popularity
+count.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ SEEKS_S = (0.008, 0.004, 0.012)
 DISK_BYTES_PER_S = 180e6
 BATCH = 512
 STRIPES = 8  # small ones in a large one
-STRIPE_BYTES = 256 << 20  # of a large one, in the model
+WHOLE_BYTES = 1 << 40  # stripes are cut by rows here
 
 
 def disk_s(reads: int, nbytes: float, seek_s: float = SEEKS_S[0]) -> float:
@@ -69,11 +70,9 @@ class Seen:
 
     def __init__(self, name: str, rows: int, cpu_s: float, reading: ReadingStatistics) -> None:
         self.name, self.rows, self.cpu_s, self.reading = name, rows, cpu_s, reading
-        self.stripes_larger = 1.0
-        """By which factor stripes of the model are larger than those that were read."""
 
     def rows_per_disk_s(self, seek_s: float = SEEKS_S[0]) -> float:
-        return self.rows / disk_s(self.reading.reads, self.reading.read_bytes * self.stripes_larger, seek_s)
+        return self.rows / disk_s(self.reading.reads, self.reading.read_bytes, seek_s)
 
     @property
     def rows_per_cpu_s(self) -> float:
@@ -200,7 +199,8 @@ def timed(name: str, work: Callable[[ReadingMeter], int], repeats: int) -> Seen:
 
 def ablation(table: ps.Table, folder: Path, order: list[int], sessions: list[LoggedRead], repeats: int) -> list[Seen]:
     rows = sum(file.rows for file in table.snapshot().files) // len(table.snapshot().files)
-    small, large = ps.StripeSize(rows=max(1, rows // STRIPES)), ps.StripeSize(rows=rows)
+    small = ps.StripeSize(rows=max(1, rows // STRIPES), bytes=WHOLE_BYTES)
+    large = ps.StripeSize(rows=rows, bytes=WHOLE_BYTES)
     by_id = [feature.id for feature in table.features.values()]
     features = {number: table.features[number] for number in sessions[0].features}
     session = sessions[0].features
@@ -224,9 +224,6 @@ def ablation(table: ps.Table, folder: Path, order: list[int], sessions: list[Log
     reorder(table, order=order, stripe=large)
     step("large stripes", coalesce=True, by_rows=True)
     step("feature-major", coalesce=True, by_rows=False)
-    files = table.snapshot().files
-    for each in seen:
-        each.stripes_larger = STRIPE_BYTES * len(files) / sum(file.size for file in files)
     return seen
 
 
@@ -289,20 +286,105 @@ def reading_of(table: ps.Table, read: LoggedRead) -> ReadingStatistics:
     return reading
 
 
+def chunk_sizes(table: ps.Table, read: LoggedRead) -> list[int]:
+    """Return the bytes of each column chunk that a session reads of the table's first file."""
+    wanted = {f"f{number}" for number in read.features}
+    metadata = table.open_file(table.folder / table.snapshot().files[0].path).metadata
+    columns = [metadata.row_group(0).column(leaf) for leaf in range(metadata.num_columns)]
+    found: Counter[str] = Counter()
+    for column in columns:
+        name = column.path_in_schema.partition(".")[0]
+        if name in wanted:
+            found[name] += column.total_compressed_size
+    return sorted(found.values())
+
+
+PAPER_READS = {"mean": 23_200, "p5": 18, "p25": 451, "p50": 1_240, "p75": 3_920, "p95": 97_700}
+"""Table VI: the sizes of an RM1 session's reads before they are joined, in bytes."""
+
+
+def print_tables(
+    table: ps.Table, expected: ModelStatistics, sizes: dict[int, float], reads: list[LoggedRead], chunks: list[int]
+) -> None:
+    """Print what the paper's tables III to VI have, of this table."""
+    files = table.snapshot().files
+    kinds = Counter(table.features[number].kind for number in reads[0].features)
+    used = float(np.mean([len(read.features) for read in reads])) / len(sizes)
+    print(f"tables of the paper, and of this table ({len(sizes)} features that are stored)")
+    print(
+        f"  III  {sum(file.size for file in files) / 1e6:,.0f} MB in {len(files)} days here; the paper's sessions use "
+        f"{expected.used_partitions} of {expected.stored_partitions} days"
+    )
+    print(
+        f"  IV   read: {kinds['dense']} dense and {kinds['sparse'] + kinds['scored']} sparse, of "
+        f"{expected.read_dense} and {expected.read_sparse} by the paper's at this width"
+    )
+    stored = expected.stored_dense + expected.stored_sparse
+    asked = (expected.read_dense + expected.read_sparse) / stored
+    print(f"  V    {used:.1%} of the features are read, {asked:.1%} by the paper's")
+    quantiles = {f"p{q}": float(np.percentile(chunks, q)) for q in (5, 25, 50, 75, 95)}
+    shown = {"mean": float(np.mean(chunks)), **quantiles}
+    told = ", ".join(f"{name} {value:,.0f} ({PAPER_READS[name]:,})" for name, value in shown.items())
+    print(f"  VI   bytes of a column in a stripe, and of RM1's reads in the paper: {told}\n")
+
+
+def draw(
+    folder: Path,
+    seen: list[Seen],
+    order: Sequence[int],
+    sizes: dict[int, float],
+    reads: Sequence[LoggedRead],
+    chunks: list[int],
+    published: ModelStatistics,
+) -> None:
+    """Draw the steps, the popularity of bytes (figure 7) and the sizes of reads (table VI)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, (steps, popular, read_sizes) = pyplot.subplots(1, 3, figsize=(16, 4))
+    names = [step.name for step in seen]
+    steps.bar(names, [step.rows_per_cpu_s / seen[0].rows_per_cpu_s for step in seen], width=0.4, align="edge")
+    disk = [step.rows_per_disk_s() / seen[0].rows_per_disk_s() for step in seen]
+    steps.bar(names, disk, width=-0.4, align="edge")
+    steps.legend(["by processor time", "by the disk model, 8 ms"])
+    steps.tick_params(axis="x", rotation=30)
+    steps.set(ylabel="rows, of map columns")
+    counts: Counter[int] = Counter(feature for read in reads for feature in read.features)
+    stored = np.cumsum([sizes.get(feature, 0.0) for feature in order]) / sum(sizes.values())
+    served = np.cumsum([counts[feature] * sizes.get(feature, 0.0) for feature in order])
+    popular.plot(stored, served / sum(bytes_of_session(sizes, read) for read in reads))
+    popular.axvline(published.popular_bytes, linestyle=":")
+    popular.axhline(0.8, linestyle=":")
+    popular.set(xlabel="share of the bytes, popular first", ylabel="share of the traffic", title="figure 7")
+    read_sizes.plot(chunks, np.linspace(0, 1, len(chunks)))
+    read_sizes.plot([PAPER_READS[f"p{q}"] for q in (5, 25, 50, 75, 95)], [0.05, 0.25, 0.5, 0.75, 0.95], "x")
+    read_sizes.set(xscale="log", xlabel="bytes of a column in a stripe", title="table VI (x: the paper's reads)")
+    figure.tight_layout()
+    figure.savefig(folder / "dsi.png", dpi=120)
+    print(f"drawn: {folder / 'dsi.png'}\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--like", default="rm1", choices=["rm1", "rm2", "rm3"])
     parser.add_argument("--scale", type=float)
     parser.add_argument("--rows", type=int)
+    parser.add_argument("--days", type=int, default=1, help="a file each")
+    parser.add_argument("--plots", type=Path, help="where plots go")
     options = parser.parse_args()
-    scale = options.scale or (0.05 if options.quick else 0.25)
-    rows = options.rows or (512 if options.quick else 4096)
-    repeats = 1 if options.quick else 3
+    scale = options.scale or (0.05 if options.quick else 1.0)
+    rows = options.rows or (512 if options.quick else 2304)
+    repeats = 1 if options.quick else 2
     published = model(options.like)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        table = generate(folder / "table", like=options.like, scale=scale, rows=rows, partitions=2, sessions=64)
+        table = generate(
+            folder / "table", like=options.like, scale=scale, rows=rows, partitions=options.days, sessions=64
+        )
         log = ReadLog(table.own_folder).read()
         first, second = log[: len(log) // 2], log[len(log) // 2 :]
         sizes = column_bytes(table)
@@ -312,6 +394,9 @@ def main() -> int:
         judged = [reading_of(table, read) for read in second[: 2 if options.quick else 8]]
         tier(table, folder / "fast", popular)
         tiered = [reading_of(table, read) for read in second[: 2 if options.quick else 8]]
+        print_tables(table, published.scaled(scale), sizes, second, chunk_sizes(table, second[0]))
+        if options.plots is not None:
+            draw(options.plots, seen, popularity(first), sizes, second, chunk_sizes(table, second[0]), published)
         return report(options, published, seen, sizes, second, share, judged, tiered)
 
 

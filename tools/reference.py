@@ -35,7 +35,7 @@ SECTIONS: dict[str, list[str]] = {
     "Datasets": ["Dataset", "mix", "count_classes", "col", "Column", "Expression", "SkipErrors", "register_type"],
     "Readers": [name for name in ps.__all__ if name.startswith(("range", "from_", "read_"))],
     "Reading": ["DatasetIterator", "Loader", "SavedDataset", "Ragged"],
-    "Feature tables": ["Table", "Feature", "StripeSize", "TableSnapshot", "SnapshotLease", "Session"],
+    "Feature tables": ["Table", "Feature", "StripeSize", "TableSnapshot", "SnapshotLease", "Session", "SessionReader"],
     "Batches of features": ["KeyedDense", "KeyedRagged", "register_transform"],
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],
     "Services": ["LocalService", "RayService", "register"],

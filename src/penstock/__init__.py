@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from penstock.warehouse.leases import SnapshotLease
     from penstock.warehouse.reading import read_features
     from penstock.warehouse.session import Session
+    from penstock.warehouse.session_reader import SessionReader
     from penstock.warehouse.table import Table
     from penstock.warehouse.writing import StripeSize
     from penstock.wire.caching import CachingLine
@@ -178,6 +179,7 @@ __all__ = [
     "ServiceFileMissingError",
     "ServiceNotReadyError",
     "Session",
+    "SessionReader",
     "Sharding",
     "Share",
     "SkipErrors",
@@ -311,6 +313,7 @@ if not TYPE_CHECKING:
         "penstock.warehouse.leases": ("SnapshotLease",),
         "penstock.warehouse.reading": ("read_features",),
         "penstock.warehouse.session": ("Session",),
+        "penstock.warehouse.session_reader": ("SessionReader",),
         "penstock.warehouse.table": ("Table",),
         "penstock.warehouse.writing": ("StripeSize",),
         "penstock.wire.figures": ("JobFigures", "StageFigures", "TrainerFigures", "WorkerFigures"),

@@ -12,8 +12,8 @@ import penstock as ps
 
 from . import functions as f
 from .case import Case
-from .files import write_files
-from .pipelines import COLUMN_BATCH, FIELD_OF, Pipeline, Source
+from .files import write_files, write_table
+from .pipelines import COLUMN_BATCH, COLUMN_SOURCES, FIELD_OF, Pipeline, Source
 from .steps import apply
 
 
@@ -25,6 +25,18 @@ def _open(source: Source, folder: Path) -> ps.Dataset:
     elif source.kind == "generator":
         each = source.rows // source.files
         ds = ps.from_generator(f.split_rows(source.first, each), splits=list(range(source.files)))
+    elif source.kind == "features":
+        hashed = ps.transforms.SigridHash("f2", out="h2", salt=1, max_value=1000)
+        clamped = ps.transforms.Clamp("f1", out="c1", low=1, high=8)
+        ds = (
+            ps.read_features(
+                write_table(folder, source.first, source.rows, source.files), columns=["key"], batch=COLUMN_BATCH
+            )
+            .transform_features(
+                hashed, clamped, within=["dense", "sparse", "scored"], dense=["c1", "f1"], sparse=["h2", "f2"]
+            )
+            .rename(key="id")
+        )
     else:
         paths = write_files(folder, source.kind, source.first, source.rows, source.files)
         readers: dict[str, Callable[[Any], ps.Dataset]] = {
@@ -41,7 +53,7 @@ def _open(source: Source, folder: Path) -> ps.Dataset:
     if source.shuffle is not None:
         size, seed = source.shuffle
         ds = ds.shuffle(size, seed=seed)
-    return ds if source.kind == "parquet_batches" else ds.map(f.to_row(FIELD_OF.get(source.kind)))
+    return ds if source.kind in COLUMN_SOURCES else ds.map(f.to_row(FIELD_OF.get(source.kind)))
 
 
 def build(pipeline: Pipeline, folder: Path) -> ps.Dataset:

@@ -70,7 +70,7 @@ def draw_pipeline(rng: random.Random, way: str = "plain") -> Pipeline:
         if kind == "row" or name != "batch":
             steps.append(Step(name, STEPS[name].draw(rng, pipeline)))
     drawn = replace(pipeline, steps=tuple(steps))
-    return _with_kept_splits(_with_leaf_types(_of_bounded_size(_with_something_left(drawn))))
+    return _with_features(_with_kept_splits(_with_leaf_types(_of_bounded_size(_with_something_left(drawn)))))
 
 
 def _with_something_left(pipeline: Pipeline) -> Pipeline:
@@ -83,6 +83,14 @@ def _with_something_left(pipeline: Pipeline) -> Pipeline:
         if step.name != "filter_all" or not replace(pipeline, steps=tuple(kept)).endless:
             kept.append(step)
     return replace(pipeline, steps=tuple(kept))
+
+
+def _with_features(pipeline: Pipeline) -> Pipeline:
+    """Let two of three that read columns read a feature table. Not drawn: what a seed gives stays the same."""
+    (source, *others) = pipeline.sources
+    if source.kind != "parquet_batches" or others or not source.rows or zlib.crc32(str(pipeline).encode()) % 3 == 0:
+        return pipeline
+    return replace(pipeline, sources=(replace(source, kind="features"),))
 
 
 def _with_leaf_types(pipeline: Pipeline) -> Pipeline:

@@ -11,7 +11,7 @@ from .driver import LegOutcome
 from .happenings import LOSES_A_STREAM
 from .modes import BATCH_OPERATORS, ends_apart
 from .outputs import Output, Row, rows_of, without
-from .pipelines import COLUMN_BATCH, REGROUPING, WITH_RNG_OF_ROWS
+from .pipelines import COLUMN_BATCH, COLUMN_SOURCES, REGROUPING, WITH_RNG_OF_ROWS
 from .plain import Plain
 from .reader import Portion
 from .verdict import Failure
@@ -175,7 +175,7 @@ class Epoch:
                 return int(step.arguments["length"])
             if step.name == "unbatch":
                 return 1
-        return COLUMN_BATCH if pipeline.sources[0].kind == "parquet_batches" else 1
+        return COLUMN_BATCH if pipeline.sources[0].kind in COLUMN_SOURCES else 1
 
     def _check_numbers(self) -> None:
         """What `enumerate` counts after `distribute` goes on over breaks and states."""

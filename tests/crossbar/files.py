@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import penstock as ps
 from penstock.sources.tfrecord import TFRecordWriter
 
 
@@ -60,6 +61,36 @@ WRITERS: dict[str, tuple[str, Callable[[Path, Sequence[int]], None]]] = {
     "tfrecord": ("tfrecord", _tfrecord),
     "webdataset": ("tar", _webdataset),
 }
+
+
+def write_table(folder: Path, first: int, rows: int, files: int) -> str:
+    """Return a feature table of so many files, whose keys are the ids; features follow from the key."""
+    home = folder / f"features-{first}-{rows}-{files}"
+    if not home.exists():
+        draft = folder / f"features-draft-{first}-{rows}-{files}"
+        table = ps.Table.create(
+            draft, [ps.Feature(id=1), ps.Feature(id=2, kind="sparse"), ps.Feature(id=3, kind="scored")]
+        )
+        for number in range(files):
+            ids = range(first + rows * number // files, first + rows * (number + 1) // files)
+            if ids:
+                table.append(_features(ids), date=f"2026-01-{number + 1:02d}")
+        draft.rename(home)
+    return str(home)
+
+
+def _features(ids: Sequence[int]) -> pa.Table:
+    scored = [[{"id": i, "score": i / 2}] * (i % 2) for i in ids]
+    return pa.table(
+        {
+            "key": pa.array(ids, pa.int64()),
+            "time": pa.array([0] * len(ids), pa.int64()),
+            "label": pa.array([float(i % 2) for i in ids], pa.float32()),
+            "f1": pa.array([None if i % 5 == 0 else i / 4 for i in ids], pa.float32()),
+            "f2": pa.array([list(range(i, i + i % 4)) for i in ids], pa.list_(pa.int64())),
+            "f3": pa.array(scored, pa.list_(pa.struct([("id", pa.int64()), ("score", pa.float32())]))),
+        }
+    )
 
 
 def write_files(folder: Path, kind: str, first: int, rows: int, files: int) -> list[str]:

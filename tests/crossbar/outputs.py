@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import penstock as ps
+
 from .functions import Note, Span
 
 Row = tuple[Any, ...]
@@ -72,6 +74,8 @@ def _at(column: Any, number: int) -> Any:
         return Span(column.start[number], column.stop[number])
     if isinstance(column, Note):
         return Note(column.text[number], column.weights[number])
+    if isinstance(column, (ps.KeyedDense, ps.KeyedRagged)):
+        return column.slice(number, number + 1)
     return column[number]
 
 
@@ -89,6 +93,10 @@ def _value(value: Any) -> Any:
         if value.size > 64:
             return value.size, zlib.crc32(value.tobytes())
         return tuple(value.reshape(-1).tolist())
+    if isinstance(value, ps.KeyedDense):
+        return "dense", value.keys, _value(value.values), value.presence is None or _value(value.presence)
+    if isinstance(value, ps.KeyedRagged):
+        return "sparse", value.keys, _value(value.values), _value(value.offsets)
     if isinstance(value, Span):
         return "span", _value(value.start), _value(value.stop)
     if isinstance(value, Note):

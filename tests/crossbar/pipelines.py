@@ -14,6 +14,8 @@ FIELD_OF = {"jsonl": "id", "csv": "id", "parquet": "id", "webdataset": "cls"}
 
 
 COLUMN_BATCH = 3
+COLUMN_SOURCES = frozenset({"parquet_batches", "features"})
+"""Sources that give batches of columns."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import penstock as ps
 
 from . import functions as f
 from .outputs import MASK
-from .pipelines import ENDS_IDENTITY, INDEXABLE, WITH_RNG, Kind, Pipeline, Step
+from .pipelines import COLUMN_SOURCES, ENDS_IDENTITY, INDEXABLE, WITH_RNG, Kind, Pipeline, Step
 
 Draw = Callable[[random.Random, Pipeline], dict[str, Any]]
 Build = Callable[[ps.Dataset, dict[str, Any]], ps.Dataset]
@@ -250,7 +250,7 @@ def kind_after(kind: str, step: Step) -> str | None:
 
 
 def source_kind(pipeline: Pipeline) -> str:
-    return "batch" if pipeline.sources[0].kind == "parquet_batches" else "row"
+    return "batch" if pipeline.sources[0].kind in COLUMN_SOURCES else "row"
 
 
 def kind_of(pipeline: Pipeline, after: tuple[Step, ...] = ()) -> str | None:

@@ -2,64 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
 import penstock as ps
 from penstock.warehouse.joining import JoinRules, join_logs
-from tests.warehouse.tables import rows_by_key
+from tests.warehouse.logs import (
+    DAY,
+    FEATURES,
+    HOUR,
+    START,
+    column_digests,
+    published,
+    write_events,
+    write_features,
+    write_logs,
+)
 
-FEATURES = [ps.Feature(id=1), ps.Feature(id=2), ps.Feature(id=5, kind="sparse"), ps.Feature(id=8, kind="scored")]
-HOUR, DAY = 3600, 86_400
-START = 20_000 * DAY
-
-
-def write_features(path, rows):
-    """Write (key, time) rows; their features are a function of the key, and row 13 has none."""
-    scored = pa.map_(pa.int64(), pa.list_(pa.struct([("id", pa.int64()), ("score", pa.float32())])))
-    columns = {
-        "key": pa.array([key for key, _ in rows], pa.int64()),
-        "time": pa.array([time for _, time in rows], pa.int64()),
-        "dense": pa.array([dense_of(key) for key, _ in rows], pa.map_(pa.int64(), pa.float32())),
-        "sparse": pa.array([[(5, [key] * (key % 3))] for key, _ in rows], pa.map_(pa.int64(), pa.list_(pa.int64()))),
-        "scored": pa.array([[(8, [{"id": key, "score": 0.5}])] for key, _ in rows], scored),
-    }
-    pq.write_table(pa.table(columns), path)
-
-
-def dense_of(key):
-    return [] if key == 13 else [(1, key / 2), *([(2, 1.0)] if key % 2 else []), (99, 7.0)]
-
-
-def write_events(path, rows):
-    pq.write_table(pa.table({"key": [key for key, _ in rows], "time": [time for _, time in rows]}), path)
+BATCHES = 100
 
 
 @pytest.fixture
 def logs(tmp_path):
-    rows = [(key, START + key * 1000) for key in range(200)]
-    write_features(tmp_path / "features-0.parquet", rows[:120])
-    write_features(tmp_path / "features-1.parquet", [*rows[110:], (7, START + 9_999)])
-    at = dict(rows)
-    write_events(
-        tmp_path / "events-0.parquet",
-        [
-            (3, at[3] + 10),
-            (3, at[3] + 10),  # doubled
-            (4, at[4] - 1),  # before
-            (5, at[5] + HOUR),  # in the last second
-            (6, at[6] + HOUR + 1),  # late
-            (190, at[190] + 5),
-            (777, START),  # of a row that was never logged
-        ],
-    )
+    write_logs(tmp_path)
     return tmp_path
-
-
-def published(table):
-    return rows_by_key(ps.read_features(table, columns=["key", "label"])) if table.snapshot().files else {}
 
 
 def test_labels_come_from_the_window_and_from_nothing_else(logs):
@@ -83,17 +56,39 @@ def test_a_row_is_published_when_its_window_has_passed_and_no_label_is_of_the_fu
     assert published(table)[190]["label"] == 1.0
 
 
-def test_micro_batches_that_are_stopped_between_any_two_equal_one(logs):
-    whole = ps.Table.create(logs / "whole", FEATURES)
-    join_logs(whole, logs / "features-*.parquet", logs / "events-*.parquet", now_s=START + 10 * DAY)
-    growing = ps.Table.create(logs / "growing", FEATURES)
-    chance = np.random.default_rng(1)
-    for now in np.sort(chance.integers(START, START + 3 * DAY, 20)).tolist():
-        # A new object each time: nothing but the table remembers how far it has come.
-        join_logs(ps.Table(logs / "growing"), logs / "features-*.parquet", logs / "events-*.parquet", now_s=now)
-    join_logs(growing, logs / "features-*.parquet", logs / "events-*.parquet", now_s=START + 10 * DAY)
-    assert len(growing.snapshot().files) > len(whole.snapshot().files)
-    assert published(growing) == published(whole)
+def test_a_hundred_micro_batches_of_a_growing_log_killed_between_any_two_or_within_one_equal_one_batch(tmp_path):
+    """Logs grow by a file before each micro-batch; every second process is killed at some moment of its work."""
+    chance = random.Random(7)
+    rows = [(key, START + key * 1000) for key in range(200)]
+    events = [(key, time + chance.randrange(-600, 2 * HOUR)) for key, time in rows if key % 3 == 0]
+    table = ps.Table.create(tmp_path / "growing", FEATURES)
+    logged, happened = tmp_path / "features-*.parquet", tmp_path / "events-*.parquet"
+    command = [sys.executable, "-m", "tests.warehouse.forked_joins", table.url, str(logged), str(happened)]
+    killed = 0
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as joins:
+        assert joins.stdin is not None and joins.stdout is not None
+        for batch in range(BATCHES):
+            now = START + 2000 * (batch + 1)
+            added = rows[2 * batch : 2 * batch + 2]
+            write_features(tmp_path / f"features-{batch:03d}.parquet", [*added, *added[:1]])  # and one of them twice
+            late = [event for event in events if now - 2000 <= event[1] < now]
+            write_events(tmp_path / f"events-{batch:03d}.parquet", [*late, *late[:1], (999_999, now)])
+            print(now, file=joins.stdin, flush=True)
+            child = int(joins.stdout.readline())
+            if batch % 2:
+                time.sleep(chance.uniform(0, 0.12))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+                    killed += 1
+            assert joins.stdout.readline() == "ended\n"
+        joins.stdin.close()
+    write_events(tmp_path / "events-last.parquet", [event for event in events if event[1] >= START + 2000 * BATCHES])
+    join_logs(table, logged, happened, now_s=START + 10 * DAY)
+    whole = ps.Table.create(tmp_path / "whole", FEATURES)
+    join_logs(whole, logged, happened, now_s=START + 10 * DAY)
+    assert killed > 10 and len(table.snapshot().files) > 20 > len(whole.snapshot().files)
+    assert column_digests(table) == column_digests(whole)
+    assert sorted(published(table)) == list(range(200))
 
 
 def test_negatives_are_sampled_by_their_key(logs):

@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     runs.add_argument("file", metavar="FILE", help="the session, in TOML or JSON")
     runs.add_argument("--batches", type=int, metavar="N", help="stop after so many batches (default: at the end)")
+    runs.add_argument(
+        "--idle",
+        type=_seconds,
+        metavar="SECONDS",
+        help="of a session that follows its table: end when nothing was committed for so long (default: never)",
+    )
     to = runs.add_mutually_exclusive_group()
     to.add_argument("--workers", type=int, metavar="N", help="worker processes on this host (default: read here)")
     to.add_argument("--service", metavar="ADDRESS", help="the service that reads it: its address or its file")
@@ -173,7 +179,9 @@ def _session(options: argparse.Namespace) -> int:
 
     if options.action == "explain":
         return explain_session(options.file)
-    return run_session(options.file, batches=options.batches, to=options.workers or options.service)
+    return run_session(
+        options.file, batches=options.batches, to=options.workers or options.service, idle_s=options.idle
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -8,14 +8,13 @@ from time import perf_counter
 from penstock.warehouse.session import Session
 
 
-def run_session(file: str, *, batches: int | None, to: int | str | None) -> int:
+def run_session(file: str, *, batches: int | None, to: int | str | None, idle_s: float | None) -> int:
     """Read the batches, and print how many rows came how fast."""
     session = Session.from_file(file).pinned()
     print(f"version {session.version} of the table", flush=True)
-    dataset = session.dataset()
     rows = count = 0
     started = perf_counter()
-    with dataset.iterator() if to is None else dataset.distribute(to) as reading:
+    with session.open(to, idle_s=idle_s) as reading:
         for batch in islice(reading, batches):
             rows += len(batch[session.label])
             count += 1

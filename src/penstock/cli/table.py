@@ -82,10 +82,15 @@ def _generate(table: Table, options: argparse.Namespace) -> str:
 
 
 def _join(table: Table, options: argparse.Namespace) -> str:
-    from penstock.warehouse.joining import JoinRules, join_logs
+    from penstock.warehouse.joining import JoinEngine, JoinRules, join_logs
 
     rules = JoinRules(window_s=options.window, keep_negatives=options.keep_negatives)
-    count = join_logs(table, options.logged, options.events, now_s=options.now, rules=rules)
+    engine: JoinEngine | None = None
+    if options.spark is not None:
+        from penstock.warehouse.spark_join import SparkJoin
+
+        engine = SparkJoin(options.spark)
+    count = join_logs(table, options.logged, options.events, now_s=options.now, rules=rules, engine=engine)
     return f"{count} rows appended; the table is at version {table.version}"
 
 

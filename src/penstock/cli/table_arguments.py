@@ -33,6 +33,7 @@ def add_table_commands(commands: Any) -> None:
     join.add_argument(
         "--window", type=int, default=3600, metavar="SECONDS", help="how long a row waits (default: 3600)"
     )
+    join.add_argument("--spark", metavar="MASTER", help="join on Spark, on that master, and not on DuckDB here")
     join.add_argument("--keep-negatives", type=float, default=1.0, help="share of the rows without an event that stay")
 
     reorder = _action(actions, "reorder", "write files again with popular features side by side, by the read log")

@@ -299,6 +299,8 @@ class ReadFeatures(FileSource):
     """Side tables: each one's URL, version and the features that come from it."""
     tier: bool = True
     """Whether columns come from a faster tier where there is one."""
+    appended: bool = False
+    """Whether only the rows are read that came with the commit of that version."""
 
     def __post_init__(self) -> None:
         FileSource.__post_init__(self)

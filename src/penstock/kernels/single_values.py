@@ -7,7 +7,7 @@ through blocks that stay in the cache, so that an array is read and written once
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -113,14 +113,20 @@ def _clamp(values: Any, low: Any, high: Any, out: Any) -> None:
         out[i] = high if value > high else value
 
 
-def clamp(values: Array, low: float, high: float) -> Array:
-    """Return each value, or the bound that it lies beyond; NaN stays."""
-    out = np.empty_like(values)
-    if values.dtype.kind == "i":
-        _clamp(values, _whole(low), _whole(high), out)
-    else:
-        _clamp(values, np.float32(low), np.float32(high), out)
-    return out
+def clamper(low: float, high: float) -> Callable[[Array], Array]:
+    """Return what makes of each value the bound that it lies beyond, if it does; NaN stays."""
+    # The loop is so short that a conversion of the bounds at each call would show.
+    as_floats = np.float32(low), np.float32(high)
+
+    def clamped(values: Array) -> Array:
+        out = np.empty(len(values), values.dtype)
+        if values.dtype.kind == "i":
+            _clamp(values, _whole(low), _whole(high), out)
+        else:
+            _clamp(values, *as_floats, out)
+        return out
+
+    return clamped
 
 
 def _whole(bound: float) -> int:

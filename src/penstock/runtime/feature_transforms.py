@@ -58,7 +58,8 @@ def _apply(t: Any) -> Apply:
         case tr.PositiveModulus():
             return lambda given: _each_id(given[0], lambda ids: single_values.positive_modulus(ids, t.divisor))
         case tr.Clamp():
-            return lambda given: _each(given[0], lambda values: single_values.clamp(values, t.low, t.high))
+            clamped = single_values.clamper(t.low, t.high)
+            return lambda given: _each(given[0], clamped)
         case tr.BoxCox():
             return lambda given: _each_float(given[0], lambda x: single_values.boxcox(x, t.lambda1, t.lambda2))
         case tr.Logit():

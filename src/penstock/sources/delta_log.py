@@ -17,10 +17,11 @@ from urllib.parse import unquote
 
 import msgspec
 
-from penstock.core.errors import CorruptRecordError, DataError, NoFilesError
+from penstock.core.errors import CorruptRecordError, DataError, NoFilesError, SnapshotGoneError
 from penstock.sources.storage import FoundFile, Options, normal_path, open_random, storage_for
 
 LOG = "_delta_log"
+PARTITION = "date"
 _NAMES = re.compile(r"(\d{20})(\.json|\.checkpoint\.parquet|\.checkpoint\.(\d+)\.(\d+)\.parquet)$")
 _HARMLESS_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 _PLAIN_READER_VERSION = 1
@@ -44,6 +45,8 @@ class AddedFile(msgspec.Struct, rename="camel"):
     partition_values: dict[str, str | None] = {}
     stats: str | None = None
     deletion_vector: Any = None
+    data_change: bool = True
+    """Whether rows came with it; False: they were in other files before."""
 
 
 class RemovedFile(msgspec.Struct, rename="camel"):
@@ -129,7 +132,9 @@ def read_snapshot(url: str, version: int | None = None, options: Options = ()) -
             replay.checkpoint(part, _content(part, options))
     for number in range(base + 1, wanted + 1):
         if number not in commits:
-            raise DataError(url, f"version {wanted} is gone: commit {number} is no longer in the log", remedy=_NEWER)
+            raise SnapshotGoneError(
+                url, f"version {wanted} is gone: commit {number} is no longer in the log", remedy=_NEWER
+            )
         replay.commit(commits[number].path, _content(commits[number], options))
     return replay.snapshot(wanted)
 
@@ -150,6 +155,25 @@ def read_commit(url: str, version: int, options: Options = ()) -> list[LogAction
     if found is None:
         raise NoFilesError(path, "the commit is not there")
     return _parsed(path, _content(found, options))
+
+
+def has_commit(url: str, version: int, options: Options = ()) -> bool:
+    """Return whether that version is there, without looking through the log."""
+    path = commit_path(url, version)
+    return storage_for(path, options).stat([path])[0] is not None
+
+
+def appended_files(url: str, version: int, options: Options = ()) -> list[LoggedFile]:
+    """Return the files with which a commit brought new rows: none if it only wrote again what was there."""
+    actions = read_commit(url, version, options)
+    if any(action.remove is not None for action in actions):
+        return []
+    replay = _LogReplay(url)
+    replay.partitioned_by = (PARTITION,)
+    for action in actions:
+        if action.add is not None and action.add.data_change:
+            replay.add(action.add)
+    return sorted(replay.files.values())
 
 
 def commit_path(url: str, version: int) -> str:
@@ -194,18 +218,19 @@ class _LogReplay:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._files: dict[str, LoggedFile] = {}
+        self.files: dict[str, LoggedFile] = {}
+        self.partitioned_by: Sequence[str] = ()
         self._metadata: LogMetadata | None = None
         self._progress: dict[str, int] = {}
 
     def commit(self, path: str, content: bytes) -> None:
         for action in _parsed(path, content):
             if action.add is not None:
-                self._add(action.add)
+                self.add(action.add)
             elif action.remove is not None:
-                self._files.pop(unquote(action.remove.path), None)
+                self.files.pop(unquote(action.remove.path), None)
             elif action.meta_data is not None:
-                self._metadata = action.meta_data
+                self._take(action.meta_data)
             elif action.protocol is not None:
                 self._check(action.protocol)
             elif action.txn is not None:
@@ -230,28 +255,31 @@ class _LogReplay:
                     take(row)
         adds = table["add"].combine_chunks().drop_null()
         paths, sizes = adds.field("path").to_pylist(), adds.field("size").to_pylist()
-        keys = self._metadata.partition_columns if self._metadata is not None else []
         partitions = [dict(pairs) for pairs in adds.field("partitionValues").to_pylist()]
         for path, size, values, stats in zip(paths, sizes, partitions, adds.field("stats").to_pylist()):
-            self._files[unquote(path)] = LoggedFile(unquote(path), size, _partition(values, keys), _rows(stats))
+            self.files[unquote(path)] = LoggedFile(
+                unquote(path), size, _partition(values, self.partitioned_by), _rows(stats)
+            )
 
     def _take_protocol(self, row: dict[str, Any]) -> None:
         self._check(LogProtocol(row["minReaderVersion"], row.get("readerFeatures")))
 
     def _take_metadata(self, row: dict[str, Any]) -> None:
-        self._metadata = LogMetadata(
-            row["schemaString"], row["partitionColumns"] or [], dict(row["configuration"] or [])
-        )
+        self._take(LogMetadata(row["schemaString"], row["partitionColumns"] or [], dict(row["configuration"] or [])))
+
+    def _take(self, metadata: LogMetadata) -> None:
+        self._metadata, self.partitioned_by = metadata, metadata.partition_columns
 
     def _take_txn(self, row: dict[str, Any]) -> None:
         self._progress[row["appId"]] = row["version"]
 
-    def _add(self, add: AddedFile) -> None:
+    def add(self, add: AddedFile) -> None:
         if add.deletion_vector is not None:
             raise DataError(self._url, f"{add.path} has a deletion vector, which is not read", remedy=_REWRITE)
-        keys = self._metadata.partition_columns if self._metadata is not None else []
         path = unquote(add.path)
-        self._files[path] = LoggedFile(path, add.size, _partition(add.partition_values, keys), _rows(add.stats))
+        self.files[path] = LoggedFile(
+            path, add.size, _partition(add.partition_values, self.partitioned_by), _rows(add.stats)
+        )
 
     def _check(self, protocol: LogProtocol) -> None:
         unknown = set(protocol.reader_features or ()) - _HARMLESS_FEATURES
@@ -265,7 +293,7 @@ class _LogReplay:
         return TableSnapshot(
             url=self._url,
             version=version,
-            files=tuple(sorted(self._files.values())),
+            files=tuple(sorted(self.files.values())),
             columns=_columns(self._metadata.schema_string),
             configuration=self._metadata.configuration,
             progress=self._progress,

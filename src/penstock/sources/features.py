@@ -22,7 +22,7 @@ from penstock.sources.background import Background
 from penstock.sources.base import FileRange, Reader, Records, Split, SplitPosition
 from penstock.sources.coalescing import ReadingMeter, ReadingStatistics
 from penstock.sources.cutting import cut_neighbours, split_step
-from penstock.sources.delta_log import LoggedFile, read_snapshot
+from penstock.sources.delta_log import PARTITION, LoggedFile, appended_files, read_snapshot
 from penstock.sources.feature_batches import FeatureBlock, join_batches
 from penstock.sources.feature_files import FeatureFile, FooterCache, open_listed
 from penstock.sources.hive import partition_texts
@@ -34,7 +34,6 @@ from penstock.sources.storage import is_remote, normal_path
 from penstock.sources.table_keys import storage_options
 from penstock.sources.tiers import TieredFile, read_tier
 
-PARTITION = "date"
 STRIPES_AHEAD = 1  # a stripe may be hundreds of megabytes: one is read while one is cut into batches
 
 
@@ -66,7 +65,8 @@ class FeaturesSource(FileSplits):
         node, options = self._node, storage_options(self._node.storage_options)
         snapshot = read_snapshot(node.paths[0], node.version, options)
         wanted = None if node.partitions is None else set(node.partitions)
-        files = [file for file in snapshot.files if wanted is None or file.partition in wanted]
+        there = appended_files(node.paths[0], node.version, options) if node.appended else snapshot.files
+        files = [file for file in there if wanted is None or file.partition in wanted]
         if not files:
             told = "no partition" if wanted is None else f"no partition among {', '.join(sorted(wanted))}"
             raise DataError(
@@ -187,6 +187,7 @@ class _SplitStripes:
     ) -> Sequence[tuple[int, int, int]]:
         if self._node.predicate is None:
             return stripes
+        file.check_keys(self._filters)
         metadata = file.footer.metadata
         groups = row_groups(metadata, 0, piece.stop)
         kept = {group.number for group in matching_groups(metadata, groups, self._node.predicate, _known_bounds(piece))}

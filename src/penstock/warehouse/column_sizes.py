@@ -9,14 +9,11 @@ from penstock.warehouse.table import Table
 
 def column_bytes(table: Table, *, files: int = 8) -> dict[int, float]:
     """Return about what each feature takes, by id: measured in some files, spread over the table."""
-    import pyarrow.parquet as pq
-
     logged = table.snapshot().files
     step = max(1, len(logged) // files)
     sizes: Counter[int] = Counter()
     for file in logged[::step]:
-        path = str(table.folder / file.path)
-        metadata = pq.ParquetFile(path, decryption_properties=table.decryption(path)).metadata
+        metadata = table.open_file(table.folder / file.path).metadata
         for group in range(metadata.num_row_groups):
             found = metadata.row_group(group)
             for leaf in range(metadata.num_columns):

@@ -22,9 +22,16 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from penstock.core.errors import InvalidArgumentError, MissingExtraError, TableConflictError
-from penstock.sources.delta_log import LOG, LoggedFile, commit_path, newest_version, read_commit, read_snapshot
+from penstock.sources.delta_log import (
+    LOG,
+    PARTITION,
+    LoggedFile,
+    commit_path,
+    newest_version,
+    read_commit,
+    read_snapshot,
+)
 from penstock.sources.storage import is_remote
-from penstock.warehouse.writing import PARTITION
 
 APPEND_TRIES = 20
 

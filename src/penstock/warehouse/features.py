@@ -49,6 +49,8 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     kind: StoredKind = "dense"
     owner: str = ""
     lifecycle: Lifecycle = "experimental"
+    key: str = ""
+    """The name of the key that encrypts its column; empty: the table's own, if that is encrypted."""
 
     def __post_init__(self) -> None:
         if self.id < 0:

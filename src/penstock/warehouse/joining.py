@@ -6,6 +6,9 @@ are there. Events before the row, after its window, or doubled change nothing; a
 the first. Rows without an event have the label 0, of which a share may be left out (`keep_negatives`), by a hash of the
 key.
 
+The join itself runs on an engine: DuckDB in this process (`duckdb_join.py`), or Spark (`spark_join.py`). What an engine
+finds is sampled, flattened and written by the functions here, so that both publish the same rows.
+
 Each day is committed once, by number (`progress`), so that a run that was stopped is started again, and does what is
 left. A growing log is joined in micro-batches by the same call: each publishes the rows whose window has passed since
 the one before.
@@ -14,13 +17,17 @@ the one before.
 from __future__ import annotations
 
 import datetime
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Any
+from typing import Protocol
 
 import pyarrow as pa
 
-from penstock.core.errors import InvalidArgumentError, MissingExtraError
+from penstock.core.errors import InvalidArgumentError
+from penstock.sources.delta_log import LoggedFile
+from penstock.warehouse.committing import commit_append
 from penstock.warehouse.features import Feature
 from penstock.warehouse.flattening import flatten
 from penstock.warehouse.table import Table
@@ -44,6 +51,33 @@ class JoinRules:
             raise InvalidArgumentError(f"keep_negatives={self.keep_negatives}: a share, above 0 and at most 1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinPart:
+    """Logged rows of a part of one day: those with `start_s` <= time < `stop_s`, labelled by events up to `now_s`."""
+
+    features: str
+    events: str
+    start_s: int
+    stop_s: int
+    now_s: int
+    rules: JoinRules
+
+    @property
+    def day(self) -> str:
+        """The partition that its rows belong to."""
+        return datetime.datetime.fromtimestamp(self.start_s, datetime.UTC).date().isoformat()
+
+
+class JoinEngine(Protocol):
+    """Where logs are joined."""
+
+    def first_time(self, features: str) -> int | None:
+        """Return the time of the first logged row; None: there is none."""
+
+    def write(self, table: Table, part: JoinPart) -> Sequence[tuple[LoggedFile, str]]:
+        """Join a part and write its rows as files that are not committed yet; return them as `Table.write` does."""
+
+
 def join_logs(
     table: Table,
     features: str | PathLike[str],
@@ -52,28 +86,39 @@ def join_logs(
     now_s: int,
     rules: JoinRules | None = None,
     name: str = "join",
+    engine: JoinEngine | None = None,
 ) -> int:
     """Publish the rows whose labels are known at `now_s` and were not before, and return how many.
 
     `features` are Parquet files (a glob) with `key`, `time` and the maps `dense`, `sparse` and `scored`, as many of
     them as there are; `events` have `key` and `time`. `name` is whose progress it is: up to which time rows are
-    published.
+    published. `engine` joins them; None: DuckDB.
     """
+    from penstock.warehouse.duckdb_join import DuckDBJoin
+
     chosen = rules or JoinRules()
+    joins = engine or DuckDBJoin()
     published = table.snapshot().progress.get(name, -1)
     ready = now_s - chosen.window_s
     if ready - 1 <= published:
         return 0
-    known = {number: feature for number, feature in table.features.items() if feature.written}
+    logged, happened = fspath(features), fspath(events)
     count = 0
-    for start, stop in _days(published + 1, ready, _first_time(features)):
+    for start, stop in _days(published + 1, ready, joins.first_time(logged)):
+        part = JoinPart(features=logged, events=happened, start_s=start, stop_s=stop, now_s=now_s, rules=chosen)
+        written = [each for each in joins.write(table, part) if each[0].rows]
         # The last second of a part is its number: parts are committed in order, and each once.
-        rows = _joined(fspath(features), fspath(events), start, stop, now_s, chosen)
-        if rows.num_rows:
-            day = datetime.datetime.fromtimestamp(start, datetime.UTC).date().isoformat()
-            table.append(_flat(rows, known), date=day, progress=(name, stop - 1))
-            count += rows.num_rows
+        if written and commit_append(table.url, written, progress=(name, stop - 1)) is not None:
+            count += sum(file.rows for file, _ in written)
     return count
+
+
+def write_joined(table: Table, rows: pa.Table, part: JoinPart) -> tuple[LoggedFile, str]:
+    """Sample, flatten and write rows that an engine has joined and labelled."""
+    if part.rules.keep_negatives < 1:
+        rows = rows.filter(_kept(rows, part.rules))
+    known = {number: feature for number, feature in table.features.items() if feature.written}
+    return table.write(_flat(rows, known), part.day)
 
 
 def _days(first: int, stop: int, logged_from: int | None) -> list[tuple[int, int]]:
@@ -93,53 +138,7 @@ def _days(first: int, stop: int, logged_from: int | None) -> list[tuple[int, int
     return cuts
 
 
-def _duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MissingExtraError("duckdb", "warehouse") from error
-    return duckdb
-
-
-def _first_time(features: str | PathLike[str]) -> int | None:
-    found = _duckdb().execute("select min(time) from read_parquet(?)", [fspath(features)]).fetchone()
-    return None if found is None or found[0] is None else int(found[0])
-
-
-_JOIN = """
-with logged as (
-    select * exclude (copy) from (
-        select *, row_number() over (partition by key order by time, hash(key)) as copy
-        from read_parquet($features) where time < $stop
-    ) where copy = 1 and time >= $start
-), happened as (select distinct key, time as event_time from read_parquet($events) where time <= $now)
-select logged.*, cast(exists(
-    select 1 from happened
-    where happened.key = logged.key and event_time >= logged.time and event_time <= logged.time + $window
-) as float) as label
-from logged order by time, key
-"""
-
-
-def _joined(features: str, events: str, start: int, stop: int, now_s: int, rules: JoinRules) -> pa.Table:
-    given = {
-        "features": features,
-        "events": events,
-        "start": start,
-        "stop": stop,
-        "now": now_s,
-        "window": rules.window_s,
-    }
-    with _duckdb().connect() as connection:
-        rows = connection.execute(_JOIN, given).to_arrow_table()
-    if rules.keep_negatives < 1:
-        rows = rows.filter(_kept(rows, rules))
-    return rows
-
-
 def _kept(rows: pa.Table, rules: JoinRules) -> pa.Array:
-    import hashlib
-
     threshold = int(rules.keep_negatives * 2**64)
     return pa.array(
         [

@@ -33,10 +33,7 @@ FileChange: TypeAlias = Callable[[pa.Table, LoggedFile], pa.Table]
 
 def read_stripes(table: Table, file: LoggedFile, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the stripes of a file, in the order of its rows and columns."""
-    import pyarrow.parquet as pq
-
-    path = table.folder / file.path
-    with pq.ParquetFile(path, decryption_properties=table.decryption(str(path))) as opened:
+    with table.open_file(table.folder / file.path) as opened:
         for number in range(opened.num_row_groups):
             yield opened.read_row_group(number, columns=None if columns is None else list(columns))
 

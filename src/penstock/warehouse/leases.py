@@ -26,13 +26,18 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
     version: int
     until_s: float
+    onward: bool = False
+    """Whether all that is committed after the version is held too."""
 
 
 class SnapshotLease:
     """Holds a version of a table: `with table.lease(version): ...`. It is renewed until it is released."""
 
-    def __init__(self, folder: Path, version: int, lease_s: float = LEASE_S) -> None:
+    def __init__(self, folder: Path, version: int, lease_s: float = LEASE_S, *, onward: bool = False) -> None:
+        """`onward`: what comes after the version is held too, for who follows the table."""
         self.version = version
+        self._onward = onward
+        self._lock = threading.Lock()
         self._path = folder / LEASES / f"{uuid4().hex}.json"
         self._lease_s = lease_s
         self._released = threading.Event()
@@ -41,7 +46,14 @@ class SnapshotLease:
         self._thread.start()
 
     def _renew(self) -> None:
-        publish(self._path, msgspec.json.encode(LeaseRecord(self.version, time.time() + self._lease_s)))
+        with self._lock:
+            record = LeaseRecord(self.version, time.time() + self._lease_s, self._onward)
+            publish(self._path, msgspec.json.encode(record))
+
+    def move(self, version: int) -> None:
+        """Hold another version instead."""
+        self.version = version
+        self._renew()
 
     def _keep(self) -> None:
         while not self._released.wait(self._lease_s / 3):
@@ -60,16 +72,16 @@ class SnapshotLease:
         self.release()
 
 
-def leased_versions(folder: Path, now_s: float) -> set[int]:
-    """Return which versions are held; leases that have run out are removed."""
-    held: set[int] = set()
+def leases_held(folder: Path, now_s: float) -> list[LeaseRecord]:
+    """Return what is held; leases that have run out are removed."""
+    held: list[LeaseRecord] = []
     for path in (folder / LEASES).glob("[0-9a-f]*.json"):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=LeaseRecord)
         except FileNotFoundError:
             continue
         if record.until_s >= now_s:
-            held.add(record.version)
+            held.append(record)
         else:
             path.unlink(missing_ok=True)
     return held

@@ -18,12 +18,12 @@ import pyarrow as pa
 from penstock.api.dataset import Dataset
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.keyed import KeyedDense, KeyedRagged
-from penstock.sources.delta_log import LoggedFile, TableSnapshot, read_commit, read_snapshot
+from penstock.sources.delta_log import LoggedFile, TableSnapshot, appended_files, read_commit, read_snapshot
 from penstock.sources.tiers import TIER_FILE, read_tier
 from penstock.warehouse.committing import commit_replacement
 from penstock.warehouse.features import Feature, publish
 from penstock.warehouse.layout import again, rewrite
-from penstock.warehouse.leases import leased_versions
+from penstock.warehouse.leases import leases_held
 from penstock.warehouse.reading import read_features
 from penstock.warehouse.table import Table
 from penstock.warehouse.writing import KINDS
@@ -235,8 +235,10 @@ def vacuum(table: Table) -> list[str]:
     now = time.time()
     snapshot = table.snapshot()
     needed = {file.path for file in snapshot.files}
-    for version in leased_versions(table.own_folder, now):
-        needed.update(file.path for file in read_snapshot(table.url, version).files)
+    for lease in leases_held(table.own_folder, now):
+        needed.update(file.path for file in read_snapshot(table.url, lease.version).files)
+        if lease.onward:
+            needed.update(_added_since(table, lease.version, snapshot.version))
     named = _ever_named(table, snapshot)
     removed: list[str] = []
     for path in sorted(table.folder.glob("date=*/*.parquet")):
@@ -247,6 +249,11 @@ def vacuum(table: Table) -> list[str]:
         removed.append(relative)
     drop_stale_copies(table)
     return removed
+
+
+def _added_since(table: Table, held: int, newest: int) -> set[str]:
+    """Return the files that came after a version, gone again or not: who follows the table reads each."""
+    return {file.path for version in range(held + 1, newest + 1) for file in appended_files(table.url, version)}
 
 
 def _ever_named(table: Table, snapshot: TableSnapshot) -> set[str]:

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from penstock.api.dataset import Dataset
-from penstock.core.errors import InvalidArgumentError
+from penstock.api.services import OwnedService
+from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph import transforms as tr
+from penstock.graph.readers import ReadFeatures
+from penstock.sources.delta_log import TableSnapshot
 from penstock.warehouse.features import Feature
 from penstock.warehouse.reading import known_features, read_features
+from penstock.warehouse.session_reader import POLL_S, SessionReader
 from penstock.warehouse.table import Table
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
 
@@ -37,7 +41,8 @@ class Session:
     `batch` rows of the days in `partitions` (None: all of them), as a dict: `dense`, a `KeyedDense`; `sparse`, a
     `KeyedRagged`; and `label`. `dense` and `sparse` say of which features, made or read; None: of all that no transform
     reads, numbers here, lists and whole numbers there. `sample` keeps a share of the rows. The table is read as it is
-    at `version`; None: as it is when the session becomes a dataset, which `pinned()` settles.
+    at `version`; None: as it is when the session becomes a dataset, which `pinned()` settles. With `follow`, `open()`
+    goes on with rows that are committed later, of whatever day.
 
     >>> import tempfile, pyarrow as pa, penstock as ps
     >>> table = ps.Table.create(tempfile.mkdtemp(), [Feature(id=1), Feature(id=2, kind="sparse")])
@@ -61,6 +66,7 @@ class Session:
     sample: float = 1.0
     seed: int = 0
     version: int | None = None
+    follow: bool = False
 
     def __post_init__(self) -> None:
         for name in ("features", "transforms", "partitions", "dense", "sparse"):
@@ -111,7 +117,7 @@ class Session:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the session as a table of JSON: what is at its default is left out."""
-        plain: dict[str, Any] = {"table": self._table.url}
+        plain: dict[str, Any] = {"table": self.opened_table.url}
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
             if value != field.default:
@@ -123,31 +129,34 @@ class Session:
     # As a dataset
 
     @property
-    def _table(self) -> Table:
+    def opened_table(self) -> Table:
+        """The table, where the session names a folder."""
         return self.table if isinstance(self.table, Table) else Table(self.table)
 
     def pinned(self) -> Session:
         """Return the session at the table's version of now, or its own: it reads the same rows whenever it is run."""
-        return replace(self, version=self._table.version) if self.version is None else self
+        return replace(self, version=self.opened_table.version) if self.version is None else self
 
     def dataset(self) -> Dataset:
         """Return the session as a pipeline, which has no function: `distribute` it as any other."""
-        plan = SessionPlan(self.pinned())
-        read = read_features(
-            plan.table,
-            features=plan.read,
-            partitions=self.partitions,
-            columns=plan.columns,
-            sample=self.sample,
-            seed=self.seed,
-            batch=self.batch,
-            version=plan.version,
-        )
-        made = read.transform_features(
-            *plan.transforms, within=plan.within, columns=plan.row_inputs, dense=plan.dense, sparse=plan.sparse
-        )
-        outputs = [name for name, keys in (("dense", plan.dense), ("sparse", plan.sparse)) if keys]
-        return made.select(*outputs, self.label)
+        if self.follow:
+            raise InvalidArgumentError("a session that follows its table is read with open(): a dataset has an end")
+        return dataset_of(self, plan_at(self, self.version))
+
+    def open(
+        self,
+        to: int | str | PathLike[str] | OwnedService | None = None,
+        *,
+        idle_s: float | None = None,
+        poll_s: float = POLL_S,
+        **options: Any,
+    ) -> SessionReader:
+        """Read the batches, here or on a service, as `Dataset.distribute` takes it, while holding the table's version.
+
+        With `follow` the reader waits for commits, looking every `poll_s` seconds, and ends when none has come for
+        `idle_s`; None: never. `options` are those of `distribute`.
+        """
+        return SessionReader(self, to, options, idle_s=idle_s, poll_s=poll_s)
 
     def explain(self) -> str:
         """Return what is read, made, given and left out, and the plan."""
@@ -161,15 +170,42 @@ class Session:
             f"  gives   {len(plan.dense)} dense, {len(plan.sparse)} sparse, {self.label}",
             f"  dead    {', '.join(dead) or 'nothing'}",
         ]
-        return "\n".join(lines) + "\n\n" + self.dataset().explain()
+        return "\n".join(lines) + "\n\n" + dataset_of(self, plan).explain()
+
+
+def plan_at(session: Session, version: int | None) -> SessionPlan:
+    """Return what a session comes to at a version of its table."""
+    return SessionPlan(replace(session, version=version).pinned())
+
+
+def dataset_of(session: Session, plan: SessionPlan, *, appended: bool = False) -> Dataset:
+    """Return the pipeline of a plan; `appended`: of the rows that came with the commit of its version alone."""
+    read = read_features(
+        plan.table,
+        features=plan.read,
+        partitions=None if appended else session.partitions,
+        columns=plan.columns,
+        sample=session.sample,
+        seed=session.seed,
+        batch=session.batch,
+        version=plan.version,
+    )
+    if appended:
+        assert isinstance(read.node, ReadFeatures)
+        read = Dataset(replace(read.node, appended=True))
+    made = read.transform_features(
+        *plan.transforms, within=plan.within, columns=plan.row_inputs, dense=plan.dense, sparse=plan.sparse
+    )
+    outputs = [name for name, keys in (("dense", plan.dense), ("sparse", plan.sparse)) if keys]
+    return made.select(*outputs, session.label)
 
 
 class SessionPlan:
     """What a session comes to, on its table."""
 
     def __init__(self, session: Session) -> None:
-        self.table = session._table
-        snapshot = self.table.snapshot(session.version)
+        self.table = session.opened_table
+        snapshot = self.snapshot = self._snapshot(session)
         self.version = snapshot.version
         known = known_features(self.table, snapshot)
         self._columns = {name: each for each in known.values() for name in (each.name, each.column) if name}
@@ -191,6 +227,26 @@ class SessionPlan:
         self.dead_features = [name for name in asked if name not in needed]
         live = {name for each in self.transforms for name in each.outputs}
         self.dead_made = sorted(made - live)
+
+    def _snapshot(self, session: Session) -> TableSnapshot:
+        try:
+            return self.table.snapshot(session.version)
+        except SnapshotGoneError as error:
+            days = "all days" if session.partitions is None else ", ".join(session.partitions)
+            asked = ", ".join((*session.features, *(name for each in session.transforms for name in each.inputs)))
+            raise SnapshotGoneError(
+                self.table.url, f"{asked} of {days}: {error.what}", remedy="read the table's newest version"
+            ) from error
+
+    @property
+    def told(self) -> str:
+        """The features it reads, in a few words."""
+        return ", ".join(self.read[:3]) + (f" and {len(self.read) - 3} more" if len(self.read) > 3 else "")
+
+    @property
+    def feature_ids(self) -> list[int]:
+        """The features it reads, by id."""
+        return [self._columns[name].id for name in self.read]
 
     def _column(self, name: str) -> str:
         if name in ROW_COLUMNS:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import InvalidArgumentError
-from penstock.sources.delta_log import TableSnapshot, newest_version, read_snapshot
+from penstock.sources.delta_log import PARTITION, TableSnapshot, newest_version, read_snapshot
 from penstock.sources.storage import is_remote, normal_path
 from penstock.warehouse.committing import commit_append, deltalake, local_folder, log_exists
 from penstock.warehouse.features import OWN_FOLDER, Feature, Lifecycle, Registry
 from penstock.warehouse.leases import LEASE_S, SnapshotLease
-from penstock.warehouse.writing import KINDS, PARTITION, ROW_COLUMNS, StripeSize, checked_rows, in_order, write_file
+from penstock.warehouse.writing import KINDS, ROW_COLUMNS, StripeSize, checked_rows, in_order, write_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.warehouse.encryption import FileEncryption
 
 _CONFIGURATION = {
     "delta.dataSkippingNumIndexedCols": str(len(ROW_COLUMNS)),  # thousands of features have no statistics to look at
@@ -42,12 +44,13 @@ class Table:
     def __init__(
         self, url: str | PathLike[str], *, key: str | None = None, storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        """`key` says where the key of encrypted files comes from: `file:PATH` or `command:COMMAND`."""
-        from penstock.warehouse.encryption import TableKey
+        """`key` says where the keys of encrypted files come from: `file:PATH` or `command:COMMAND`."""
+        from penstock.warehouse.encryption import KeyRing
 
         self.url = normal_path(fspath(url)).rstrip("/")
         self.storage_options = tuple((storage_options or {}).items())
-        self._key = TableKey.of(key) if key is not None else None
+        self.key_source = key
+        self._key = KeyRing.of(key) if key is not None else None
 
     def __repr__(self) -> str:
         return f"Table({self.url!r})"
@@ -194,13 +197,28 @@ class Table:
     # Encryption
 
     @property
-    def encryption(self) -> Any:
-        """What makes a file's encryption from its name; None: files are plain."""
-        return None if self._key is None else self._key.encryption
+    def encryption(self) -> FileEncryption | None:
+        """What new files are encrypted with; None: files are plain."""
+        keyed = {feature.column: feature.key for feature in self.features.values() if feature.key}
+        if self._key is None:
+            if keyed:
+                column, name = next(iter(keyed.items()))
+                raise InvalidArgumentError(
+                    f"{column} is encrypted with the key {name!r}; name where the keys are: "
+                    "ps.Table(url, key='file:PATH')"
+                )
+            return None
+        return self._key.encryption(keyed)
 
     def decryption(self, path: str) -> Any:
         """Return what a file is decrypted with; None: files are plain."""
         return None if self._key is None else self._key.decryption(path)
+
+    def open_file(self, path: str | PathLike[str]) -> Any:
+        """Open a file of the table's, or a copy of one, with all its columns."""
+        from penstock.warehouse.encryption import open_whole
+
+        return open_whole(Path(path), self._key)
 
     @property
     def private_options(self) -> tuple[tuple[str, Any], ...]:

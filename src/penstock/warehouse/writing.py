@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from uuid import uuid4
 import pyarrow as pa
 
 from penstock.core.errors import InvalidArgumentError
-from penstock.sources.delta_log import LoggedFile
+from penstock.sources.delta_log import PARTITION, LoggedFile
+from penstock.warehouse.encryption import FileEncryption
 from penstock.warehouse.features import Feature
 
-PARTITION = "date"
 ROW_COLUMNS = {"key": pa.int64(), "time": pa.int64(), "label": pa.float32()}
 """What every row has beside its features: whose it is, when it was logged (seconds), and what came of it."""
 KINDS = {
@@ -86,7 +86,7 @@ def in_order(rows: pa.Table, order: Sequence[int]) -> pa.Table:
 
 
 def write_file(
-    folder: Path, partition: str, rows: pa.Table, stripe: StripeSize, encryption: Callable[[str], Any] | None = None
+    folder: Path, partition: str, rows: pa.Table, stripe: StripeSize, encryption: FileEncryption | None = None
 ) -> tuple[LoggedFile, str]:
     """Write rows as a new file below the table's folder; return it, and its statistics as the log has them.
 
@@ -101,21 +101,24 @@ def write_stripes(
     tables: Iterable[pa.Table],
     schema: pa.Schema,
     stripe: StripeSize,
-    encryption: Callable[[str], Any] | None = None,
+    encryption: FileEncryption | None = None,
 ) -> tuple[LoggedFile, str]:
     """Write tables of one schema, one after the other, into one file."""
     import pyarrow.parquet as pq
 
-    path = f"{PARTITION}={partition}/part-{uuid4().hex}.parquet"
+    suffix = ".parquet" if encryption is None else encryption.suffix(schema)
+    path = f"{PARTITION}={partition}/part-{uuid4().hex}{suffix}"
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     statistics = _Statistics()
-    properties = encryption(target.name) if encryption is not None else None
+    properties = encryption.properties(target.name, schema) if encryption is not None else None
     with open(target, "xb") as file:
         with pq.ParquetWriter(file, schema, encryption_properties=properties, **_options(schema)) as writer:
             for table in tables:
                 statistics.add(table)
                 writer.write_table(table, row_group_size=stripe.rows_of(table.nbytes / max(1, table.num_rows)))
+            if encryption is not None:
+                writer.add_key_value_metadata(encryption.note(target.name, schema))
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
