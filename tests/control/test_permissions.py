@@ -46,7 +46,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Principal, Role
-from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
+from penstock.wire.scaling import GetDecisions, LearnMetric, Provide, RecallMetric, ScaleJob
 from tests.control.cluster import ALICE, BOB, FLEET, JOB, OPERATOR, Cluster, rebind, spec, started
 
 PAIRS = list(product(get_args(Request), ROLES))
@@ -99,6 +99,8 @@ def of_alice(cluster: Cluster) -> dict[type[Request], Request]:
         ScaleJob(job=JOB, workers=3),
         GetDecisions(job=JOB),
         POOL,
+        LearnMetric(key="k", values={"pace": 1.0}),
+        RecallMetric(key="k"),
     ]
     return {type(request): request for request in requests}
 
@@ -149,7 +151,7 @@ def test_each_role_may_ask_what_the_table_says_and_nothing_else(kind: type[Reque
 
 
 STRANGERS = [BOB, Principal("agent", "eve"), Principal("runner", "eve"), Principal("provisioner", "eve")]
-FOR_ANYBODY = {ListJobs, ListWorkers, PutBlob}
+FOR_ANYBODY = {ListJobs, ListWorkers, PutBlob, LearnMetric, RecallMetric}
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=str)

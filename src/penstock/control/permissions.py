@@ -43,7 +43,7 @@ from penstock.wire.messages import (
     SteerJob,
 )
 from penstock.wire.principals import Principal, Role
-from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
+from penstock.wire.scaling import GetDecisions, LearnMetric, Provide, RecallMetric, ScaleJob
 
 KIND = "not_permitted"
 
@@ -292,6 +292,8 @@ PERMISSIONS: dict[type[Request], Row] = {
     ScaleJob: _row("scale job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
     GetDecisions: _row("see decisions about job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
     Provide: _row("bring workers as {r.provisioner!r}", provisioner=THE_PROVISIONER),
+    LearnMetric: _row("keep figures", operator=ANY, trainer=ANY),
+    RecallMetric: _row("see figures that it kept", operator=ANY, trainer=ANY),
     WhoReads: _row("ask who reads job {r.job!r}", runner=A_RUNNER_OF_IT),
 }
 

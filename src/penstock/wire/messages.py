@@ -14,7 +14,16 @@ from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, R
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
-from penstock.wire.scaling import Decisions, GetDecisions, Provide, Provided, ScaleJob
+from penstock.wire.scaling import (
+    Decisions,
+    GetDecisions,
+    LearnMetric,
+    Provide,
+    Provided,
+    RecalledMetric,
+    RecallMetric,
+    ScaleJob,
+)
 
 PROTOCOL = 4
 OLDEST_PROTOCOL = 4
@@ -416,6 +425,8 @@ Request: TypeAlias = (
     | ScaleJob
     | GetDecisions
     | Provide
+    | LearnMetric
+    | RecallMetric
 )
 Answer: TypeAlias = (
     Done
@@ -432,6 +443,7 @@ Answer: TypeAlias = (
     | KnownReader
     | Decisions
     | Provided
+    | RecalledMetric
     | NotKnown
     | Refused
     | TryAgain

@@ -1,0 +1,202 @@
+"""`offload`: read a pipeline with this host's processors, and with those of a service where they help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self
+
+from penstock.api.cut_ways import CutWay, CutWays
+from penstock.api.dataset import Dataset
+from penstock.api.epochs import FromService, WayOfReading
+from penstock.api.loader import Loader, make_loader
+from penstock.api.offload_memory import ServiceMemory
+from penstock.api.offloaded import OffloadCourse, Offloaded
+from penstock.api.services import OwnedService
+from penstock.client.options import JobOptions, Limits, check_options
+from penstock.core.checks import check_positive, check_whole
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
+from penstock.graph.cutting import ALL_THERE, Cuts, cuts_of
+from penstock.graph.node import Node
+from penstock.passes.shuffles import merge_shuffles, move_shuffles
+from penstock.policies.offloading import Offload, OffloadLimits, OffloadProfile
+from penstock.processes.guests import GuestWorkers
+from penstock.runtime.budget import available_cores
+from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
+from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Transport
+
+Service = OwnedService | str | os.PathLike[str] | None
+
+
+def offload(
+    dataset: Dataset,
+    service: Service = None,
+    *,
+    job: str | None = None,
+    ranks: Ranks | None = None,
+    order: Order = "relaxed",
+    seed: int | None = None,
+    sharding: Policy | Callable[[Sequence[Any], int], Sequence[Sequence[int]]] | Sharding = "dynamic",
+    placement: Placement | None = None,
+    transport: Transport = "auto",
+    limits: Limits | None = None,
+    access: Access | None = None,
+    guests: int | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    model: str = "",
+    window_s: float = 1.0,
+) -> OffloadLoader:
+    """Read a dataset with the processors of this host first, and with a service's where they help; return the loader.
+
+    Real batches are read in one way after the other for a while, and the training goes on meanwhile: whether the step
+    waits at all, and what each part of the pipeline gains elsewhere. Then the fastest way is kept, and remembered by
+    the service for the next run; `decision` says which and why. Elements, batches, random numbers and states are those
+    of `distribute`, and most arguments are too:
+
+    - `service` is an address or a service file, a `LocalService`, or None: what $PENSTOCK_SERVICE names.
+    - `guests` is how many worker processes of this host join the service for this job, at most: one a core if it is
+      left out, fewer where the training step needs the processors. `keys` is a file with the key they join with (an
+      agent's), where the service file has none.
+    - `model` names the model and its batch, so that what was measured with another one is not taken for it.
+    - `window_s` is how long each way is measured.
+    - `placement` limits the workers elsewhere: `Placement(max_workers=4)`.
+    """
+    options = check_options(
+        job=job,
+        ranks=ranks,
+        order=order,
+        seed=seed,
+        sharding=sharding,
+        placement=placement,
+        transport=transport,
+        limits=limits,
+        access=access,
+    )
+    if not isinstance(dataset, Dataset):
+        raise InvalidArgumentError(f"offload() takes a dataset, not {type(dataset).__name__}")
+    if isinstance(service, bool) or not isinstance(service, (OwnedService, str, os.PathLike, type(None))):
+        raise InvalidArgumentError(f"service={service!r} must be an address, a service file or a LocalService")
+    if service is None and not os.environ.get(SERVICE_VARIABLE):
+        raise InvalidArgumentError(
+            f"offload() needs a service to offload to: give its address, or set ${SERVICE_VARIABLE}; "
+            "distribute() reads with the processors of this host alone"
+        )
+    if options.sharding.off or options.sharding.static:
+        raise InvalidArgumentError(
+            f"offload() with sharding={options.sharding.policy!r}: places pull from the same splits, so that none may "
+            "be another's; use sharding='dynamic'"
+        )
+    if options.placement.workers is not None or options.placement.target != "any":
+        raise InvalidArgumentError(
+            "offload() decides itself how many workers are used, and where: limit those elsewhere with "
+            "placement=ps.Placement(max_workers=)"
+        )
+    check_positive("window_s", window_s)
+    if guests is not None:
+        check_whole("guests", guests, 1)
+    return OffloadLoader(dataset, service, options, guests=guests, keys=keys, model=model, window_s=window_s)
+
+
+class OffloadLoader(Loader):
+    """What `offload` returns. It is read, saved and loaded as any loader; `decision` says where it runs, and why."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        service: Service,
+        options: JobOptions,
+        *,
+        guests: int | None,
+        keys: str | os.PathLike[str] | None,
+        model: str,
+        window_s: float,
+    ) -> None:
+        plan = dataset._plan
+        coordinated = options.ranks.coordinated
+        self._cuts = cuts_of(move_shuffles(merge_shuffles(plan.node)), coordinated=coordinated)
+        cores = available_cores()
+        fixed = _for_ranks(options)
+        self._guests = None if fixed is not None else GuestWorkers(_joining(service, keys), min(guests or cores, cores))
+        make = partial(_make_source, service)
+        self._ways = CutWays(dataset, options, make, "" if self._guests is None else self._guests.name)
+        first = self._ways.source(CutWay(cut=self._cuts.legal[0], place="there" if fixed is not None else "here"))
+        self._course = OffloadCourse(
+            self._cuts,
+            cores=cores,
+            limits=OffloadLimits(most_there=options.placement.max_workers),
+            window_s=window_s,
+            memory=ServiceMemory(first.backend, plan.fingerprint, model=model),
+            resize=self._resize,
+            fixed=fixed,
+        )
+        self._offloaded = Offloaded(plan, options, self._ways, self._course)
+        super().__init__(first, memory_bytes=options.limits.memory_bytes, seed=options.seed)
+
+    def _choose_kind(self) -> WayOfReading:
+        return self._offloaded
+
+    def _resize(self, guests: int) -> None:
+        if self._guests is not None and guests < self._guests.count:
+            self._guests.resize(guests)
+
+    @property
+    def decision(self) -> Offload | None:
+        """Where it is read, and why; None: that is still being measured."""
+        return self._course.decision
+
+    @property
+    def profile(self) -> OffloadProfile | None:
+        """What was measured so far; None: nothing."""
+        return self._course.profile
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where the pipeline may be cut in two, and where not, and why."""
+        return self._cuts
+
+    def close(self) -> None:
+        """Let go of everything at once, the guests of this host too; what is on its way is dropped."""
+        super().close()
+        self._ways.close()
+        if self._guests is not None:
+            self._guests.close()
+
+    def _over(self, node: Node) -> Self:
+        raise InvalidPipelineError(
+            "operators after offload(): where the pipeline is cut is for it to say; put them before it"
+        )
+
+
+def _for_ranks(options: JobOptions) -> Offload | None:
+    """Return what is read by several ranks: they read every stream, and would have to change the way in one step."""
+    if options.ranks.count == 1:
+        return None
+    return Offload(
+        cut=ALL_THERE,
+        here=0,
+        there=0,
+        reason=f"{options.ranks.count} ranks read every stream, and guests serve the ranks of their own host alone: "
+        "workers elsewhere do everything",
+    )
+
+
+def _joining(service: Service, keys: str | os.PathLike[str] | None) -> ServiceFile:
+    """Return how guests reach a service: with the key of an agent."""
+    found = (
+        ServiceFile.read(service.service_file).for_role("agent")
+        if isinstance(service, OwnedService)
+        else find_service(None if service is None else os.fspath(service), "agent")
+    )
+    if keys is not None:
+        found = ServiceFile(address=found.address, credentials=Credentials.read(os.fspath(keys)))
+    if found.credentials.role != "agent":
+        raise InvalidArgumentError(
+            "offload() lets processes of this host join the service as workers, and there is no key for that here: "
+            "give keys= the file of an agent's key, as `penstock keys` writes it"
+        )
+    return found
+
+
+def _make_source(service: Service, dataset: Dataset, options: JobOptions) -> FromService:
+    return make_loader(dataset, service, options)._sources[0]
