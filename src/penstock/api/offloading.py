@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -16,12 +17,14 @@ from penstock.api.offloaded import OffloadCourse, Offloaded
 from penstock.api.services import OwnedService
 from penstock.client.options import JobOptions, Limits, check_options
 from penstock.core.checks import check_positive, check_whole
-from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
+from penstock.core.element import Element
+from penstock.core.errors import InvalidArgumentError
 from penstock.graph.cutting import ALL_THERE, Cuts, cuts_of
 from penstock.graph.node import Node
+from penstock.graph.traverse import rewrite
 from penstock.passes.shuffles import merge_shuffles, move_shuffles
 from penstock.policies.offloading import Offload, OffloadLimits, OffloadProfile
-from penstock.processes.guests import GuestWorkers
+from penstock.processes.guests import GuestWorkers, new_guest_name
 from penstock.runtime.budget import available_cores
 from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Transport
@@ -42,10 +45,7 @@ def offload(
     transport: Transport = "auto",
     limits: Limits | None = None,
     access: Access | None = None,
-    guests: int | None = None,
-    keys: str | os.PathLike[str] | None = None,
-    model: str = "",
-    window_s: float = 1.0,
+    offloading: Offloading | None = None,
 ) -> OffloadLoader:
     """Read a dataset with the processors of this host first, and with a service's where they help; return the loader.
 
@@ -55,12 +55,8 @@ def offload(
     of `distribute`, and most arguments are too:
 
     - `service` is an address or a service file, a `LocalService`, or None: what $PENSTOCK_SERVICE names.
-    - `guests` is how many worker processes of this host join the service for this job, at most: one a core if it is
-      left out, fewer where the training step needs the processors. `keys` is a file with the key they join with (an
-      agent's), where the service file has none.
-    - `model` names the model and its batch, so that what was measured with another one is not taken for it.
-    - `window_s` is how long each way is measured.
     - `placement` limits the workers elsewhere: `Placement(max_workers=4)`.
+    - `offloading` says what this host lends, and how it is measured.
     """
     options = check_options(
         job=job,
@@ -92,41 +88,59 @@ def offload(
             "offload() decides itself how many workers are used, and where: limit those elsewhere with "
             "placement=ps.Placement(max_workers=)"
         )
-    check_positive("window_s", window_s)
-    if guests is not None:
-        check_whole("guests", guests, 1)
-    return OffloadLoader(dataset, service, options, guests=guests, keys=keys, model=model, window_s=window_s)
+    if offloading is not None and not isinstance(offloading, Offloading):
+        raise InvalidArgumentError(
+            f"offloading={offloading!r} must be a ps.Offloading, such as ps.Offloading(guests=4)"
+        )
+    return OffloadLoader(dataset, service, options, offloading or Offloading())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloading:
+    """What this host lends to its training, and how ways of reading are measured.
+
+    >>> Offloading(guests=4, model="resnet50, batch 256").window_s
+    1.0
+    """
+
+    guests: int | None = None
+    """How many worker processes of this host join the service for the job, at most; None: one a core. They are fewer
+    where the training step needs the processors."""
+    keys: str | os.PathLike[str] | None = None
+    """A file with the key they join with, an agent's; None: the service file has one."""
+    model: str = ""
+    """A name of the model and its batch: what was measured with another is not taken for it. Empty: the pipeline has
+    one model."""
+    window_s: float = 1.0
+    """How long each way is measured."""
+
+    def __post_init__(self) -> None:
+        check_positive("window_s", self.window_s)
+        if self.guests is not None:
+            check_whole("guests", self.guests, 1)
 
 
 class OffloadLoader(Loader):
     """What `offload` returns. It is read, saved and loaded as any loader; `decision` says where it runs, and why."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        service: Service,
-        options: JobOptions,
-        *,
-        guests: int | None,
-        keys: str | os.PathLike[str] | None,
-        model: str,
-        window_s: float,
-    ) -> None:
+    def __init__(self, dataset: Dataset, service: Service, options: JobOptions, offloading: Offloading) -> None:
+        """Use `offload`, which checks what it is given."""
         plan = dataset._plan
-        coordinated = options.ranks.coordinated
-        self._cuts = cuts_of(move_shuffles(merge_shuffles(plan.node)), coordinated=coordinated)
+        self._dataset, self._service, self._options, self._offloading = dataset, service, options, offloading
+        self._cuts = cuts_of(move_shuffles(merge_shuffles(plan.node)), coordinated=options.ranks.coordinated)
         cores = available_cores()
         fixed = _for_ranks(options)
-        self._guests = None if fixed is not None else GuestWorkers(_joining(service, keys), min(guests or cores, cores))
-        make = partial(_make_source, service)
-        self._ways = CutWays(dataset, options, make, "" if self._guests is None else self._guests.name)
+        self._guests = Guests(service, offloading, cores) if fixed is None else None
+        self._ways = CutWays(
+            dataset, options, partial(_make_source, service), "" if self._guests is None else self._guests.name
+        )
         first = self._ways.source(CutWay(cut=self._cuts.legal[0], place="there" if fixed is not None else "here"))
         self._course = OffloadCourse(
             self._cuts,
             cores=cores,
             limits=OffloadLimits(most_there=options.placement.max_workers),
-            window_s=window_s,
-            memory=ServiceMemory(first.backend, plan.fingerprint, model=model),
+            window_s=offloading.window_s,
+            memory=ServiceMemory(first.backend, plan.fingerprint, model=offloading.model),
             resize=self._resize,
             fixed=fixed,
         )
@@ -136,9 +150,14 @@ class OffloadLoader(Loader):
     def _choose_kind(self) -> WayOfReading:
         return self._offloaded
 
+    def __iter__(self) -> Iterator[Element]:
+        if self._guests is not None:
+            self._guests.start()
+        return super().__iter__()
+
     def _resize(self, guests: int) -> None:
-        if self._guests is not None and guests < self._guests.count:
-            self._guests.resize(guests)
+        if self._guests is not None:
+            self._guests.at_most(guests)
 
     @property
     def decision(self) -> Offload | None:
@@ -163,9 +182,36 @@ class OffloadLoader(Loader):
             self._guests.close()
 
     def _over(self, node: Node) -> Self:
-        raise InvalidPipelineError(
-            "operators after offload(): where the pipeline is cut is for it to say; put them before it"
-        )
+        """Return a loader of the longer pipeline: what follows `offload` may go elsewhere, too."""
+        first, dataset = self._node, self._dataset
+        whole = Dataset(rewrite(node, lambda each: dataset.node if each is first else each))
+        return type(self)(whole, self._service, self._options, self._offloading)
+
+
+class Guests:
+    """This host's guest workers, started when something is read."""
+
+    def __init__(self, service: Service, offloading: Offloading, cores: int) -> None:
+        self._joining = _joining(service, offloading.keys)
+        self._count = min(offloading.guests or cores, cores)
+        self.name = new_guest_name()
+        self._started: GuestWorkers | None = None
+
+    def start(self) -> None:
+        if self._started is None:
+            self._started = GuestWorkers(self._joining, self.name, self._count)
+
+    def at_most(self, count: int) -> None:
+        """Have no more of them than that; a training that was slower before may have had fewer."""
+        if self._started is not None:
+            self._started.resize(min(count, self._count))
+
+    def pids(self) -> list[int]:
+        return [] if self._started is None else self._started.pids()
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
 
 
 def _for_ranks(options: JobOptions) -> Offload | None:

@@ -40,15 +40,19 @@ END_S = 3.0
 LEAVE_S = 5.0  # the trainer is still there and takes over where they stand
 
 
+def new_guest_name() -> str:
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
 class GuestWorkers:
     """Some workers of this host at a service. Safe to use from several threads.
 
     `name` is what the placement of a job calls them by (`Placement.guests`).
     """
 
-    def __init__(self, service: ServiceFile, count: int) -> None:
+    def __init__(self, service: ServiceFile, name: str, count: int) -> None:
         """`service` comes with the key of an agent."""
-        self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = name
         self._lock = threading.Lock()
         budget = share_of_budget(count, None, None)
         self._config = AgentConfig(
