@@ -74,6 +74,8 @@ class OffloadCourse:
         self.profile: OffloadProfile | None = None
         self.decision = fixed
         self._fixed = fixed is not None
+        self._open_question = fixed is None
+        """Something is still to be measured, or to be decided on what is known."""
         self._trial: Trial | None = None
         self.window: PaceWindow | None = None
         self.way = self._way_of(fixed) if fixed is not None else CutWay(cut=cuts.legal[0], place="here")
@@ -82,7 +84,7 @@ class OffloadCourse:
         """Choose how an epoch begins: by what is remembered, or with a trial."""
         if self.decision is None and self.profile is None:
             self.profile = self._memory.recall()
-        if self.decision is None:
+        if self._open_question:
             self._go_on()
 
     @property
@@ -102,6 +104,7 @@ class OffloadCourse:
         assert self.profile is not None
         self.window = None
         self.decision = decide(self.profile, self._limits)
+        self._open_question = False
         self._memory.learn(self.profile)
         self.way = self._way_of(self.decision)
         if self.decision.here:
@@ -154,13 +157,11 @@ class OffloadCourse:
 
     def epoch_ended(self, outputs: int, wait_s: float, run_s: float) -> None:
         """Look back at an epoch that was read in one way: decide again if it went otherwise than expected."""
-        if self.decision is None or self.profile is None or self._fixed or not outputs:
+        if self.decision is None or self.profile is None or self._fixed or self._open_question or not outputs:
             return
         total = max(wait_s + run_s, 1e-9)
         if has_drifted(outputs / total, self.decision, self.profile, waited=wait_s / total):
-            self.decision = self.profile = None
-            self._trial = None
-            self._go_on()
+            self.profile, self._open_question = None, True
 
 
 class Offloaded:
@@ -216,7 +217,7 @@ class OffloadedEpoch:
         """Of the ways before the present one."""
         self._left_at: float | None = None
         self._ended = False
-        self._decided_at_once = kind.course.decision is not None
+        self._decided_at_once = kind.course.window is None
         self._way = kind.course.way
         self._resting: Sequence[SavedState] | None = saved
         """Where to go on, while nothing is open."""

@@ -138,7 +138,7 @@ class OffloadLoader(Loader):
         self._course = OffloadCourse(
             self._cuts,
             cores=cores,
-            limits=OffloadLimits(most_there=options.placement.max_workers),
+            limits=OffloadLimits(most_here=offloading.guests, most_there=options.placement.max_workers),
             window_s=offloading.window_s,
             memory=ServiceMemory(first.backend, plan.fingerprint, model=offloading.model),
             resize=self._resize,

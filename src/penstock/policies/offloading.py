@@ -79,6 +79,8 @@ class OffloadProfile:
 class OffloadLimits:
     """What may be used."""
 
+    most_here: int | None = None
+    """Guests on this host; None: one a processor."""
     most_there: int | None = None
     """Workers elsewhere; None: all there are."""
 
@@ -201,18 +203,18 @@ def decide(profile: OffloadProfile, limits: OffloadLimits = OffloadLimits()) -> 
     here = bounded_here(profile)
     stay = f"the step alone takes {profile.step_per_s:.1f} outputs/s and the processors here make {here:.1f}"
     if profile.step_per_s <= WORTH * here:
-        return _stays(profile, f"no stall: {stay}")
+        return _stays(profile, limits, f"no stall: {stay}")
     usable = [pace for pace in profile.cuts if pace.per_s > 0 and not pace.failure]
     failures = sorted({pace.failure for pace in profile.cuts if pace.failure})
     if not usable or limits.most_there == 0:
         why = "; ".join(failures) or ("no workers are allowed there" if limits.most_there == 0 else "no cut was tried")
-        return _stays(profile, f"it stays here, because {why}: {stay}")
+        return _stays(profile, limits, f"it stays here, because {why}: {stay}")
     best = max(pace_of_both(pace, profile) for pace in usable)
     chosen = next(pace for pace in usable if pace_of_both(pace, profile) * AS_GOOD >= best)
     expected = pace_of_both(chosen, profile)
     if expected < WORTH * here:
         text = f"the best cut, {chosen.cut!r}, would give {expected:.1f} outputs/s"
-        return _stays(profile, f"not worth it: {stay}; {text}")
+        return _stays(profile, limits, f"not worth it: {stay}; {text}")
     there = _workers_there(chosen, profile, here)
     if limits.most_there is not None:
         there = min(there, limits.most_there)
@@ -222,16 +224,21 @@ def decide(profile: OffloadProfile, limits: OffloadLimits = OffloadLimits()) -> 
     )
     return Offload(
         cut=chosen.cut,
-        here=guests_beside(profile, expected),
+        here=_guests(profile, limits, expected),
         there=there,
         reason=reason,
         expected_per_s=expected,
     )
 
 
-def _stays(profile: OffloadProfile, reason: str) -> Offload:
+def _stays(profile: OffloadProfile, limits: OffloadLimits, reason: str) -> Offload:
     here = min(bounded_here(profile), profile.step_per_s)
-    return Offload(cut=None, here=guests_beside(profile, here), there=0, reason=reason, expected_per_s=here)
+    return Offload(cut=None, here=_guests(profile, limits, here), there=0, reason=reason, expected_per_s=here)
+
+
+def _guests(profile: OffloadProfile, limits: OffloadLimits, per_s: float) -> int:
+    beside = guests_beside(profile, per_s)
+    return beside if limits.most_here is None else min(beside, limits.most_here)
 
 
 def guests_beside(profile: OffloadProfile, per_s: float) -> int:
