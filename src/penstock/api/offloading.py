@@ -188,6 +188,20 @@ class OffloadLoader(Loader):
         return type(self)(whole, self._service, self._options, self._offloading)
 
 
+def offloaded(pipeline: Any, service: Service, *, ranks: Ranks | None = None, job: str | None = None) -> Any:
+    """Return what a framework's `offload=` makes of a pipeline: None leaves it as it is, a service offloads a dataset.
+
+    A framework has a batch or two in its hands when it saves: in deterministic order it resumes bit for bit.
+    """
+    if service is None:
+        return pipeline
+    if not isinstance(pipeline, Dataset):
+        raise InvalidArgumentError(
+            f"offload= takes a dataset, not {type(pipeline).__name__}: it makes the loader; leave distribute() out"
+        )
+    return offload(pipeline, service, ranks=ranks, job=job, order="deterministic")
+
+
 class Guests:
     """This host's guest workers, started when something is read."""
 
