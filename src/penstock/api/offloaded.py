@@ -39,6 +39,7 @@ from penstock.policies.offloading import (
 )
 from penstock.stream.checkpoint import Weights
 
+READING = "from_service"  # the stage that waits for what others make
 ENOUGH_OUTPUTS = 2  # of an epoch that ends inside a window
 TRIAL_TIMEOUT_S = 10.0  # so long the training waits for workers elsewhere, once
 
@@ -264,9 +265,10 @@ class OffloadedEpoch:
     def _count(self, window: PaceWindow, asked_at: float, got_at: float, ran_s: float) -> None:
         """Count an output for the trial. What a full window decides is done before the next output."""
         assert self._inner is not None
-        inner, cpu_s = self._inner.statistics(), process_time()
-        if window.took(asked_at=asked_at, got_at=got_at, ran_s=ran_s, cpu_s=cpu_s, read_bytes=inner.bytes):
-            self._kind.course.saw(window.pace(cpu_s, inner.bytes), len(inner.workers))
+        inner = self._inner.statistics()
+        spent_s = _spent_s(inner)
+        if window.took(asked_at=asked_at, got_at=got_at, ran_s=ran_s, cpu_s=spent_s, read_bytes=inner.bytes):
+            self._kind.course.saw(window.pace(spent_s, inner.bytes), len(inner.workers))
 
     def _move(self) -> None:
         """Read on in the way that the course says, where the trainer stands."""
@@ -298,7 +300,7 @@ class OffloadedEpoch:
             course.epoch_ended(self._outputs, self._wait_s, self._run_s)
         elif course.window is not None and course.window.outputs >= ENOUGH_OUTPUTS and self._inner is not None:
             inner = self._inner.statistics()
-            course.saw(course.window.pace(process_time(), inner.bytes), len(inner.workers))
+            course.saw(course.window.pace(_spent_s(inner), inner.bytes), len(inner.workers))
 
     # The rest
 
@@ -350,3 +352,9 @@ class OffloadedEpoch:
     def close(self) -> None:
         if self._inner is not None:
             self._inner.close()
+
+
+def _spent_s(inner: LoaderStatistics) -> float:
+    """Return the processor time of this process so far; a thread that waits inside an operator is as good as busy."""
+    stages = [stage for stage in inner.stages if not stage.name.startswith(READING)]
+    return process_time() + sum(max(0.0, stage.busy_s - stage.cpu_s) for stage in stages)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from penstock.api.cut_ways import CutWay, CutWays
 from penstock.api.dataset import Dataset
@@ -16,14 +16,14 @@ from penstock.api.offload_memory import ServiceMemory
 from penstock.api.offloaded import OffloadCourse, Offloaded
 from penstock.api.services import OwnedService
 from penstock.client.options import JobOptions, Limits, check_options
-from penstock.core.checks import check_positive, check_whole
+from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.cutting import ALL_THERE, Cuts, cuts_of
 from penstock.graph.node import Node
 from penstock.graph.traverse import rewrite
 from penstock.passes.shuffles import merge_shuffles, move_shuffles
-from penstock.policies.offloading import Offload, OffloadLimits, OffloadProfile
+from penstock.policies.offloading import Offload, OffloadLimits, OffloadProfile, ReadingPlace
 from penstock.processes.guests import GuestWorkers, new_guest_name
 from penstock.runtime.budget import available_cores
 from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
@@ -113,9 +113,18 @@ class Offloading:
     one model."""
     window_s: float = 1.0
     """How long each way is measured."""
+    cut: str | None = None
+    """The name of the cut to read at (`OffloadLoader.cuts`), so that nothing is measured; None: the fastest."""
+    place: ReadingPlace = "both"
+    """Who works on what stands before a cut that is given: the guests here, the workers there, or both."""
 
     def __post_init__(self) -> None:
         check_positive("window_s", self.window_s)
+        check_choice("place", self.place, get_args(ReadingPlace))
+        if self.cut is None and self.place != "both":
+            raise InvalidArgumentError(
+                f"place={self.place!r} without a cut: it says who works on what stands before one; give cut='all there'"
+            )
         if self.guests is not None:
             check_whole("guests", self.guests, 1)
 
@@ -129,12 +138,13 @@ class OffloadLoader(Loader):
         self._dataset, self._service, self._options, self._offloading = dataset, service, options, offloading
         self._cuts = cuts_of(move_shuffles(merge_shuffles(plan.node)), coordinated=options.ranks.coordinated)
         cores = available_cores()
-        fixed = _for_ranks(options)
-        self._guests = Guests(service, offloading, cores) if fixed is None else None
+        fixed = _for_ranks(options) or _as_asked(offloading, self._cuts, cores)
+        remote_only = fixed is not None and fixed.place == "there" and options.ranks.count > 1
+        self._guests = None if remote_only else Guests(service, offloading, cores)
         self._ways = CutWays(
             dataset, options, partial(_make_source, service), "" if self._guests is None else self._guests.name
         )
-        first = self._ways.source(CutWay(cut=self._cuts.legal[0], place="there" if fixed is not None else "here"))
+        first = self._ways.source(CutWay(cut=self._cuts.legal[0], place="there" if remote_only else "here"))
         self._course = OffloadCourse(
             self._cuts,
             cores=cores,
@@ -151,7 +161,7 @@ class OffloadLoader(Loader):
         return self._offloaded
 
     def __iter__(self) -> Iterator[Element]:
-        if self._guests is not None:
+        if self._guests is not None and self._course.way.place != "there":
             self._guests.start()
         return super().__iter__()
 
@@ -238,6 +248,24 @@ def _for_ranks(options: JobOptions) -> Offload | None:
         there=0,
         reason=f"{options.ranks.count} ranks read every stream, and guests serve the ranks of their own host alone: "
         "workers elsewhere do everything",
+    )
+
+
+def _as_asked(offloading: Offloading, cuts: Cuts, cores: int) -> Offload | None:
+    """Return the way that was asked for; None: the fastest is to be found."""
+    name, place = offloading.cut, offloading.place
+    if name is None:
+        return None
+    if cuts.named(name) is None:
+        why = next((f": {cut.why}" for cut in cuts.illegal if cut.name == name), "")
+        raise InvalidArgumentError(f"cut={name!r} is none of {', '.join(map(repr, cuts.names))}{why}")
+    if place == "here" and name != ALL_THERE:
+        raise InvalidArgumentError(f"place='here' with cut={name!r}: here everything is done; use cut={ALL_THERE!r}")
+    return Offload(
+        cut=None if place == "here" else name,
+        here=0 if place == "there" else min(offloading.guests or cores, cores),
+        there=0,
+        reason="as asked",
     )
 
 
