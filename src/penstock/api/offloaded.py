@@ -46,7 +46,7 @@ TRIAL_TIMEOUT_S = 10.0  # so long the training waits for workers elsewhere, once
 _log = logging.getLogger("penstock")
 
 
-class Memory(Protocol):
+class ProfileMemory(Protocol):
     """Where profiles are remembered from run to run."""
 
     def recall(self) -> OffloadProfile | None: ...
@@ -64,7 +64,7 @@ class OffloadCourse:
         cores: float,
         limits: OffloadLimits,
         window_s: float,
-        memory: Memory,
+        memory: ProfileMemory,
         resize: Callable[[int], None],
         fixed: Offload | None = None,
     ) -> None:

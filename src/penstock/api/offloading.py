@@ -29,12 +29,12 @@ from penstock.runtime.budget import available_cores
 from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Transport
 
-Service = OwnedService | str | os.PathLike[str] | None
+OffloadTo = OwnedService | str | os.PathLike[str] | None
 
 
 def offload(
     dataset: Dataset,
-    service: Service = None,
+    service: OffloadTo = None,
     *,
     job: str | None = None,
     ranks: Ranks | None = None,
@@ -132,7 +132,7 @@ class Offloading:
 class OffloadLoader(Loader):
     """What `offload` returns. It is read, saved and loaded as any loader; `decision` says where it runs, and why."""
 
-    def __init__(self, dataset: Dataset, service: Service, options: JobOptions, offloading: Offloading) -> None:
+    def __init__(self, dataset: Dataset, service: OffloadTo, options: JobOptions, offloading: Offloading) -> None:
         """Use `offload`, which checks what it is given."""
         plan = dataset._plan
         self._dataset, self._service, self._options, self._offloading = dataset, service, options, offloading
@@ -198,7 +198,7 @@ class OffloadLoader(Loader):
         return type(self)(whole, self._service, self._options, self._offloading)
 
 
-def offloaded(pipeline: Any, service: Service, *, ranks: Ranks | None = None, job: str | None = None) -> Any:
+def offloaded(pipeline: Any, service: OffloadTo, *, ranks: Ranks | None = None, job: str | None = None) -> Any:
     """Return what a framework's `offload=` makes of a pipeline: None leaves it as it is, a service offloads a dataset.
 
     A framework has a batch or two in its hands when it saves: in deterministic order it resumes bit for bit.
@@ -215,7 +215,7 @@ def offloaded(pipeline: Any, service: Service, *, ranks: Ranks | None = None, jo
 class Guests:
     """This host's guest workers, started when something is read."""
 
-    def __init__(self, service: Service, offloading: Offloading, cores: int) -> None:
+    def __init__(self, service: OffloadTo, offloading: Offloading, cores: int) -> None:
         self._joining = _joining(service, offloading.keys)
         self._count = min(offloading.guests or cores, cores)
         self.name = new_guest_name()
@@ -269,7 +269,7 @@ def _as_asked(offloading: Offloading, cuts: Cuts, cores: int) -> Offload | None:
     )
 
 
-def _joining(service: Service, keys: str | os.PathLike[str] | None) -> ServiceFile:
+def _joining(service: OffloadTo, keys: str | os.PathLike[str] | None) -> ServiceFile:
     """Return how guests reach a service: with the key of an agent."""
     found = (
         ServiceFile.read(service.service_file).for_role("agent")
@@ -286,5 +286,5 @@ def _joining(service: Service, keys: str | os.PathLike[str] | None) -> ServiceFi
     return found
 
 
-def _make_source(service: Service, dataset: Dataset, options: JobOptions) -> FromService:
+def _make_source(service: OffloadTo, dataset: Dataset, options: JobOptions) -> FromService:
     return make_loader(dataset, service, options)._sources[0]
