@@ -36,6 +36,7 @@ SECTIONS: dict[str, list[str]] = {
     "Feature tables": ["Table", "Feature", "StripeSize", "TableSnapshot", "SnapshotLease", "Session"],
     "Batches of features": ["KeyedDense", "KeyedRagged", "register_transform"],
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],
+    "Offloading": ["offload", "Offloading", "OffloadLoader", "Offload", "OffloadProfile"],
     "Services": ["LocalService", "RayService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
     "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],

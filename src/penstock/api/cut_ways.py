@@ -33,10 +33,6 @@ class CutWay:
     place: ReadingPlace
     max_workers: int | None = None
 
-    @property
-    def label(self) -> str:
-        return f"{self.cut.name}, {self.place}"
-
 
 class CutWays:
     def __init__(self, dataset: Dataset, options: JobOptions, make_source: MakeSource, guests: str) -> None:

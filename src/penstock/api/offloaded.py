@@ -163,6 +163,7 @@ class OffloadCourse:
         total = max(wait_s + run_s, 1e-9)
         if has_drifted(outputs / total, self.decision, self.profile, waited=wait_s / total):
             self.profile, self._open_question = None, True
+            self._resize(int(self._cores))  # what all of this host makes is measured with all of it
 
 
 class Offloaded:

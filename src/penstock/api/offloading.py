@@ -198,7 +198,7 @@ class OffloadLoader(Loader):
         return type(self)(whole, self._service, self._options, self._offloading)
 
 
-def offloaded(pipeline: Any, service: OffloadTo, *, ranks: Ranks | None = None, job: str | None = None) -> Any:
+def offloaded(pipeline: Any, service: OffloadTo) -> Any:
     """Return what a framework's `offload=` makes of a pipeline: None leaves it as it is, a service offloads a dataset.
 
     A framework has a batch or two in its hands when it saves: in deterministic order it resumes bit for bit.
@@ -209,7 +209,7 @@ def offloaded(pipeline: Any, service: OffloadTo, *, ranks: Ranks | None = None, 
         raise InvalidArgumentError(
             f"offload= takes a dataset, not {type(pipeline).__name__}: it makes the loader; leave distribute() out"
         )
-    return offload(pipeline, service, ranks=ranks, job=job, order="deterministic")
+    return offload(pipeline, service, order="deterministic")
 
 
 class Guests:

@@ -100,6 +100,7 @@ class Offload:
 
     @property
     def place(self) -> ReadingPlace:
+        """Who works on what stands before the cut: here, there, or both."""
         if self.cut is None:
             return "here"
         return "both" if self.here else "there"
