@@ -23,6 +23,9 @@ SAYS = {
     "language_model.py": ["both ranks killed after step 9", "bit for bit"],
     "length_buckets.py": ["both ranks had batches of one padded length", "4000 sentences read once each"],
     "lightning_resume.py": ["resumed after step 10 of 40", "bit for bit"],
+    "offload_keras.py": ["the same weights with offload=, bit for bit"],
+    "offload_lightning.py": ["the same weights with offload=, bit for bit"],
+    "offload_torch.py": ["outputs/s", "300 losses are the same, bit for bit"],
     "pack_text.py": ["rows of 256 tokens, 99."],
     "parquet_features.py": ["49664 rows of day 2"],
     "resume_after_kill.py": ["killed by signal 9 after step 17", "1000 elements seen once each"],
@@ -35,12 +38,22 @@ SAYS = {
 }
 NEEDS = {
     "language_model.py": ("torch",),
+    "offload_torch.py": ("torch",),
     "torch_ddp_resume.py": ("torch",),
     "torch_evaluation.py": ("torch",),
     "torch_moved.py": ("torch",),
     "train_images.py": ("torch", "simplejpeg", "cv2"),
 }
-IN_TRAINERS = frozenset({"accelerate_resume.py", "jax_mesh.py", "keras_resume.py", "lightning_resume.py"})
+IN_TRAINERS = frozenset(
+    {
+        "accelerate_resume.py",
+        "jax_mesh.py",
+        "keras_resume.py",
+        "lightning_resume.py",
+        "offload_keras.py",
+        "offload_lightning.py",
+    }
+)
 """What needs frameworks: `make test-trainers` runs them."""
 
 

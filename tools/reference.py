@@ -38,6 +38,7 @@ SECTIONS: dict[str, list[str]] = {
     "Feature tables": ["Table", "Feature", "StripeSize", "TableSnapshot", "SnapshotLease", "Session", "SessionReader"],
     "Batches of features": ["KeyedDense", "KeyedRagged", "register_transform"],
     "Modes of distribute": ["Ranks", "Sharding", "Share", "Feed", "Placement", "Access", "Limits"],
+    "Offloading": ["offload", "Offloading", "OffloadLoader", "Offload", "OffloadProfile"],
     "Services": ["LocalService", "RayService", "register"],
     "Figures": ["Statistics", "StageStatistics", "LoaderStatistics", "StreamStatistics"],
     "Figures of a service": ["JobFigures", "StageFigures", "WorkerFigures", "TrainerFigures"],

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from penstock.api.dataset import Dataset, mix
     from penstock.api.iteration import DatasetIterator
     from penstock.api.loader import Loader
+    from penstock.api.offloading import Offloading, OffloadLoader, offload
     from penstock.api.ray_service import RayService
     from penstock.api.readers import (
         from_generator,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from penstock.graph.expressions import Column, Expression, col
     from penstock.graph.ops import SkipErrors
     from penstock.kernels.registered import register_transform
+    from penstock.policies.offloading import Offload, OffloadProfile
     from penstock.runtime.stats import StageStatistics, Statistics
     from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
@@ -162,6 +164,10 @@ __all__ = [
     "NoFilesError",
     "NotPermittedError",
     "NurseryGoneError",
+    "Offload",
+    "OffloadLoader",
+    "OffloadProfile",
+    "Offloading",
     "PenstockError",
     "PipelineMismatchError",
     "Placement",
@@ -212,6 +218,7 @@ __all__ = [
     "from_torch",
     "image",
     "mix",
+    "offload",
     "range",
     "read_arrow",
     "read_csv",
@@ -239,6 +246,7 @@ if not TYPE_CHECKING:
         "penstock.api.dataset": ("Dataset", "mix"),
         "penstock.api.iteration": ("DatasetIterator",),
         "penstock.api.loader": ("Loader",),
+        "penstock.api.offloading": ("OffloadLoader", "Offloading", "offload"),
         "penstock.api.registered": ("read_registered", "register"),
         "penstock.api.resampling": ("count_classes",),
         "penstock.api.saving": ("SavedDataset",),
@@ -306,6 +314,7 @@ if not TYPE_CHECKING:
         "penstock.graph.expressions": ("Column", "Expression", "col"),
         "penstock.graph.ops": ("SkipErrors",),
         "penstock.kernels.registered": ("register_transform",),
+        "penstock.policies.offloading": ("Offload", "OffloadProfile"),
         "penstock.runtime.stats": ("StageStatistics", "Statistics"),
         "penstock.sources.example_proto": ("decode_example", "encode_example"),
         "penstock.sources.delta_log": ("TableSnapshot",),

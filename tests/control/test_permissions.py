@@ -47,7 +47,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Principal, Role
-from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
+from penstock.wire.scaling import GetDecisions, LearnMetric, Provide, RecallMetric, ScaleJob
 from tests.control.cluster import ALICE, BOB, FLEET, JOB, OPERATOR, Cluster, rebind, spec, started
 
 PAIRS = list(product(get_args(Request), ROLES))
@@ -101,6 +101,8 @@ def of_alice(cluster: Cluster) -> dict[type[Request], Request]:
         GetDecisions(job=JOB),
         JudgeCaching(job=JOB, source=0),
         POOL,
+        LearnMetric(key="k", values={"pace": 1.0}),
+        RecallMetric(key="k"),
     ]
     return {type(request): request for request in requests}
 
@@ -151,7 +153,7 @@ def test_each_role_may_ask_what_the_table_says_and_nothing_else(kind: type[Reque
 
 
 STRANGERS = [BOB, Principal("agent", "eve"), Principal("runner", "eve"), Principal("provisioner", "eve")]
-FOR_ANYBODY = {ListJobs, ListWorkers, PutBlob}
+FOR_ANYBODY = {ListJobs, ListWorkers, PutBlob, LearnMetric, RecallMetric}
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=str)

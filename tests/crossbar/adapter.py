@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import penstock as ps
@@ -19,6 +20,7 @@ from .functions import collated
 from .modes import Modes
 from .outputs import MASK
 from .pipelines import Step
+from .moving import moving_loader
 from .steps import apply
 
 TRAINER_TIMEOUT_S = 5.0
@@ -51,7 +53,9 @@ def open_loader(
             trainer_timeout_s=TRAINER_TIMEOUT_S,
             trainers=modes.trainers if modes.trainers_named else None,
         )
-    loader = dataset.distribute(
+    moves = modes.moving_cut and ranks == 1
+    distribute: Callable[..., Any] = partial(moving_loader, dataset) if moves else dataset.distribute
+    loader = distribute(
         to,
         job=job,
         ranks=ps.Ranks(ranks, rank if of_several else None, modes.uneven, modes.coordinated, replica),

@@ -103,9 +103,9 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
         del choices["break"]  # who breaks out leaves the others waiting, as documented
     if modes.cached_by_arrival:
         del choices["rejoin"], choices["second"]  # their loaders have not cached what the first one has
-    if modes.replicas > 1 or modes.own_processes or (modes.sharing and modes.ranks > 1):
+    if modes.replicas > 1 or modes.own_processes or modes.moving_cut or (modes.sharing and modes.ranks > 1):
         # A replica's place is its sibling's too, and so is a rank's of a trainer that shares; nobody else reads a
-        # service of one's own.
+        # service of one's own, or is in the job of another cut.
         for name in ON_READER:
             choices.pop(name, None)
     made = []

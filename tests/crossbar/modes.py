@@ -54,6 +54,8 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`distribute(n)`: worker processes of the loader's own."""
     evaluation: bool = False
     """Read by `evaluation()`: the last step, a batch, is what it is told."""
+    moving_cut: bool = False
+    """The pipeline is cut elsewhere every few outputs, and where the next epoch begins."""
 
     @property
     def in_order(self) -> bool:
@@ -280,6 +282,20 @@ def _with_chance(pipeline: Pipeline, after: tuple[Step, ...], ranks: int) -> tup
     return rng.choice(fitting) if fitting else after
 
 
+def _moves_its_cut(pipeline: Pipeline, modes: Modes) -> bool:
+    """Say whether a case reads from cut to cut: every third that one rank reads alone, as a service deals it.
+
+    Not drawn: what else a seed gives stays the same. Ranks would have to move in one step; weights of a mix are not set
+    where operators after the cut hold elements of the old ones.
+    """
+    alone = modes.ranks == modes.replicas == 1 and modes.sharing is None and modes.feed is None
+    plain = modes.sharding == "dynamic" and not modes.coordinated and not modes.after and not modes.own_processes
+    mixed = pipeline.join is not None and pipeline.join.name == "mix"
+    if not (alone and plain) or mixed:
+        return False
+    return random.Random(zlib.crc32(f"cut {pipeline} {modes}".encode())).random() < 1 / 3
+
+
 def _sometimes(rng: random.Random, probability: float, values: list[Any], usual: Any) -> Any:
     return rng.choice(values) if rng.random() < probability else usual
 
@@ -310,7 +326,7 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
     )
     if streams is not None and rng.random() < 0.9:
         sharding = "dynamic"
-    return Modes(
+    made = Modes(
         order=order,
         ranks=ranks,
         replicas=2 if way == "replicas" else 1,
@@ -329,3 +345,4 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         after=_with_chance(pipeline, tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (), ranks),
         own_processes=way in ("plain", "feed") and ranks == 1 and rng.random() < 0.06,
     )
+    return msgspec.structs.replace(made, moving_cut=_moves_its_cut(pipeline, made))

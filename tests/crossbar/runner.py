@@ -76,7 +76,7 @@ def modes_of(case: Case) -> Iterator[str]:
     for name in ("guarantee", "sharing", "feed", "streams"):
         if getattr(modes, name) is not None:
             yield f"{name} {getattr(modes, name)}" if name != "streams" else "streams given"
-    for name in ("coordinated", "own_processes"):
+    for name in ("coordinated", "own_processes", "moving_cut"):
         if getattr(modes, name):
             yield name
     if modes.replicas > 1:

@@ -63,7 +63,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 from penstock.wire.principals import ROLES, Role
-from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
+from penstock.wire.scaling import GetDecisions, LearnMetric, Provide, RecallMetric, ScaleJob
 from penstock.wire.sockets import dial
 from tests.dispatcher.serving import (
     AGENT_KEY,
@@ -205,6 +205,8 @@ def about_alice(live: Live) -> dict[type[Request], Request]:
         GetDecisions(job=JOB),
         JudgeCaching(job=JOB, source=0),
         Provide(provisioner="pool", kind="local", have=(), most=0),
+        LearnMetric(key="k", values={"pace": 1.0}),
+        RecallMetric(key="k"),
     ]
     return {type(request): request for request in requests}
 
@@ -213,8 +215,8 @@ ENDS_SOMETHING = {EndStream, CloseClient, RunnerGone}
 """Allowed to those it belongs to, and tried with them by other tests."""
 ITS_READERS = {OpenEpoch, Beat, Rebind, EndStream, CloseClient, PutPipeline}
 """An operator does these for itself, and not as somebody else's client."""
-FOR_ALL_TRAINERS = {ListJobs, ListWorkers, PutBlob, GetBlob}
-"""Bob has sent the same blob himself."""
+FOR_ALL_TRAINERS = {ListJobs, ListWorkers, PutBlob, GetBlob, LearnMetric, RecallMetric}
+"""Bob has sent the same blob himself. What he learns and recalls is under keys of his own."""
 
 
 def key_of(live: Live, role: Role) -> Credentials:

@@ -12,6 +12,7 @@ import transformers
 import penstock as ps
 from penstock.torch import DataLoader
 from tests.trainers.rows import rows
+from tests.waiting import wait_until
 
 
 class Regression(torch.nn.Module):
@@ -83,6 +84,14 @@ def test_a_trainer_reads_a_pipeline_and_resumes_in_mid_epoch(tmp_path):
     train(tmp_path / "stopped", stops_at=7, train_loader=named().batch(8))
     resumed = train(tmp_path / "stopped", resume=tmp_path / "stopped" / "checkpoint-5", train_loader=named().batch(8))
     assert resumed["seen"] == whole["seen"][5:] and resumed["weights"] == whole["weights"]
+
+
+def test_with_offload_a_trainer_ends_with_the_same_weights_and_nothing_is_left_of_it(tmp_path):
+    with ps.LocalService(workers=1) as service:
+        plain = train(tmp_path / "plain", train_loader=named().batch(8).distribute(service, order="deterministic"))
+        with_offload = train(tmp_path / "offloaded", train_loader=named().batch(8), offload=service)
+        assert with_offload["seen"] == plain["seen"] and with_offload["weights"] == plain["weights"]
+        wait_until(lambda: len(service.workers()) == 1, "guests to be gone")
 
 
 def test_a_trainer_makes_our_loader_over_its_dataset_and_resumes_in_mid_epoch(tmp_path):

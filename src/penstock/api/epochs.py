@@ -44,6 +44,8 @@ class FromService(SourceNode):
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"backend", "dataset"})
     backend: ServiceBackend = field(repr=False)
     dataset: Dataset = field(repr=False)
+    group_rows: int = 0
+    """Its outputs are the elements of batches that are made here, of so many each; 0: they are what is read."""
 
     @property
     def stands_for(self) -> int:
@@ -91,7 +93,7 @@ class Epoch(Protocol):
 
 
 class WayOfReading(Protocol):
-    """One of the four ways to read."""
+    """One of the five ways to read."""
 
     @property
     def signature(self) -> PipelineSignature: ...
@@ -152,6 +154,7 @@ def save(
     place: Any = None,
     skipped: int = 0,
     attempts: list[tuple[int, str] | None] | None = None,
+    cut: str = "",
 ) -> dict[str, Any]:
     options = kind.options
     saved = SavedState(
@@ -165,6 +168,7 @@ def save(
         weights=weights,
         skipped=skipped,
         attempts=attempts,
+        cut=cut,
         place=place,
     )
     return saved.plain()

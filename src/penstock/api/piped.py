@@ -87,7 +87,7 @@ class Piped:
 
         def stage(source: FromService, meter: StageMeter, identities: int | None) -> ServiceStage:
             attempt = place.attempts[len(made)] if len(made) < len(place.attempts) else None
-            made.append(ServiceStage(meter, source.backend, beginning, clock, attempt, identities))
+            made.append(ServiceStage(meter, source.backend, beginning, clock, attempt, identities, source.group_rows))
             return made[-1]
 
         stages: dict[SourceNode, MakeStage] = {source: partial(stage, source) for source in self._sources}

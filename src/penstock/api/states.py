@@ -42,6 +42,8 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skipped: int = 0
     attempts: list[tuple[int, str] | None] | None = None
     """By service that feeds a pipeline here: the pass that was opened last, and its attempt. None: there is none."""
+    cut: str = ""
+    """Where `offload` had cut the pipeline when it was saved; it may be loaded under any other. Empty: it had not."""
     place: Any = None
     """The operators' own states, nested as they are. What a service delivers stands in it as a
     `stream.checkpoint.ConsumerState`."""

@@ -27,7 +27,7 @@ from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, Weights
 from penstock.wire.credentials import ServiceFile
 from penstock.wire.figures import JobFigures
-from penstock.wire.messages import FiguresAnswer, GetFigures
+from penstock.wire.messages import Answer, FiguresAnswer, GetFigures, Request
 from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
@@ -261,6 +261,10 @@ class ServiceBackend:
         job = next(reversed(self._jobs.values()), None) or self._job_of(self.prepared)  # what was opened last
         answer = self._link().control.ask(GetFigures(job=job), timeout_s=timeout_s, what=f"figures of job {job!r}")
         return answer.figures if isinstance(answer, FiguresAnswer) else JobFigures(job=job)
+
+    def ask(self, request: Request, *, timeout_s: float, what: str) -> Answer:
+        """Ask the dispatcher something that is about no epoch."""
+        return self._link().control.ask(request, timeout_s=timeout_s, what=what)
 
     def refuse(self, error: Exception) -> None:
         """Have what is being read, and whatever is opened from now on, end with this error. From any thread."""

@@ -32,6 +32,7 @@ from penstock.control.ending import end_stream
 from penstock.control.figures import job_figures
 from penstock.control.fitting import runners_of
 from penstock.control.granting import grant_splits
+from penstock.control.learning import learn_metric, recall_metric
 from penstock.control.opening import missing_blobs, open_epoch
 from penstock.control.permissions import distrust, readable_jobs, refusal
 from penstock.control.placing import has_waited_for_shares, rebind
@@ -80,7 +81,7 @@ from penstock.wire.messages import (
 )
 from penstock.wire.modes import check_workers
 from penstock.wire.principals import Principal
-from penstock.wire.scaling import Decisions, GetDecisions, Provide, ScaleJob
+from penstock.wire.scaling import Decisions, GetDecisions, LearnMetric, Provide, RecallMetric, ScaleJob
 
 __all__ = ["Decision", "decide", "tick"]
 
@@ -189,6 +190,10 @@ def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobH
             return judge_caching(draft, request)
         case Provide():
             return provide(draft, request, asker.principal, rules)
+        case LearnMetric():
+            return learn_metric(draft, request, asker.principal)
+        case RecallMetric():
+            return recall_metric(draft.state, request, asker.principal)
         case GetFigures():
             if request.job not in draft.state.jobs:
                 return NotKnown(what=f"job {request.job!r}")

@@ -10,7 +10,7 @@ from penstock.control.records import Agent, Iteration, Job, Runner, Runners, Wor
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.wire.jobs import JobSpec, delivery_of
-from penstock.wire.modes import WorkersAsked
+from penstock.wire.modes import WorkersAsked, guest_of
 
 Hindrance: TypeAlias = Literal["leaving", "tags", "host", "versions"]
 
@@ -29,7 +29,7 @@ def misfit(state: ClusterState, spec: JobSpec, worker: Worker) -> Misfit | None:
         return Misfit("leaving")
     if not set(spec.placement.requires) <= set(worker.tags):
         return Misfit("tags")
-    if not spec.placement.takes(agent.host, creator=spec.host):
+    if not spec.placement.takes(agent.host, creator=spec.host, tags=worker.tags):
         return Misfit("host")
     differing = differing_versions(spec, agent)
     if differing:
@@ -76,7 +76,7 @@ def is_given(state: ClusterState, job: Job, worker: WorkerId) -> bool:
 
 
 def fitting_workers(state: ClusterState, job: Job) -> list[Worker]:
-    """Return the workers to serve a job: those that do already first, then the least busy.
+    """Return the workers to serve a job: those that do already first, then guests of its trainer, then the least busy.
 
     Of one that is scaled: those it was given, and those on which it is and that have not been dealt since they came.
     """
@@ -92,7 +92,14 @@ def fitting_workers(state: ClusterState, job: Job) -> list[Worker]:
         for runner in runners.values():
             busy[runner.worker] = busy.get(runner.worker, 0) + 1
     found = [worker for worker in state.workers.values() if misfit(state, spec, worker) is None]
-    found.sort(key=lambda worker: (worker.worker not in serving, busy.get(worker.worker, 0), worker.worker))
+    found.sort(
+        key=lambda each: (
+            each.worker not in serving,
+            not guest_of(each.tags),
+            busy.get(each.worker, 0),
+            each.worker,
+        )
+    )
     return found[: most_workers(spec)]
 
 
@@ -167,6 +174,9 @@ def waiting_for_runners(state: ClusterState, job: Job) -> str:
         kinds.add(found.kind)
     if "versions" in kinds:
         return "no worker has the trainer's versions"
+    if "host" in kinds and job.spec.placement.guests:
+        here = job.spec.placement.target == "local"
+        return "the trainer's guest workers have not joined" if here else "there are no workers but guests"
     if "host" in kinds:
         return (
             "no worker runs on the trainer's host"

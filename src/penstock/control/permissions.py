@@ -44,7 +44,7 @@ from penstock.wire.messages import (
     SteerJob,
 )
 from penstock.wire.principals import Principal, Role
-from penstock.wire.scaling import GetDecisions, Provide, ScaleJob
+from penstock.wire.scaling import GetDecisions, LearnMetric, Provide, RecallMetric, ScaleJob
 
 KIND = "not_permitted"
 
@@ -294,6 +294,8 @@ PERMISSIONS: dict[type[Request], Row] = {
     GetDecisions: _row("see decisions about job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
     Provide: _row("bring workers as {r.provisioner!r}", provisioner=THE_PROVISIONER),
     JudgeCaching: _row("say what job {r.job!r} keeps", runner=A_RUNNER_OF_IT),
+    LearnMetric: _row("keep figures", operator=ANY, trainer=ANY),
+    RecallMetric: _row("see figures that it kept", operator=ANY, trainer=ANY),
     WhoReads: _row("ask who reads job {r.job!r}", runner=A_RUNNER_OF_IT),
 }
 

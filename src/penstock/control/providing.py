@@ -98,7 +98,9 @@ def _needed(draft: Draft, here: Provisioner, rules: ScalingRules) -> tuple[float
 
 
 def _could_serve(here: Provisioner, job: Job) -> bool:
-    return set(job.spec.placement.requires) <= set(here.tags)
+    placement = job.spec.placement
+    guests_only = bool(placement.guests) and placement.target == "local"
+    return set(placement.requires) <= set(here.tags) and not guests_only
 
 
 def _idlest(draft: Draft, workers: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:

@@ -11,6 +11,7 @@ import transformers
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from penstock.accelerate.preparing import AcceleratedLoader, prepare
+from penstock.api.offloading import offloaded
 from penstock.core.errors import InvalidArgumentError
 from penstock.torch.loader import DataLoader
 
@@ -23,14 +24,18 @@ class TrainerMixin:
     With `train_loader=`, that is read: a dataset or a loader of Penstock's, or a `penstock.torch.DataLoader`. Without,
     a `penstock.torch.DataLoader` over `train_dataset` is made, as the trainer would make torch's. On several ranks a
     pipeline is dealt by its service.
+
+    With `offload=`, a service, its workers help this host's processors to make the batches of a dataset, the
+    `train_loader`, where that is faster (`ps.offload`); what was started for it ends with `train()`.
     """
 
     args: Any
     accelerator: Any
 
-    def __init__(self, *args: Any, train_loader: Any = None, **named: Any) -> None:
-        self._train_loader = train_loader
+    def __init__(self, *args: Any, train_loader: Any = None, offload: Any = None, **named: Any) -> None:
+        self._train_loader, self._offload = train_loader, offload
         self._prepared: AcceleratedLoader | None = None
+        self._offloaded: Any = None
         self._resumes_from: Path | None = None
         super().__init__(*args, **named)
         # The loader is put where it stood; nothing is read again to be skipped.
@@ -39,6 +44,8 @@ class TrainerMixin:
 
     def get_train_dataloader(self) -> Any:
         given = self._train_loader if self._train_loader is not None else self._over_dataset()
+        if self._offload is not None:
+            given = self._offloaded = offloaded(given, self._offload)
         self._prepared = prepare(self.accelerator, given)
         if self._resumes_from is not None:
             self._load(self._prepared, self._resumes_from / self.data_file)
@@ -50,7 +57,12 @@ class TrainerMixin:
         if found is True:
             found = get_last_checkpoint(self.args.output_dir)
         self._resumes_from = Path(found) if found else None
-        return super().train(found or None, *args, **named)  # type: ignore[misc]
+        try:
+            return super().train(found or None, *args, **named)  # type: ignore[misc]
+        finally:
+            if self._offloaded is not None:
+                self._offloaded.close()
+                self._offloaded = None
 
     @property
     def data_file(self) -> str:

@@ -13,6 +13,7 @@ Keras takes objects of its class `DataAdapter` as they are. How it uses them:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import keras
@@ -22,7 +23,9 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from penstock.api.dataset import Dataset
 from penstock.api.loader import Loader
+from penstock.api.offloading import offloaded
 from penstock.api.reading_ahead import ReadAhead, Resumable
+from penstock.api.services import OwnedService
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.length import endless_operator
 
@@ -31,19 +34,26 @@ _LOOKED_AT = 2  # batches: an axis in which they differ has no fixed length
 
 
 def adapt(
-    pipeline: Dataset | Loader | Any, *, x: ColumnNames = None, y: ColumnNames = None, sample_weight: ColumnNames = None
+    pipeline: Dataset | Loader | Any,
+    *,
+    x: ColumnNames = None,
+    y: ColumnNames = None,
+    sample_weight: ColumnNames = None,
+    offload: OwnedService | str | PathLike[str] | None = None,
 ) -> FitData:
     """Return a dataset or a loader as what `model.fit`, `evaluate` and `predict` take.
 
     Batches are tuples `(x, y)` or `(x, y, sample_weight)`, as Keras has them. Of batches that are dicts, `x`, `y` and
     `sample_weight` name the columns: one, or several, which then make a dict. Any loader with `state_dict()` and
-    `load_state_dict()` will do, penstock.torch.DataLoader too.
+    `load_state_dict()` will do, penstock.torch.DataLoader too. `offload` is a service whose workers help this host's
+    processors to make the batches of a dataset where that is faster (`ps.offload`).
 
     >>> import penstock as ps
     >>> data = adapt(ps.range(8).map(lambda i: {"in": i / 8, "out": i % 2}).batch(4), x="in", y="out")
     >>> data.num_batches
     2
     """
+    pipeline = offloaded(pipeline, offload)
     if isinstance(pipeline, Dataset):
         pipeline = Loader(pipeline.node)
     if not hasattr(pipeline, "state_dict") or not hasattr(pipeline, "load_state_dict"):

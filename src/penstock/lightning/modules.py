@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
 from penstock.api.dataset import Dataset
 from penstock.api.loader import Loader
+from penstock.api.offloading import offloaded
+from penstock.api.services import OwnedService
 from penstock.core.errors import InvalidArgumentError
 from penstock.torch.pipelines import TensorLoader
 from penstock.wire.modes import Ranks
@@ -22,11 +25,37 @@ class DataModule(LightningDataModule):
         DataModule(train=lambda ranks: dataset.distribute(service, job="run", ranks=ranks, order="deterministic"))
 
     Arrays arrive as tensors. With `overfit_batches` the same batches come in every epoch.
+
+    `offload` is a service whose workers help this host's processors to make the training batches, where `train` is a
+    dataset and that is faster (`ps.offload`); what was started for it ends with the training.
     """
 
-    def __init__(self, train: Any = None, val: Any = None, test: Any = None, predict: Any = None) -> None:
+    def __init__(
+        self,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        *,
+        offload: OwnedService | str | PathLike[str] | None = None,
+    ) -> None:
         super().__init__()
+        self._offload = offload
+        self._offloaded: Any = None
         self._given = {"train": train, "val": val, "test": test, "predict": predict}
+
+    def setup(self, stage: str) -> None:
+        if self._offload is not None and stage == "fit" and self._offloaded is None:
+            if self.trainer.world_size > 1:
+                raise InvalidArgumentError(
+                    f"DataModule(offload=...) on {self.trainer.world_size} ranks: a way of reading is measured by one; "
+                    "give train= a function of a ps.Ranks that reads the service"
+                )
+            self._offloaded = self._given["train"] = offloaded(self._given["train"], self._offload)
+
+    def teardown(self, stage: str) -> None:
+        if self._offloaded is not None and stage == "fit":
+            self._offloaded.close()
 
     def train_dataloader(self) -> Any:
         made = self._made("train")

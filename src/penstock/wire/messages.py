@@ -15,7 +15,16 @@ from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.caching import CachingJudged, JudgeCaching
 from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
-from penstock.wire.scaling import Decisions, GetDecisions, Provide, Provided, ScaleJob
+from penstock.wire.scaling import (
+    Decisions,
+    GetDecisions,
+    LearnMetric,
+    Provide,
+    Provided,
+    RecalledMetric,
+    RecallMetric,
+    ScaleJob,
+)
 
 PROTOCOL = 4
 OLDEST_PROTOCOL = 4
@@ -422,6 +431,8 @@ Request: TypeAlias = (
     | GetDecisions
     | JudgeCaching
     | Provide
+    | LearnMetric
+    | RecallMetric
 )
 Answer: TypeAlias = (
     Done
@@ -439,6 +450,7 @@ Answer: TypeAlias = (
     | Decisions
     | CachingJudged
     | Provided
+    | RecalledMetric
     | NotKnown
     | Refused
     | TryAgain

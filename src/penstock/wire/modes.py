@@ -37,6 +37,8 @@ Transport: TypeAlias = Literal["auto", "sockets", "lz4", "zstd"]
 """auto: shared memory where a worker and its reader are on one host, sockets elsewhere. sockets: always. lz4, zstd: as
 auto, with what goes through sockets compressed."""
 
+GUEST = "guest:"
+"""A worker whose tag begins so is a trainer's guest: it serves the jobs that name it, and no others."""
 LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLURM_NTASKS")}
 """Where launchers say which process this is, and of how many. The first that does is believed."""
 STATIC_POLICIES = frozenset({"file", "data", "file_or_data", "hint", "custom"})
@@ -263,6 +265,15 @@ def check_workers(name: str, asked: object) -> WorkersAsked:
     return pair if isinstance(asked, (tuple, list)) else pair[0]
 
 
+def guest_of(tags: tuple[str, ...]) -> str:
+    """Return the name that a worker with such tags is a guest by; empty: it is none.
+
+    >>> guest_of(("ssd", "guest:trainer-1")), guest_of(("ssd",))
+    ('trainer-1', '')
+    """
+    return next((tag.removeprefix(GUEST) for tag in tags if tag.startswith(GUEST)), "")
+
+
 class Placement(Mode, frozen=True):
     """Which workers serve the job.
 
@@ -289,6 +300,9 @@ class Placement(Mode, frozen=True):
     cache: str | None = None
     """Whether workers keep between epochs what they make, where measurements say that it pays: "auto" in a folder of
     their host's, else the folder or URL to keep it at. None: where `autocache()` stands in the pipeline."""
+    guests: str = ""
+    """The name of workers that a trainer lets join for its own jobs; for `target` they are local, and all others
+    remote. Empty: it has none."""
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, get_args(Target))
@@ -322,9 +336,20 @@ class Placement(Mode, frozen=True):
                 f"workers=(1, {self.max_workers}), and leave max_workers= out"
             )
 
-    def takes(self, host: str, *, creator: str) -> bool:
-        """Say whether workers on `host` may serve a job that was made on the host `creator`."""
-        return self.target == "any" or (self.target == "local") == (host == creator)
+    def takes(self, host: str, *, creator: str, tags: tuple[str, ...] = ()) -> bool:
+        """Say whether a worker on `host` may serve a job that was made on the host `creator`.
+
+        >>> mixed, alone = Placement(guests="trainer-1"), Placement(guests="trainer-1", target="local")
+        >>> [placement.takes("a", creator="a", tags=("guest:trainer-1",)) for placement in (mixed, alone, Placement())]
+        [True, True, False]
+        >>> [placement.takes("a", creator="a") for placement in (mixed, alone, Placement(target="local"))]
+        [True, False, True]
+        """
+        guest = guest_of(tags)
+        if guest and guest != self.guests:
+            return False
+        near = bool(guest) if self.guests else host == creator
+        return self.target == "any" or (self.target == "local") == near
 
 
 class Access(Mode, frozen=True):

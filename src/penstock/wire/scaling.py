@@ -46,6 +46,25 @@ class Decisions(Message, frozen=True, tag="decisions"):
     """What the job keeps."""
 
 
+class LearnMetric(Message, frozen=True, tag="learn_metric"):
+    """Remember some numbers for the next run of the same, under a key of the asker's own."""
+
+    key: str
+    values: dict[str, float]
+
+
+class RecallMetric(Message, frozen=True, tag="recall_metric"):
+    """What was learned under that key, by the same principal?"""
+
+    key: str
+
+
+class RecalledMetric(Message, frozen=True, tag="recalled_metric"):
+    """None: nothing is known."""
+
+    values: dict[str, float] | None = None
+
+
 class Provide(Message, frozen=True, tag="provide"):
     """A provisioner can bring workers of a kind. It is answered with what is wanted; saying it again is its lease."""
 

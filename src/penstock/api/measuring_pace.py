@@ -1,0 +1,77 @@
+"""How fast a trainer goes while it reads in one way: a window of real batches, the first of which are not counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARM_OUTPUTS = 3  # what was made ahead while the way was opened is not its pace
+LEAST_OUTPUTS = 8
+PATIENCE = 10.0  # windows: a pace so slow that it does not fill one is known well enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a window saw, an output."""
+
+    outputs: int
+    wait_s: float
+    run_s: float
+    cpu_s: float
+    output_bytes: float
+
+    @property
+    def per_s(self) -> float:
+        return self.outputs / max(self.wait_s + self.run_s, 1e-9)
+
+    @property
+    def step_per_s(self) -> float:
+        """The pace if it never waited."""
+        return self.outputs / max(self.run_s, 1e-9)
+
+    @property
+    def waited(self) -> float:
+        """The share of the time that the trainer waited."""
+        return self.wait_s / max(self.wait_s + self.run_s, 1e-9)
+
+
+class PaceWindow:
+    """Told of every output; it knows no clock. Times are seconds of one clock, `cpu_s` and `read_bytes` sums so far."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._seen = 0
+        self._began: float | None = None
+        self._cpu_s = self._bytes = 0.0
+        self.outputs = 0
+        self._wait_s = self._run_s = 0.0
+
+    def took(self, *, asked_at: float, got_at: float, ran_s: float, cpu_s: float, read_bytes: float) -> bool:
+        """Count an output: the trainer was busy for `ran_s`, asked, and got it. Return whether the window is full.
+
+        >>> window = PaceWindow(least_s=1.0)
+        >>> at = [dict(asked_at=n + 0.8, got_at=n + 1.0, ran_s=0.8, cpu_s=n, read_bytes=9 * n) for n in range(12)]
+        >>> full = [window.took(**output) for output in at]
+        >>> full.index(True), window.pace(cpu_s=11, read_bytes=99).output_bytes, round(window.pace(11, 99).per_s, 3)
+        (10, 9.0, 1.0)
+        """
+        self._seen += 1
+        if self._began is None:
+            if self._seen >= WARM_OUTPUTS:
+                self._began, self._cpu_s, self._bytes = got_at, cpu_s, read_bytes
+            return False
+        self.outputs += 1
+        self._wait_s += got_at - asked_at
+        self._run_s += ran_s
+        lasted = got_at - self._began
+        return lasted >= self._least_s and (self.outputs >= LEAST_OUTPUTS or lasted >= PATIENCE * self._least_s)
+
+    def pace(self, cpu_s: float, read_bytes: float) -> Pace:
+        """Return what was seen; of a window with no output counted, nothing."""
+        count = max(1, self.outputs)
+        return Pace(
+            outputs=self.outputs,
+            wait_s=self._wait_s,
+            run_s=self._run_s,
+            cpu_s=max(0.0, cpu_s - self._cpu_s) / count,
+            output_bytes=max(0.0, read_bytes - self._bytes) / count,
+        )
