@@ -18,9 +18,9 @@ from penstock.wire.scaling import ScaleJob
 
 from .functions import collated
 from .modes import Modes
+from .moving import moving_loader
 from .outputs import MASK
 from .pipelines import Step
-from .moving import moving_loader
 from .steps import apply
 
 TRAINER_TIMEOUT_S = 5.0
