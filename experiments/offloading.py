@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -229,6 +230,7 @@ def main() -> int:
     if arguments.inside:
         return inside(arguments)
     workloads = arguments.only or ",".join(QUICK_WORKLOADS if arguments.quick else WORKLOADS)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces and processes are not left behind
     found = []
     with tempfile.TemporaryDirectory() as folder, Network(["trainer", "remote"]) as network:
         service = serve(network, Path(folder))
