@@ -339,8 +339,8 @@ def test_two_epochs(one_worker: ps.LocalService) -> None:
             trainer.train(iter(loader))
             trainer.check(loader.statistics())
             trained.append(trainer)
-        figures = settled(loader, lambda figures: figures.stages[0].elements == 400)
-    assert figures.outputs == 100
+        figures = settled(loader, lambda figures: figures.stages[0].elements >= 400)
+    assert 100 <= figures.outputs <= 150, "and what was made of the third epoch, which was opened ahead"
     (told,) = figures.trainers
     assert told.batches == 100
     assert told.wait_s == about(sum(trainer.wait_s for trainer in trained))
