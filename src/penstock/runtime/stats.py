@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from time import perf_counter, thread_time
 
 from penstock.core.element import Element, element_bytes
 from penstock.sources.coalescing import ReadingStatistics
 
 WEIGH_EVERY_S = 0.01  # one element is weighed for all that a stage gives meanwhile
+CLOCK_EVERY_S = 1e-3  # the processor's clock is a system call: it is read for one pull in so long, and for longer ones
 
 
 class ReaderClock:
@@ -43,14 +45,46 @@ class ReaderClock:
         return (wait_s + now - since, run_s) if waiting else (wait_s, run_s + now - since)
 
 
-class _Nested(threading.local):
-    """Seconds spent in inputs during the current pull of this thread, and the processor's part of them."""
+class _Pulls:
+    """The pulls of one thread, one inside the other."""
 
-    seconds = 0.0
-    cpu_s = 0.0
+    __slots__ = ("_chance", "_clock_at", "cpu_s", "depth", "is_clocked", "seconds")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.seconds = 0.0
+        """How long inputs took during the innermost pull."""
+        self.cpu_s = 0.0
+        """The processor's part of that, if it is measured."""
+        self.is_clocked = False
+        """Whether the processor's time is measured, for the outermost pull and all inside it."""
+        self._clock_at = 0.0
+        self._chance = Random()
+
+    def enter(self, now: float) -> tuple[float, float]:
+        """Begin a pull; return what was counted of the one around it."""
+        if not self.depth:
+            self.is_clocked = now >= self._clock_at
+        self.depth += 1
+        outer = self.seconds, self.cpu_s
+        self.seconds = self.cpu_s = 0.0
+        return outer
+
+    def leave(self, now: float, seconds: float, cpu_s: float) -> None:
+        """End a pull; what it and the one around it took in inputs is given."""
+        self.seconds, self.cpu_s = seconds, cpu_s
+        self.depth -= 1
+        if self.is_clocked and not self.depth:
+            # At uneven times, so that it does not fall in step with what a pipeline does.
+            self._clock_at = now + CLOCK_EVERY_S * 2 * self._chance.random()
 
 
-_nested = _Nested()
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.pulls = _Pulls()
+
+
+_this_thread = _ThisThread()
 
 
 @dataclass(slots=True)
@@ -77,13 +111,15 @@ class StageMeter:
     """
 
     __slots__ = (
+        "_clocked_cpu_s",
+        "_clocked_s",
         "_weigh_at",
+        "_work_cpu_s",
         "buffered_bytes",
         "buffered_elements",
         "busy_s",
         "bytes_per_element",
         "chunks",
-        "cpu_s",
         "elements",
         "holds_gil",
         "label",
@@ -105,7 +141,8 @@ class StageMeter:
         self.nbytes = 0.0
         self.busy_s = 0.0  # in the puller's thread
         self.work_s = 0.0  # in calls of parallel work, summed over threads
-        self.cpu_s = 0.0  # processor time of both
+        self._work_cpu_s = 0.0  # the processor's part of that
+        self._clocked_s = self._clocked_cpu_s = 0.0  # of busy_s: what the processor's time was measured of, and that
         self.wait_s = 0.0  # the puller waited for work under way
         self.skipped = 0
         self.bytes_per_element = 0.0
@@ -121,18 +158,28 @@ class StageMeter:
         """Count batches of the bucket of lengths up to `up_to`; None: there is no limit."""
         self.padding.setdefault(up_to, PaddingCount()).add(**counts)
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of pulls and of work; that of pulls by a sample of them."""
+        share = min(1.0, self._clocked_cpu_s / self._clocked_s) if self._clocked_s > 0 else 0.0
+        return self._work_cpu_s + self.busy_s * share
+
     def begin(self) -> tuple[float, float, float, float]:
-        outer_s, outer_cpu_s = _nested.seconds, _nested.cpu_s
-        _nested.seconds = _nested.cpu_s = 0.0
-        return perf_counter(), thread_time(), outer_s, outer_cpu_s
+        pulls, now = _this_thread.pulls, perf_counter()
+        outer_s, outer_cpu_s = pulls.enter(now)
+        return now, thread_time() if pulls.is_clocked else 0.0, outer_s, outer_cpu_s
 
     def end(self, span: tuple[float, float, float, float], made: Sequence[Element], count: int) -> None:
         began, cpu_before, outer_s, outer_cpu_s = span
-        now = perf_counter()
-        took, took_cpu = now - began, thread_time() - cpu_before
-        self.busy_s += took - _nested.seconds
-        self.cpu_s += max(0.0, took_cpu - _nested.cpu_s)
-        _nested.seconds, _nested.cpu_s = outer_s + took, outer_cpu_s + took_cpu
+        pulls, now, took_cpu = _this_thread.pulls, perf_counter(), 0.0
+        took = now - began
+        own = took - pulls.seconds
+        self.busy_s += own
+        if pulls.is_clocked:
+            took_cpu = thread_time() - cpu_before
+            self._clocked_s += own
+            self._clocked_cpu_s += max(0.0, took_cpu - pulls.cpu_s)
+        pulls.leave(now, outer_s + took, outer_cpu_s + took_cpu)
         self.chunks += 1
         if count:
             if now >= self._weigh_at:
@@ -151,15 +198,16 @@ class StageMeter:
     def add_wait(self, seconds: float) -> None:
         """Waiting inside a pull is not work of this stage."""
         self.wait_s += seconds
-        _nested.seconds += seconds
+        _this_thread.pulls.seconds += seconds
 
     def add_work(self, seconds: float, cpu_s: float, *, inline: bool) -> None:
         """Count a call of parallel work; one made in the puller's own thread is not counted as pulling too."""
         self.work_s += seconds
-        self.cpu_s += cpu_s
+        self._work_cpu_s += cpu_s
         if inline:
-            _nested.seconds += seconds
-            _nested.cpu_s += cpu_s
+            pulls = _this_thread.pulls
+            pulls.seconds += seconds
+            pulls.cpu_s += cpu_s
 
     def snapshot(self) -> StageStatistics:
         return StageStatistics(
