@@ -4,12 +4,12 @@
 
 Figures are rows by second of processor time of the whole process: what a core does, however many there are. Runs take
 turns; a figure is the best of them. Ours is what all days take above the first one, each with its footer: planning
-thousands of transforms, once a session, is told apart. Beside ours, over the same files: pyarrow's bare read of the same
-columns and the kernels alone on batches in memory (together what the session would cost without everything around
-them); pyarrow with torch, and Polars, doing FirstX, SigridHash and BoxCox of the session and *not* its derived features:
-they do less than ours. Where tensorflow is installed, tf.data does the same over pyarrow's batches. The published
-figures are of other machines, and RM2's was bound by its network, RM3's by its memory. Targets stand beside what was
-seen; the exit code is 1 where one is missed.
+thousands of transforms, once a session, is told apart. Beside ours, over the same files: pyarrow's bare read of the
+same columns and the kernels alone on batches in memory (together what the session would cost without everything around
+them); pyarrow with torch, and Polars, doing FirstX, SigridHash and BoxCox of the session and *not* its derived
+features: they do less than ours. Where tensorflow is installed, tf.data does the same over pyarrow's batches. The
+published figures are of other machines, and RM2's was bound by its network, RM3's by its memory. Targets stand beside
+what was seen; the exit code is 1 where one is missed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _open(source: Source, folder: Path) -> ps.Dataset:
             .transform_features(
                 hashed, clamped, within=["dense", "sparse", "scored"], dense=["c1", "f1"], sparse=["h2", "f2"]
             )
-            .rename(key="id")
+            .rename({"key": "id"})
         )
     else:
         paths = write_files(folder, source.kind, source.first, source.rows, source.files)
