@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.client.backend import ServiceBackend
+from penstock.core.conversion import Conversion
 from penstock.core.errors import PenstockError
 from penstock.policies.offloading import CutPace, OffloadProfile
 from penstock.runtime.budget import available_cores
@@ -132,7 +133,7 @@ def cuts_in(values: Mapping[str, float]) -> tuple[CutPace, ...]:
     made = []
     for cut, fields in found.items():
         try:
-            record = msgspec.convert(fields, _CutRecord, strict=False)
+            record = _cut_record(fields)
         except msgspec.ValidationError:
             continue
         made.append(CutPace(cut=cut, **msgspec.structs.asdict(record)))
@@ -141,3 +142,6 @@ def cuts_in(values: Mapping[str, float]) -> tuple[CutPace, ...]:
 
 def _short(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
+_cut_record = Conversion(_CutRecord, strict=False)

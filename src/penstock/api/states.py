@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from penstock.core.conversion import Conversion
 from penstock.core.errors import StateMismatchError
 from penstock.graph.fingerprint import SourceDigest, summary
 from penstock.graph.node import Node
@@ -56,7 +57,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @staticmethod
     def read(state: Mapping[str, Any]) -> SavedState:
         try:
-            return msgspec.convert(state, SavedState)
+            return _saved(state)
         except msgspec.ValidationError as error:
             raise StateMismatchError(f"the state is damaged, or was not made by state_dict(): {error}") from None
 
@@ -186,3 +187,6 @@ def _first_difference(saved: list[list[str]], own: list[list[str]]) -> str:
             return f"{new[0]} has other {'files' if new[2].startswith('Read') else 'parameters or code'}"
     longer, verb = (saved, "is gone") if len(saved) > len(own) else (own, "is new")
     return f"{longer[min(len(saved), len(own))][0]} {verb}"
+
+
+_saved = Conversion(SavedState)

@@ -198,7 +198,7 @@ class OpenEntry:
         if crc32(content) != found:
             raise DamagedEntryError("its footer is damaged")
         try:
-            footer = msgspec.msgpack.decode(content, type=EntryFooter)
+            footer = _footers.decode(content)
         except msgspec.DecodeError as error:
             raise DamagedEntryError(f"its footer is of another kind: {error}") from error
         by_frame = [np.frombuffer(each, np.int64) for each in (footer.offsets, footer.sizes, footer.counts)]
@@ -237,3 +237,6 @@ class OpenEntry:
                 self.frames(number, number + 1)
             except CodecError:
                 continue  # a class that is not imported here: the bytes are as they were written
+
+
+_footers = msgspec.msgpack.Decoder(EntryFooter)

@@ -53,7 +53,7 @@ def storage_of(store: CacheStore) -> StorageProbe:
     """Return how fast a store's location is, as it was measured within a day, or now."""
     known = store.catalogue.fact(FACT)
     if known is not None:
-        probe = msgspec.json.decode(known, type=StorageProbe)
+        probe = _probes.decode(known)
         if time() - probe.at_s < REMEMBERED_S:
             return probe
     probe = probe_storage(store.files)
@@ -172,3 +172,6 @@ def read_back(store: CacheStore, prefix: str, *, window_bytes: int) -> float:
         finally:
             entry.close()
     return median(speeds) if speeds else 0.0
+
+
+_probes = msgspec.json.Decoder(StorageProbe)

@@ -13,10 +13,13 @@ from penstock.control.draft import Draft
 from penstock.control.fitting import asked_of
 from penstock.control.measuring import serving
 from penstock.control.records import Job
+from penstock.core.conversion import Conversion
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict, check_evidence, judge
 from penstock.policies.caching import CacheDemand
 from penstock.wire.caching import CachingJudged, CachingLine, JudgeCaching
 from penstock.wire.messages import Answer, NotKnown, Refused
+
+_evidence = Conversion(CacheEvidence)
 
 MOST_SOURCES = 1024  # of one job: a runner's word alone makes the state no larger
 MOST_WORKERS = 256  # that a mode is judged for
@@ -29,7 +32,7 @@ def judge_caching(draft: Draft, request: JudgeCaching) -> Answer:
     verdict = job.caching.verdicts.get(request.source, CacheVerdict())
     if request.evidence is not None:
         try:
-            evidence = check_evidence(msgspec.convert(request.evidence, CacheEvidence))
+            evidence = check_evidence(_evidence(request.evidence))
         except (msgspec.ValidationError, ValueError) as error:
             return Refused(reason=f"no evidence about caching: {error}", kind="invalid_argument")
         if not 0 <= request.source < MOST_SOURCES:

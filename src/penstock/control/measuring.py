@@ -21,7 +21,7 @@ from penstock.control.figures import reading_leases
 from penstock.control.records import Runner
 from penstock.control.scaling_records import JobCounters
 from penstock.control.state import ClusterState
-from penstock.control.totals import JobTotals, sum_beats
+from penstock.control.totals import JobTotals, runner_figures, sum_beats
 from penstock.core.ids import JobName, RunnerId
 from penstock.policies.scaling.records import Measured, ReaderPace, leading_pace
 from penstock.wire.figures import RunnerFigures, StageFigures
@@ -64,7 +64,7 @@ def _last_figures(state: ClusterState, runner: Runner) -> RunnerFigures | None:
     for told in reversed(agent.told if agent is not None else ()):
         if runner.runner in told:
             try:
-                return msgspec.convert(told[runner.runner], RunnerFigures)
+                return runner_figures(told[runner.runner])
             except msgspec.ValidationError:
                 return None  # of another release
     return None

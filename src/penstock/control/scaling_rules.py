@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from penstock.core.conversion import Conversion
 from penstock.core.errors import InvalidArgumentError
 from penstock.policies.scaling import buffers, cachew, model_first, utilization
 from penstock.policies.scaling.records import Rent, ScalingPolicy
@@ -87,9 +88,12 @@ def rules_of(given: Mapping[str, Any], where: str = "scaling") -> ScalingRules:
 are model_first, cachew, utilization, buffers
     """
     try:
-        return msgspec.convert(dict(given), ScalingRules)
+        return _rules(dict(given))
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         remedy = "docs/scaling.md shows what may be said"
         if "policy" in str(error):
             remedy = f"the policies are {', '.join(get_args(PolicyName))}"
         raise InvalidArgumentError(f"{where}: {error}; {remedy}") from None
+
+
+_rules = Conversion(ScalingRules)

@@ -9,8 +9,11 @@ import msgspec
 from penstock.control.metric_store import MetricStore
 from penstock.control.records import Job, Stream, Streams
 from penstock.control.state import ClusterState
+from penstock.core.conversion import Conversion
 from penstock.core.ids import JobName, StreamId, WorkerId
 from penstock.wire.jobs import JobSpec
+
+_streams = Conversion(dict[StreamId, Stream])
 
 FORMAT = 2
 
@@ -33,7 +36,7 @@ def _as_dict(table: Any) -> dict[StreamId, Stream]:
 def _as_table(kind: type, rows: Any) -> Streams:
     if kind is not Streams:
         raise NotImplementedError(f"a snapshot holds no {kind.__name__}")
-    return Streams(msgspec.convert(rows, dict[StreamId, Stream]))
+    return Streams(_streams(rows))
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_dict)

@@ -12,10 +12,14 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.control.records import Agent, Record
+from penstock.core.conversion import Conversion
 from penstock.core.ids import RunnerId
 from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.jobs import Slot
 from penstock.wire.messages import Beat
+
+runner_figures = Conversion(RunnerFigures)
+"""What a runner counted, as its agent told it; `msgspec.ValidationError` where it is nothing of the kind."""
 
 
 class JobTotals(Record, frozen=True):
@@ -40,7 +44,7 @@ def samples_of(agent: Agent, runner: RunnerId) -> tuple[RunnerFigures, ...]:
     for told in agent.told:
         if runner in told:
             try:
-                found.append(msgspec.convert(told[runner], RunnerFigures))
+                found.append(runner_figures(told[runner]))
             except msgspec.ValidationError:
                 continue  # of another release
     return tuple(found)

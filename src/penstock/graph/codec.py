@@ -96,7 +96,7 @@ def decode_graph(data: bytes | memoryview) -> Node:
             f"a graph of version {version[0]}; this release reads version {VERSION}: upgrade the older side"
         )
     try:
-        document = msgspec.msgpack.decode(body, type=_Document)
+        document = _documents.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:  # the last: maps as keys
         raise CodecError(f"a damaged graph: {error}") from error
     try:
@@ -275,3 +275,6 @@ def _dtype(text: str) -> np.dtype[Any]:
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"dtype {text!r} cannot travel")
     return dtype
+
+
+_documents = msgspec.msgpack.Decoder(_Document)

@@ -64,6 +64,8 @@ from penstock.wire.messages import (
     ViewMoved,
 )
 
+_figures = msgspec.json.Decoder(RunnerFigures)
+
 BEAT_S = 1.0
 STOP_GRACE_S = 1.0  # one whose reader was locked out may not go on serving him
 RUNNER_START_S = 120.0  # importing what user functions need may take long; a runner that never gets there is ended
@@ -288,7 +290,7 @@ class HostAgent:
                     self._control.post(RunnerReady(agent=self._config.agent, place=runner.place))
             case Reported():
                 if (reporting := self._runners.get(event.id)) is not None:
-                    reporting.reported(msgspec.json.decode(event.text, type=RunnerFigures))
+                    reporting.reported(_figures.decode(event.text))
             case Died():
                 gone = self._runners.pop(event.id, None)
                 if gone is not None:

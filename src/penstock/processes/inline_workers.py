@@ -32,6 +32,8 @@ from penstock.processes.nursery_link import (
 )
 from penstock.processes.runner_config import RunnerConfig
 
+_configs = msgspec.msgpack.Decoder(RunnerConfig)
+
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -95,7 +97,7 @@ class ThreadNursery:
         match request:
             case Spawn():
                 stop = self._stops[request.id] = threading.Event()
-                config = msgspec.msgpack.decode(request.config, type=RunnerConfig)
+                config = _configs.decode(request.config)
                 thread = threading.Thread(
                     target=self._look_after, args=(request.id, config, stop), name=f"penstock-{request.id}", daemon=True
                 )

@@ -321,7 +321,7 @@ class _SchemaFields(msgspec.Struct):
 
 
 def _columns(schema: str) -> dict[str, str]:
-    return {each.name: _type_name(each.type) for each in msgspec.json.decode(schema, type=_SchemaFields).fields}
+    return {each.name: _type_name(each.type) for each in _schemas.decode(schema).fields}
 
 
 def _type_name(kind: Any) -> str:
@@ -340,3 +340,6 @@ def _type_name(kind: Any) -> str:
             return "struct<" + ",".join(f"{f['name']}:{_type_name(f['type'])}" for f in kind["fields"]) + ">"
         case other:
             return str(other)
+
+
+_schemas = msgspec.json.Decoder(_SchemaFields)

@@ -129,7 +129,7 @@ class _SplitStripes:
 
     def __init__(self, source: FeaturesSource, node: ReadFeatures, split: Split) -> None:
         self._source, self._node, self._split = source, node, split
-        self._note = msgspec.json.decode(split.note, type=SplitNote)
+        self._note = _notes.decode(split.note)
         self._injected = {name for _, _, names in node.injected for name in names}
         self._side = SideTables(node, self._note.side, self._open_side)
         features = (*node.dense, *node.sparse, *node.scored)
@@ -335,3 +335,6 @@ class _FeatureReader:
     def close(self) -> None:
         self._block = None
         self._blocks.close()
+
+
+_notes = msgspec.json.Decoder(SplitNote)

@@ -156,7 +156,7 @@ def encode_listings(sources: Sequence[Source]) -> bytes:
 
 def decode_listings(data: bytes) -> list[Listing]:
     try:
-        encoded = msgspec.msgpack.decode(data, type=_Encoded)
+        encoded = _encoded.decode(data)
     except msgspec.MsgspecError as error:
         raise CodecError(f"not a list of splits: {error}") from None
     if encoded.version != VERSION:
@@ -270,3 +270,6 @@ def _join_text(texts: Sequence[str]) -> bytes:
 
 def _split_text(packed: bytes) -> list[str]:
     return packed.decode("utf-8", "surrogateescape").split(SEPARATOR)
+
+
+_encoded = msgspec.msgpack.Decoder(_Encoded)

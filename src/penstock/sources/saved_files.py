@@ -215,9 +215,12 @@ def _content(path: str, options: Options) -> bytes | None:
 
 def _parsed(path: str, content: bytes) -> Manifest:
     try:
-        manifest = msgspec.json.decode(content, type=Manifest)
+        manifest = _manifests.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptRecordError(path, f"not a manifest: {error}", remedy="save the dataset anew") from error
     if manifest.version != VERSION:
         raise DataError(path, f"a manifest of version {manifest.version}; this release reads version {VERSION}")
     return manifest
+
+
+_manifests = msgspec.json.Decoder(Manifest)

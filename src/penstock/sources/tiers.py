@@ -30,6 +30,9 @@ def read_tier(url: str, options: Options = ()) -> dict[str, TieredFile]:
     with open_random(found.path, found.size, options, etag=found.etag) as file:
         content = file.read()
     try:
-        return msgspec.json.decode(content, type=dict[str, TieredFile])
+        return _tiered.decode(content)
     except msgspec.DecodeError as error:
         raise CorruptRecordError(path, f"not a list of copies: {error}") from error
+
+
+_tiered = msgspec.json.Decoder(dict[str, TieredFile])

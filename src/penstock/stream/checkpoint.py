@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.conversion import Conversion
 from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId
 from penstock.core.intervals import Intervals
@@ -136,7 +137,7 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @staticmethod
     def read(plain: Mapping[str, Any]) -> ConsumerState:
         try:
-            return msgspec.convert(plain, ConsumerState)
+            return _consumer_state(plain)
         except msgspec.ValidationError as error:
             raise StateMismatchError(
                 f"the state is damaged, or was not made by a loader's state_dict(): {error}"
@@ -429,3 +430,6 @@ def _done_by_any(ranks: Sequence[_Rank]) -> DoneSplits:
 def _done_by_all(ranks: Sequence[_Rank]) -> DoneSplits:
     keys = set.intersection(*(set(rank.done) for rank in ranks))
     return {key: reduce(Intervals.intersection, (rank.done[key] for rank in ranks)) for key in keys}
+
+
+_consumer_state = Conversion(ConsumerState)

@@ -84,7 +84,7 @@ class Registry:
         except FileNotFoundError:
             return {}
         try:
-            found = msgspec.json.decode(content, type=list[Feature])
+            found = _features.decode(content)
         except msgspec.DecodeError as error:
             raise CorruptRecordError(str(self._path), f"not a registry of features: {error}") from error
         return {feature.id: feature for feature in found}
@@ -150,3 +150,6 @@ def publish(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+
+
+_features = msgspec.json.Decoder(list[Feature])

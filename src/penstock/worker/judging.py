@@ -10,12 +10,15 @@ from time import monotonic
 
 import msgspec
 
+from penstock.core.conversion import Conversion
 from penstock.core.ids import JobName
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict
 from penstock.policies.caching import CacheDemand
 from penstock.wire.caching import CachingJudged, JudgeCaching
 from penstock.wire.messages import Answer
 from penstock.worker.feeds import Post
+
+_verdict = Conversion(CacheVerdict)
 
 ASK_EVERY_S = 1.0  # others of the job may have found something out
 LOST_AFTER_S = 5.0  # a question, after which it is asked again
@@ -59,6 +62,6 @@ class DispatcherJudge:
         with self._lock:
             self._ask_at[source] = monotonic() + ASK_EVERY_S
             if isinstance(answer, CachingJudged):
-                verdict = msgspec.convert(answer.verdict, CacheVerdict)
+                verdict = _verdict(answer.verdict)
                 if verdict.number >= self._verdicts.get(source, verdict).number:
                     self._verdicts[source] = verdict
