@@ -119,9 +119,17 @@ def could_show(bug: str, shape: Shape) -> bool:
     return bug != "torn trainer" or (shape.sharing is not None and shape.consumers > 1)
 
 
+def schedule_for(bug: str, seed: int) -> Schedule:
+    schedule = make_schedule(seed)
+    if bug != "retired streams vouch":
+        return schedule
+    # One of thousands shows it: an epoch must begin while streams retire, which one opened ahead has done before.
+    return replace(schedule, shape=replace(schedule.shape, ahead=False))
+
+
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schedules = [schedule for seed in range(400) if could_show(bug, (schedule := make_schedule(seed)).shape)]
+    schedules = [schedule for seed in range(400) if could_show(bug, (schedule := schedule_for(bug, seed)).shape)]
     with monkeypatch.context() as broken:
         broken.setattr(*BUGS[bug])
         failed = next((found for schedule in schedules if (found := fails(schedule))), None)
