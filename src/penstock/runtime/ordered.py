@@ -231,6 +231,11 @@ class Ordered(Stage):
             return self._tuner.chunk_size
         return max(1, int(UNDER_WAY_SHARE * self._room.max_bytes / (max(self._tuner.threads, 1) * self._bytes_each)))
 
+    def _to_take(self, want: int | None) -> int:
+        """Return how many elements to take: for a thread, or for a reader that asks for `want`."""
+        size = min(self._tuner.chunk_size, self._chunk_limit())
+        return size if want is None else min(want, size)
+
     # The working side
 
     def _run(self, generation: int, threads: int) -> None:
@@ -295,10 +300,8 @@ class Ordered(Stage):
             return None
         if threads and not self._may_run_ahead:
             return None
-        size = min(self._tuner.chunk_size, self._chunk_limit())
-        size = size if want is None else min(want, size)
         try:
-            chunk = self._gather(size)
+            chunk = self._gather(self._to_take(want))
             task = self._admit(chunk) if chunk.elements else None
         except BaseException as error:
             if threads == 0:
@@ -352,3 +355,7 @@ class Prefetching(Ordered):
     """Makes elements ahead on a thread."""
 
     WORKS = False
+
+    def _to_take(self, want: int | None) -> int:
+        """A reader that makes them itself knows best: smaller chunks would only be more of them."""
+        return super()._to_take(want) if want is None else min(want, self._chunk_limit())

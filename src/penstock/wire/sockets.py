@@ -47,6 +47,7 @@ LISTENER_QUEUE = 2_000
 HANDSHAKE_MS = 5_000
 CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
+UNIX_BUFFER_BYTES = 4 << 20  # the default is 200 KB, and a large frame a switch of processes for each; TCP's grow
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
 # reconnects under its identity does not meet its own ghost.
@@ -76,6 +77,7 @@ def bind_router(
         socket.setsockopt(zmq.RCVHWM, LISTENER_QUEUE)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         if listening.unix:
+            socket.setsockopt(zmq.SNDBUF, UNIX_BUFFER_BYTES)
             socket.plain_server = True
             guard.count(socket)
             return socket, _listen_unix(socket, listening.folder, name)
