@@ -1,14 +1,15 @@
 """Does offloading find the fastest way to read? Seven workloads shaped as FastFlow's, each way measured beside ours.
 
-python experiments/offloading.py [--quick] [--only T,S]     or: make experiment E=offloading     (as root)
+python experiments/offloading.py [--quick] [--only T,S] [--conditions free]   or: make experiment E=offloading (as root)
 
 The remote side is another network namespace (no shared memory) with a dispatcher and two workers, the trainer's has two
 guests; links are `tc tbf`. Work waits instead of computing, so that four places fit on two cores; `offloading.toml` has
 the figures, fixed before the policy was tuned on them. A slow disk is a wait in the operator that reads, on its side.
+Files only here are real ones, below the trainer's working folder, which workers elsewhere do not find.
 
 For each workload and condition: everything here, everything there, both places at each cut, FastFlow's rule (the pace
 that its share gives of the paces measured), and `ps.offload` as a user calls it. The oracle is the best of all ways
-that were measured. --quick (three minutes) takes three workloads and two conditions. Printed is a table, then every
+that were measured. --quick (five minutes) takes three workloads and three conditions. Printed is a table, then every
 claim beside what was seen; it ends with 1 if one does not hold.
 """
 
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from penstock.graph.cutting import ALL_THERE
+from penstock.graph.cutting import ALL_THERE, READ_HERE
 from penstock.policies.fastflow import decide_share, pace_at
 from penstock.policies.offloading import CutPace, OffloadProfile
 
@@ -41,14 +42,16 @@ from hosts import Network  # noqa: E402
 
 FIGURES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("offloading.toml").read_text())
 WORKLOADS = ("T", "G", "C", "S", "R", "M", "L")
-CONDITIONS = ("free", "throttled link", "slow disk there", "slow disk here")
-QUICK_WORKLOADS, QUICK_CONDITIONS = ("T", "S", "M"), ("free", "throttled link")
+FILES_HERE = "files only here"
+CONDITIONS = ("free", "throttled link", "slow disk there", "slow disk here", FILES_HERE)
+QUICK_WORKLOADS, QUICK_CONDITIONS = ("T", "S", "M"), ("free", "throttled link", FILES_HERE)
+FILES = 2_000
 STEP_S = 0.1
 PLACES = 2  # guests here, workers there: each side stands for 7 processors
 PROCESSORS = 7
 PORT = 5050
 EPOCH = 100_000
-WARM_S = 1.5
+WARM_S = 3.0  # processes start, and threads are added
 NEVER_BELOW, OF_THE_SUM, OF_THE_ORACLE = 0.97, 0.95, 0.97
 
 
@@ -69,7 +72,7 @@ class Read:
         side = "here" if namespace() == self.here else "there"
         if side == self.slow_side:
             time.sleep(self.raw_bytes / self.slow_bytes_per_s)
-        return {"number": number, "raw": np.zeros(self.raw_bytes, np.uint8)}
+        return {"raw": np.zeros(self.raw_bytes, np.uint8)}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Prepare:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         time.sleep(self.seconds)
-        return {"number": row["number"], "out": np.zeros(self.out_bytes, np.uint8)}
+        return {"out": np.zeros(self.out_bytes, np.uint8)}
 
 
 def pipeline(workload: str, condition: str) -> ps.Dataset:
@@ -87,7 +90,22 @@ def pipeline(workload: str, condition: str) -> ps.Dataset:
     slow = {"slow disk there": "there", "slow disk here": "here"}.get(condition, "")
     read = Read(int(figures["raw_mb"] * 1e6), namespace(), slow, FIGURES["disk"]["slow_mb_per_s"] * 1e6)
     seconds = STEP_S * figures["processors"] * PLACES / PROCESSORS
-    return ps.range(EPOCH).map(read).map(Prepare(seconds, int(figures["out_mb"] * 1e6)))
+    prepare = Prepare(seconds, int(figures["out_mb"] * 1e6))
+    if condition == FILES_HERE:
+        return ps.read_files(f"/proc/self/cwd/{raw_files(workload, read.raw_bytes)}/*.bin").map(prepare)
+    return ps.range(EPOCH).map(read).map(prepare)
+
+
+def raw_files(workload: str, raw_bytes: int) -> Path:
+    """Return a folder of files below the working folder; they are one file, by many names."""
+    folder = Path(f"raw {workload}")
+    if not folder.exists():
+        folder.mkdir()
+        first = folder / "00000.bin"
+        first.write_bytes(os.urandom(raw_bytes))
+        for number in range(1, FILES):
+            os.link(first, folder / f"{number:05}.bin")
+    return folder
 
 
 @dataclass
@@ -101,11 +119,12 @@ class Trainer:
     def pace(self, dataset: ps.Dataset, offloading: ps.Offloading) -> tuple[float, ps.OffloadLoader]:
         """Return outputs a second once the way is found and warm."""
         with ps.offload(dataset, self.address, offloading=offloading) as loader:
-            begun, count = 0.0, 0
+            begun, count, found = 0.0, 0, False
             for _ in loader:
                 time.sleep(STEP_S)
                 now = time.monotonic()
-                if loader.decision is None:
+                if not found:  # what comes next is the first that is read in this way
+                    found = loader.decision is not None
                     continue
                 begun = begun or now + WARM_S
                 count += now > begun
@@ -115,12 +134,17 @@ class Trainer:
 
     def way(self, dataset: ps.Dataset, cut: str, place: Any) -> float:
         offloading = ps.Offloading(guests=PLACES, keys=self.keys, cut=cut, place=place)
-        return self.pace(dataset, offloading)[0]
+        try:
+            return self.pace(dataset, offloading)[0]
+        except (ps.DataError, OSError):  # the files are not there
+            return 0.0
 
     def run(self, workload: str, condition: str) -> dict[str, Any]:
         dataset = pipeline(workload, condition)
         here = self.way(dataset, ALL_THERE, "here")
-        cuts = ps.offload(dataset, self.address, offloading=ps.Offloading(keys=self.keys)).cuts.names[:2]
+        cuts: tuple[str, ...] = (ALL_THERE, READ_HERE)
+        if condition != FILES_HERE:
+            cuts = ps.offload(dataset, self.address, offloading=ps.Offloading(keys=self.keys)).cuts.names[:2]
         there = {cut: self.way(dataset, cut, "there") for cut in cuts}
         both = {cut: self.way(dataset, cut, "both") for cut in cuts}
         own = ps.Offloading(guests=PLACES, keys=self.keys, model=f"{workload} {condition} {time.time()}")
@@ -176,13 +200,14 @@ def shape(network: Network, rate: str) -> None:
 
 def run_condition(network: Network, folder: Path, condition: str, workloads: str, measure_s: float) -> list[Any]:
     shape(network, FIGURES["link"]["throttled"] if condition == "throttled link" else "")
-    command = [sys.executable, __file__, "--inside", f"tcp://{network.addresses['remote']}:{PORT}"]
+    command = [sys.executable, str(Path(__file__).resolve()), "--inside", f"tcp://{network.addresses['remote']}:{PORT}"]
     command += ["--keys", str(folder / "keys/agent.json"), "--condition", condition, "--only", workloads]
     command += ["--measure-s", str(measure_s)]
     environment = {**os.environ, "PENSTOCK_KEYS": str(folder / "keys/trainer.json")}
-    found = []
+    found, where = [], folder / "trainer"
+    where.mkdir(exist_ok=True)
     with subprocess.Popen(
-        [*network.within("trainer"), *command], stdout=subprocess.PIPE, text=True, env=environment
+        [*network.within("trainer"), *command], stdout=subprocess.PIPE, text=True, env=environment, cwd=where
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -215,6 +240,8 @@ def claims(found: list[Any]) -> list[tuple[str, float, float]]:
         made.append((f"{name}: of the best way measured", OF_THE_ORACLE, ours / max(seen["ways"].values())))
         if seen["here"] >= 1 / STEP_S / 1.1:
             made.append((f"{name}: no stall, nothing offloaded", 1.0, float(seen["chosen"] == "nothing, here")))
+        elif seen["condition"] == FILES_HERE:
+            made.append((f"{name}: read here", 1.0, float(seen["chosen"].startswith(READ_HERE))))
     return made
 
 
@@ -222,6 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three workloads, two conditions, short windows")
     parser.add_argument("--only", help="workloads, with commas between them")
+    parser.add_argument("--conditions", help=f"of {', '.join(CONDITIONS)}; with commas between them")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--keys", help=argparse.SUPPRESS)
     parser.add_argument("--condition", help=argparse.SUPPRESS)
@@ -236,7 +264,8 @@ def main() -> int:
         service = serve(network, Path(folder))
         try:
             print("outputs/s           here   there  fastflow  ours  oracle   chosen by ours")
-            for condition in QUICK_CONDITIONS if arguments.quick else CONDITIONS:
+            usual = QUICK_CONDITIONS if arguments.quick else CONDITIONS
+            for condition in arguments.conditions.split(",") if arguments.conditions else usual:
                 measure_s = 3.0 if arguments.quick else arguments.measure_s
                 found += run_condition(network, Path(folder), condition, workloads, measure_s)
         finally:

@@ -9,7 +9,8 @@ trainer's host and the workers that were held, by the prices of `workloads.toml`
 
 Beside the workloads there are bounds (`scaling_bounds.py`): `jsonl`, `texts` and `jpegs` are data sets on which eight
 workers must make 0.9 of eight times what one does; `epochs` is how idle workers are between short epochs; `shrinking`
-what 2 workers make after they were 16, and `repeated` what is made twice by that.
+what 2 workers make after they were 16, and `repeated` what is made twice by that. `steady` is ten minutes of a trainer
+whose steps take their time +- 20 %: a number of workers that was found is kept.
 
 --quick (two minutes) takes three of the workloads and `model_first` alone, and sweeps around the number that is needed.
 Printed is a table, then every claim beside what was seen; it ends with 1 if one does not hold.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import random
 import struct
 import sys
 import tempfile
@@ -45,10 +47,11 @@ WITHIN = 0.03
 BATCHES = 20_000
 """An epoch: longer than any run."""
 QUICK = ("trainer-bound", "needs-4", "two-consumers")
-BOUNDS = (*SPLITS, "epochs", "shrinking", "repeated")
+BOUNDS = (*SPLITS, "epochs", "shrinking", "repeated", "steady")
 SHRINK_FROM, SHRINK_TO = 16, 2
 SHRINK_SPEED = 5.0
 """So that a split takes six seconds, which retired streams read on."""
+STEADY, STEP_NOISE, CONVERGED_S = "needs-4", 0.2, 20.0
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,11 @@ class Run:
 class Trainer:
     """Reads a job with all its ranks, each a thread, and takes its time for a step."""
 
-    def __init__(self, name: str, work: Work, service: ps.LocalService, placement: ps.Placement, speed: float) -> None:
-        self._speed = speed
+    def __init__(
+        self, name: str, work: Work, service: ps.LocalService, placement: ps.Placement, speed: float, noise: float
+    ) -> None:
+        """A step takes its time x (1 +- `noise`), uniformly."""
+        self._speed, self._noise, self._rng = speed, noise, random.Random(11)
         self._figures = WORKLOADS["real"][name]
         self._ranks = int(self._figures.get("ranks", 1))
         self._service, self.run = service, Run()
@@ -134,7 +140,7 @@ class Trainer:
         for change in self._figures.get("changes", ()):
             if time.monotonic() - self._began >= change["at_s"]:
                 per_s = change["trainer_per_s"]
-        return float(self._ranks / per_s / self._speed)
+        return float(self._ranks / per_s / self._speed) * self._rng.uniform(1 - self._noise, 1 + self._noise)
 
     def _read(self, rank: int) -> None:
         batches = iter(self._loaders[rank])
@@ -180,7 +186,13 @@ class Trainer:
 
 @contextmanager
 def trainer_of(
-    name: str, workers: Any, *, pool: int = POOL, policy: PolicyName = "model_first", speed: float = 1.0
+    name: str,
+    workers: Any,
+    *,
+    pool: int = POOL,
+    policy: PolicyName = "model_first",
+    speed: float = 1.0,
+    noise: float = 0.0,
 ) -> Iterator[Trainer]:
     """Start a service and a trainer of a workload; `workers` is what its placement asks for."""
     figures = WORKLOADS["real"][name]
@@ -194,7 +206,7 @@ def trainer_of(
             folder=folder,
         )
         with ps.LocalService(workers=pool, threads=1, scaling={"policy": policy}) as service:
-            trainer = Trainer(name, work, service, ps.Placement(workers=workers), speed)
+            trainer = Trainer(name, work, service, ps.Placement(workers=workers), speed, noise)
             try:
                 yield trainer
             finally:
@@ -297,6 +309,13 @@ def bound(name: str, *, quick: bool) -> Iterator[Claim]:
             f"{name:<16} {SHRINK_FROM} to {SHRINK_TO} workers: {twice} elements were made twice, {moved} streams moved"
         )
         yield Claim(f"a scale-down repeats {twice} elements ({most} at most: a split for each stream)", twice <= most)
+    elif name == "steady":
+        with trainer_of(STEADY, "auto", noise=STEP_NOISE) as trainer:
+            run = trainer.watch(60.0 if quick else 600.0)
+        late = [(at, target, reason) for at, target, reason in run.path[1:] if at > CONVERGED_S]
+        print(f"{name:<16} " + " ".join(f"{target}@{at:.0f}s" for at, target, _ in run.path))
+        text = f"steps of +- {STEP_NOISE:.0%} for {run.seconds:.0f} s: {len(late)} changes once converged (none)"
+        yield Claim(text, not late)
     else:
         pairs = [shrunk(8.0) for _ in range(1 if quick else 6)]
         ratios = sorted(after / fresh for after, fresh in pairs)

@@ -40,8 +40,7 @@ RATIO = (
     Edit(
         "src/penstock/graph/ops/columns.py",
         '''\
-        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-        class Ratio(ColumnOperator):
+        class Ratio(ColumnOperator, frozen=True, kw_only=True, eq=False):
             """A column divided by another."""
 
             of: str
@@ -109,8 +108,7 @@ REVERSED_BATCH = (
     Edit(
         "src/penstock/graph/ops/batches.py",
         '''\
-        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-        class ReversedBatch(Batches):
+        class ReversedBatch(Batches, frozen=True, kw_only=True, eq=False):
             """Batches with their last row first."""
 
 

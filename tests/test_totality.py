@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ import penstock as ps
 from penstock.api.dataset import Dataset
 from penstock.graph import ops
 from penstock.graph.codec import RECORDS
+from penstock.graph.fields import defaults_of
 from penstock.graph.node import Node
 from penstock.graph.node import _snake_case as snake_case
 from penstock.graph.readers import SourceNode
@@ -71,8 +70,7 @@ def test_source_has_an_implementation_a_reader_and_a_case(source, tmp_path):
 
 
 def test_no_trait_has_a_default():
-    required = [field.default is field.default_factory is dataclasses.MISSING for field in dataclasses.fields(Traits)]
-    assert all(required)
+    assert not defaults_of(Traits)
     assert not hasattr(Node, "TRAITS") and not hasattr(ops.Unary, "TRAITS")
 
 

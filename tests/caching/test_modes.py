@@ -67,6 +67,18 @@ def test_packs_that_vanish_between_two_epochs_are_computed(tmp_path):
     assert compare_all(expected, read_all(by_index(tmp_path), seed=1)) is None
 
 
+def test_a_mark_where_elements_may_be_shared_out_is_no_obstacle(tmp_path):
+    def make():
+        return ps.range(30).shard().map(str).autocache(tmp_path, always=True)
+
+    expected = read_all(make(), epoch=0, seed=3)
+    before = store_at(tmp_path).counts.misses
+    assert read_all(make(), epoch=1, seed=3) == expected == [str(x) for x in range(30)]
+    assert store_at(tmp_path).counts.misses == before
+    with make().distribute(1, sharding="hint", limits=ps.Limits(timeout_s=60)) as loader:
+        assert sorted(loader) == sorted(expected)
+
+
 def test_frozen_random_numbers_are_those_of_the_first_epoch_in_every_mode(tmp_path):
     def draw(x, rng):
         return x, float(rng.random())

@@ -9,10 +9,9 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from penstock.processes.service_processes import free_port
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, find_service
 from penstock.wire.messages import ListJobs
+from tests.running import Running
 from tests.waiting import wait_gone, wait_until
 
 COMMAND = str(Path(sys.executable).parent / "penstock")
@@ -36,47 +36,8 @@ def children_of(pid: int) -> list[int]:
     return found + [below for each in found for below in children_of(each)]
 
 
-class Running:
-    """A command in the foreground; what it says is read line by line."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [COMMAND, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        self.said: list[str] = []
-
-    def wait_said(self, text: str) -> str:
-        assert self.process.stdout is not None
-        giving_up = threading.Timer(DEADLINE_S, self.process.kill)
-        giving_up.start()
-        try:
-            while line := self.process.stdout.readline():
-                self.said.append(line)
-                if text in line:
-                    return line
-        finally:
-            giving_up.cancel()
-        raise AssertionError(f"it ended, or took longer than {DEADLINE_S:.0f} s, without {text!r}: {self.said}")
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
-
-
-@contextmanager
-def running(*arguments: str, **environment: str) -> Iterator[Running]:
-    command = Running(*arguments, **environment)
-    try:
-        yield command
-    finally:
-        command.process.kill()
-        command.process.wait()
-        assert command.process.stdout is not None
-        command.process.stdout.close()
+def running(*arguments: str, **environment: str) -> AbstractContextManager[Running]:
+    return Running.command(COMMAND, *arguments, **environment)
 
 
 def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

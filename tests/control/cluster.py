@@ -14,6 +14,7 @@ from penstock.control.views import view_of
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.admissions import ExpectRunner, WhoReads
 from penstock.wire.caching import JudgeCaching
+from penstock.wire.fetching import FindFellows
 from penstock.wire.jobs import Cut, JobSpec, JobView, StreamView
 from penstock.wire.messages import (
     AgentBeat,
@@ -95,7 +96,7 @@ class Cluster:
                 iteration = self.state.iteration(request.job, request.attempt)
                 stream = None if iteration is None else iteration.streams.get(request.stream)
                 return Principal("runner", stream.bound.runner if stream and stream.bound else "nobody")
-            case WhoReads() | JudgeCaching():
+            case WhoReads() | JudgeCaching() | FindFellows():
                 return Principal("runner", next(iter(self.state.runners.get(request.job) or ["nobody"])))
             case DrainWorker():
                 return OPERATOR

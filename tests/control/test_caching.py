@@ -9,10 +9,14 @@ import msgspec
 from penstock.control.events import CachingDecided, MetricLearned
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
+from penstock.core.ids import JobName
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict
 from penstock.policies.caching import PipelineProfile, PointProfile, StorageModel, StorageSpeed
+from penstock.wire.addresses import RunnerAddress
 from penstock.wire.caching import CachingJudged, JudgeCaching
+from penstock.wire.fetching import FindFellows
 from penstock.wire.messages import NotKnown, Refused
+from penstock.wire.principals import Principal
 from penstock.wire.scaling import Decisions, GetDecisions
 from tests.control.cluster import JOB, Cluster, started
 from tests.control.test_scaling import Fluid
@@ -39,6 +43,20 @@ def judged(cluster: Cluster, source: int = 0, number: int | None = None, **found
     answer = cluster.ask(JudgeCaching(job=JOB, source=source, evidence=evidence, epochs_left=10))
     assert isinstance(answer, CachingJudged), answer
     return msgspec.convert(answer.verdict, CacheVerdict)
+
+
+def test_a_runner_is_told_of_one_process_of_each_other_host() -> None:
+    cluster = started(workers=5)
+    runners = list(cluster.state.runners[JOB].ready())
+    for number, runner in enumerate(runners):
+        address = RunnerAddress(socket=f"tcp://10.0.0.{number}:1", key="k" * 40, host=f"host{number // 2}")
+        changed = msgspec.structs.replace(runner, address=address.text())
+        cluster.state.runners[JOB] = cluster.state.runners[JOB].put({runner.runner: changed})
+    for number, runner in enumerate(runners):
+        found = cluster.ask(FindFellows(job=JOB), principal=Principal("runner", runner.runner))
+        hosts = [RunnerAddress.parse(fellow.address).host for fellow in found.fellows]
+        assert sorted(hosts) == sorted({"host0", "host1", "host2"} - {f"host{number // 2}"})
+    assert isinstance(cluster.ask(FindFellows(job=JobName("nobody's"))), (NotKnown, Refused))
 
 
 def keep(cluster: Cluster) -> CacheVerdict:

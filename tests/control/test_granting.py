@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 import pytest
 
 from penstock.wire.jobs import Cut, Named, Position, Ranges, Resume
@@ -32,6 +34,21 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert cluster.decide(cluster.granting(one, first[0])).events == ()
 
 
+def test_splits_that_a_host_keeps_are_granted_to_it_first() -> None:
+    cluster = started(workers=2)
+    one, other = cluster.view().streams
+    assert cluster.grant(one, preferred=(7, 4, 99, -1), seconds_per_split=0.2) == (7, 4)
+    assert cluster.grant(other, preferred=(4,)) == (0,), "what another has is not to be had: the next in order"
+    assert cluster.grant(one, 4, preferred=(4, 9)) == (9,)
+    assert cluster.grant(one, 4, preferred=(1,)) == (9,), "asked again, the same"
+    rest = [cluster.grant(other, 0)[0]]
+    while more := cluster.grant(other, rest[-1]):
+        rest.extend(more)
+    assert rest == [1, 2, 3, 5, 6, 8]
+    cluster.restart()
+    assert cluster.grant(one) == (7, 4, 9)
+
+
 def test_a_pass_that_is_through_stays_through() -> None:
     cluster = started(split_counts=(1,))
     (stream,) = cluster.view().streams
@@ -50,6 +67,36 @@ def test_short_splits_are_granted_several_at_a_time_and_fewer_toward_the_end(
     cluster = started(workers=streams, split_counts=(count,))
     stream = cluster.view().streams[0]
     assert len(cluster.grant(stream, seconds_per_split=seconds_per_split)) == granted
+
+
+@pytest.mark.parametrize(("splits", "split_s"), [(190, 0.316), (500, 0.12), (210, 0.29), (4_000, 0.01)])
+def test_eight_streams_end_within_a_split_of_each_other(splits: int, split_s: float) -> None:
+    """Each asks ahead as `worker.feeds` does, and an answer takes 20 ms: what is held at the end others lack."""
+    streams, answer_s = 8, 0.02
+    cluster = started(workers=streams, split_counts=(splits,))
+    shown = cluster.view().streams
+    held = [0] * streams
+    ahead = [False] * streams  # whether what comes next was asked for before it is needed
+    last: list[int | None] = [None] * streams
+    ended = [0.0] * streams
+    waited = 0.0
+    turns = [(0.0, number) for number in range(streams)]
+    while turns:
+        now, number = heappop(turns)
+        if not held[number]:
+            request = cluster.granting(shown[number], last[number], seconds_per_split=split_s)
+            answer = cluster.ask(request)
+            if not answer.ordinals:
+                ended[number] = now
+                continue
+            waited += 0.0 if ahead[number] else answer_s
+            last[number], held[number] = answer.ordinals[-1], len(answer.ordinals)
+            ahead[number] = answer.plenty
+        held[number] -= 1
+        heappush(turns, (now + split_s, number))
+    ideal_s = splits * split_s / streams
+    assert max(ended) <= ideal_s + 1.1 * split_s
+    assert waited / streams <= 8 * answer_s, "only the last few of each are waited for"
 
 
 def test_an_older_binding_is_refused() -> None:

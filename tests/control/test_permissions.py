@@ -14,6 +14,7 @@ from penstock.control.snapshot import snapshot
 from penstock.core.ids import AgentId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.caching import JudgeCaching
+from penstock.wire.fetching import FindFellows
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -100,6 +101,7 @@ def of_alice(cluster: Cluster) -> dict[type[Request], Request]:
         ScaleJob(job=JOB, workers=3),
         GetDecisions(job=JOB),
         JudgeCaching(job=JOB, source=0),
+        FindFellows(job=JOB),
         POOL,
         LearnMetric(key="k", values={"pace": 1.0}),
         RecallMetric(key="k"),
@@ -206,7 +208,7 @@ def test_a_runner_of_another_job_gets_neither_splits_nor_spec_nor_code() -> None
     cluster.ready()
     runner = Principal("runner", next(iter(cluster.state.runners[JobName("other")])))
     about_alice = of_alice(cluster)
-    for kind in (GrantSplits, GetSpec, GetBlob, WhoReads, JudgeCaching):
+    for kind in (GrantSplits, GetSpec, GetBlob, WhoReads, JudgeCaching, FindFellows):
         assert refusal(cluster.state, runner, about_alice[kind]) is not None, kind
     assert refusal(cluster.state, runner, GetSpec(job=JobName("other"))) is None
     assert refusal(cluster.state, runner, GetBlob(hash=BlobHash("graph of p"))) is None
@@ -277,6 +279,21 @@ def test_a_runner_is_told_who_reads_its_job_by_the_key_that_the_reader_made() ->
     cluster.restart()
     answer = cluster.ask(WhoReads(job=JOB, verifier="r" * 40), principal=Principal("runner", str(runner)))
     assert answer == KnownReader(principal="trainer/alice"), "the journal knows"
+
+
+def test_a_runner_is_told_of_another_of_its_job_and_of_no_other_runner() -> None:
+    cluster = cluster_of_alice()
+    (runner,) = (stream.runner for stream in cluster.view().streams[:1])
+    asked = WhoReads(job=JOB, verifier=RUNNER_KEY)
+    (agent,) = cluster.state.agents
+    cluster.ask(ExpectRunner(agent=agent, job=JOB, runner=runner, verifier=RUNNER_KEY))
+    assert cluster.ask(asked) == KnownReader(principal=f"runner/{runner}")
+    other = cluster.ask(cluster.opening(job=JobName("other"), spec=spec(fingerprint="f2")))
+    assert isinstance(other, EpochOpened)
+    cluster.ready()
+    stranger = Principal("runner", next(iter(cluster.state.runners[JobName("other")])))
+    about_other = WhoReads(job=JobName("other"), verifier=RUNNER_KEY)
+    assert isinstance(cluster.ask(about_other, principal=stranger), NotKnown), "it runs another job"
 
 
 def test_the_key_of_a_runner_that_starts_is_its_agents_to_say() -> None:

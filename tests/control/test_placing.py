@@ -67,6 +67,43 @@ def test_streams_with_owners_come_one_a_consumer() -> None:
     assert {s.share for s in cluster.view().streams} == {4}
 
 
+def test_above_its_reach_a_consumer_reads_from_a_part_of_the_workers() -> None:
+    cluster = started(workers=6, consumers=3, uneven="allow", reach=2)
+    streams = cluster.view().streams
+    assert [(s.number, s.owner) for s in streams] == [(n, n % 3) for n in range(6)]
+    assert len({s.runner for s in streams}) == 6
+    assert {s.share for s in streams} == {6}
+
+
+def test_parts_stay_even_as_workers_come_and_go() -> None:
+    cluster = started(workers=6, consumers=3, uneven="allow", reach=2)
+    for gone in cluster.view().streams[:2]:
+        cluster.die(gone.runner)
+    cluster.register("more", agent="B")
+    cluster.ready()
+    owned = Counter(s.owner for s in cluster.view().streams)
+    assert max(owned.values()) - min(owned.values()) <= 1
+    assert all(s.runner for s in cluster.view().streams)
+
+
+def test_each_consumer_has_a_stream_though_fewer_workers_came_than_were_expected() -> None:
+    cluster = Cluster()
+    for number in range(3):
+        cluster.register(f"w{number}", agent=f"A{number}")
+    described = spec(consumers=3, uneven="allow", reach=1)
+    for consumer in range(3):
+        cluster.open(consumer, spec=described)
+    first, *others = cluster.pushes(StartRunner)
+    place = RunnerPlace(first.runner, first.worker, first.job, "tcp://first")
+    cluster.ask(RunnerReady(agent=cluster.state.workers[first.worker].agent, place=place))
+    assert [s.owner for s in cluster.view().streams] == [0], "of three processes each would serve one consumer"
+    for other in others:
+        agent = cluster.state.workers[other.worker].agent
+        cluster.ask(AgentLeaving(agent=agent, workers=(other.worker,)))
+    assert {s.owner for s in cluster.view().streams} == {0, 1, 2}
+    assert {s.runner for s in cluster.view().streams} == {first.runner}
+
+
 def test_without_sharding_every_worker_runs_over_everything_once() -> None:
     cluster = started(workers=3, policy="off")
     view = cluster.view()
@@ -111,6 +148,24 @@ def test_streams_that_are_the_jobs_are_spread_evenly_and_move_to_newcomers(chang
     assert len(view.streams) == 6
     moved = [stream for stream in view.streams if stream.binding > before[stream.stream]]
     assert [stream.worker for stream in moved] == ["w2", "w2"]
+
+
+@pytest.mark.parametrize(("pace", "expected"), [(1.0, (4, 4)), (3.0, (6, 2)), (1 / 3, (2, 6))])
+def test_streams_are_spread_by_the_pace_of_guests(pace: float, expected: tuple[int, int]) -> None:
+    asked = spec(order="deterministic", streams=8, guests="mine", guest_pace=pace)
+    for first, second in ((("guest:mine",), ()), ((), ("guest:mine",))):
+        cluster = Cluster()
+        cluster.register("w0", tags=first)
+        cluster.open(spec=asked)
+        cluster.ready()
+        assert loads(cluster.view()) == {"w0": 8}
+        cluster.register("w1", agent="B", tags=second)
+        cluster.ready()
+        guest, other = ("w0", "w1") if first else ("w1", "w0")
+        assert loads(cluster.view()) == {guest: expected[0], other: expected[1]}
+        cluster.die(next(each.runner for each in cluster.view().streams if each.worker == "w1" and each.runner))
+        cluster.ready()
+        assert loads(cluster.view()).total() == 8
 
 
 def by_file(files: int) -> JobSpec:
@@ -390,7 +445,9 @@ def test_a_process_that_is_not_ready_in_time_is_replaced() -> None:
     cluster.register("w0")
     cluster.open()
     (first,) = cluster.pushes(StartRunner)
-    cluster.live(22, [beat("c0")])
+    cluster.live(60, [beat("c0")])
+    assert cluster.pushes(StartRunner) == cluster.pushes(StopRunner) == [], "imports may take most of a minute"
+    cluster.live(32, [beat("c0")])
     (second,) = cluster.pushes(StartRunner)
     assert second.runner != first.runner
     late = RunnerPlace(first.runner, first.worker, JOB, "tcp://late")

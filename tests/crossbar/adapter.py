@@ -58,7 +58,7 @@ def open_loader(
     loader = distribute(
         to,
         job=job,
-        ranks=ps.Ranks(ranks, rank if of_several else None, modes.uneven, modes.coordinated, replica),
+        ranks=ps.Ranks(ranks, rank if of_several else None, modes.uneven, modes.coordinated, replica, modes.reach),
         order=modes.order,
         sharding=ps.Sharding(
             modes.sharding,
@@ -68,7 +68,7 @@ def open_loader(
         ),
         sharing=share,
         feed=sampler,
-        placement=ps.Placement(max_workers=modes.max_workers),
+        placement=ps.Placement(max_workers=modes.max_workers, read_by="trainer" if modes.read_here else "workers"),
         transport=modes.transport,
         limits=ps.Limits(timeout_s=timeout_s, memory_bytes=modes.memory_bytes),
     )

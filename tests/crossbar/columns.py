@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from .modes import Modes
-from .pipelines import ENDS_IDENTITY, WITH_RNG, Pipeline, Step
+from .pipelines import ENDS_IDENTITY, INDEXABLE, WITH_RNG, Pipeline, Step
 from .steps import ROWS, kind_of
 
 SHARE = 0.45
@@ -42,11 +42,15 @@ def with_columns(rng: random.Random, pipeline: Pipeline, modes: Modes, most_rank
 
 def _places(pipeline: Pipeline, *, drawing: bool) -> Iterator[int]:
     """Yield where elements are rows, of which it is known which record they were made of."""
+    # What stands between a shuffle of records in sequence and an autocache() keeps the point from sinking below it.
+    mixed = any(source.shuffle is not None and source.kind not in INDEXABLE for source in pipeline.sources)
     for place in range(len(pipeline.steps) + 1):
         before = replace(pipeline, steps=pipeline.steps[:place])
         if kind_of(before) not in ROWS or before.has(*ENDS_IDENTITY):
             return
-        if not (_refuses_draws(pipeline.steps[place:]) if drawing else before.has("autocache")):
+        later = pipeline.steps[place:]
+        kept = any(step.name == "autocache" for step in later) if mixed else before.has("autocache")
+        if not (_refuses_draws(later) if drawing else kept):
             yield place
 
 

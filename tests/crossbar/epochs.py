@@ -34,6 +34,11 @@ def by_epoch(case: Case, outcomes: list[LegOutcome]) -> dict[int, list[Part]]:
     found: dict[int, list[Part]] = {}
     for number, outcome in enumerate(outcomes):
         ranks = outcome.readers[: outcome.leg.ranks]
+        if case.modes.feed is not None:  # a longer sampler's last state is in an epoch that the others have ended
+            read = [portion for portions in ranks for portion in portions]
+            for epoch in sorted({portion.epoch for portion in read}):
+                found.setdefault(epoch, []).append(Part(number, [each for each in read if each.epoch == epoch]))
+            continue
         for iteration in range(max(map(len, ranks))):
             portions = [portions[iteration] for portions in ranks if iteration < len(portions)]
             epochs = {portion.epoch for portion in portions}

@@ -38,6 +38,8 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharding: str = "dynamic"
     guarantee: str | None = None
     uneven: str = "drop"
+    reach: int = 32
+    """From about so many workers a rank with streams of its own reads."""
     coordinated: bool = False
     sharing: str | None = None
     trainers: int = 1
@@ -56,6 +58,8 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read by `evaluation()`: the last step, a batch, is what it is told."""
     moving_cut: bool = False
     """The pipeline is cut elsewhere every few outputs, and where the next epoch begins."""
+    read_here: bool = False
+    """The trainer reads for workers."""
 
     @property
     def in_order(self) -> bool:
@@ -293,7 +297,21 @@ def _moves_its_cut(pipeline: Pipeline, modes: Modes) -> bool:
     mixed = pipeline.join is not None and pipeline.join.name == "mix"
     if not (alone and plain) or mixed:
         return False
-    return random.Random(zlib.crc32(f"cut {pipeline} {modes}".encode())).random() < 1 / 3
+    return _chance(f"cut {pipeline} {modes}") < 1 / 3
+
+
+def _chance(text: str) -> float:
+    """Return a number that depends on the case alone, so that what else is drawn of it stays as it was."""
+    return random.Random(zlib.crc32(text.encode())).random()
+
+
+def _reads_a_part(pipeline: Pipeline, modes: Modes) -> bool:
+    """Say whether ranks read from one worker each: every other case in which they have streams of their own.
+
+    Not drawn: what else a seed gives stays the same.
+    """
+    owned = modes.uneven == "allow" and modes.ranks > 1
+    return owned and _chance(f"part {pipeline} {modes}") < 0.5
 
 
 def _sometimes(rng: random.Random, probability: float, values: list[Any], usual: Any) -> Any:
@@ -345,4 +363,6 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         after=_with_chance(pipeline, tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (), ranks),
         own_processes=way in ("plain", "feed") and ranks == 1 and rng.random() < 0.06,
     )
-    return msgspec.structs.replace(made, moving_cut=_moves_its_cut(pipeline, made))
+    moving_cut, reach = _moves_its_cut(pipeline, made), 1 if _reads_a_part(pipeline, made) else made.reach
+    made = msgspec.structs.replace(made, moving_cut=moving_cut, reach=reach)
+    return msgspec.structs.replace(made, read_here=_chance(f"reads {pipeline} {made}") < 1 / 5)

@@ -12,7 +12,7 @@ from penstock.api.offloaded import OffloadCourse, Offloaded
 from penstock.client.options import check_options
 from penstock.graph.cutting import Cuts, cuts_of
 from penstock.passes.shuffles import merge_shuffles, move_shuffles
-from penstock.policies.offloading import OffloadLimits, OffloadProfile
+from penstock.policies.offloading import HeldUp, OffloadLimits, OffloadProfile
 
 EVERY = 4
 
@@ -47,7 +47,7 @@ class RotatingCourse(OffloadCourse):
         self.way = CutWay(cut=self._cuts.legal[self._turn % len(self._cuts.legal)], place="both")
         self.window = CountingWindow()
 
-    def saw(self, pace: Pace, workers: int) -> None:
+    def saw(self, pace: Pace, workers: int, held: HeldUp) -> None:
         self.begin()
 
     def failed(self, error: Exception) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from .case import Case, draw
 from .driver import Limits
 from .lanes import Lane
-from .modes import DRAWING, refusals
+from .modes import DRAWING, Modes, refusals
 from .shrink import shrink
 from .verdict import Verdict
 
@@ -76,9 +76,11 @@ def modes_of(case: Case) -> Iterator[str]:
     for name in ("guarantee", "sharing", "feed", "streams"):
         if getattr(modes, name) is not None:
             yield f"{name} {getattr(modes, name)}" if name != "streams" else "streams given"
-    for name in ("coordinated", "own_processes", "moving_cut"):
+    for name in ("coordinated", "own_processes", "moving_cut", "read_here"):
         if getattr(modes, name):
             yield name
+    if modes.reach != Modes().reach:
+        yield "in parts"
     if modes.replicas > 1:
         yield "replicas"
     if modes.transport != "auto":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import typing
 from typing import Any
@@ -59,7 +58,7 @@ def double(x: int) -> int:
 def example(cls: type[Any]) -> Any:
     """Return an instance with no parameter at its default."""
     hints = typing.get_type_hints(cls)
-    fields = {field.name: value_for(hints[field.name]) for field in dataclasses.fields(cls)}
+    fields = {name: value_for(hints[name]) for name in cls.__struct_fields__}
     private = getattr(cls, "PRIVATE", ())
     given = {name: value for name, value in fields.items() if name not in private}
     return cls(**given | SPECIAL.get(cls, {}))

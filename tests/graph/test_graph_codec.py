@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +210,7 @@ def test_a_graph_with_flipped_bytes_decodes_or_is_refused(flips: list[tuple[int,
 
 
 TAGS = ["tuple", "list", "dict", "node", "function", "payload", "record", "int", "expression", "scalar", "array"]
-FIELDS = sorted({field.name for cls in RECORDS.values() for field in dataclasses.fields(cls)})
+FIELDS = sorted({name for cls in RECORDS.values() for name in cls.__struct_fields__})
 LEAVES = st.none() | st.booleans() | st.integers(-3, 300) | st.text(max_size=4) | st.binary(max_size=8)
 TAGGED = st.tuples(
     st.sampled_from(TAGS), LEAVES | st.lists(LEAVES | st.tuples(st.sampled_from(TAGS), LEAVES), max_size=2)

@@ -15,6 +15,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from graph_examples import OPERATORS, double, example, mapped, source
@@ -23,6 +24,7 @@ from penstock.core import element
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph import ops, readers
 from penstock.graph.expressions import col
+from penstock.graph.fields import defaults_of
 from penstock.graph.fingerprint import fingerprint, fingerprints, parts
 from penstock.graph.functions import Payload, UserFunction
 
@@ -329,14 +331,14 @@ def test_every_parameter_of_every_operator_counts_unless_private(cls: type[Any])
     node = example(cls)
     whole = fingerprint(node)
     for name, _ in node.parameters():
-        field = next(field for field in dataclasses.fields(node) if field.name == name)
-        excepted = field.default is dataclasses.MISSING or name in ("steps", "threads")
-        if excepted or getattr(node, name) == field.default:
+        default = defaults_of(cls).get(name, msgspec.NODEFAULT)
+        excepted = default is msgspec.NODEFAULT or name in ("steps", "threads")
+        if excepted or getattr(node, name) == default:
             continue
         with contextlib.suppress(InvalidArgumentError):  # it needs one: nothing without it could be taken for it
-            assert fingerprint(dataclasses.replace(node, **{name: field.default})) != whole, name
+            assert fingerprint(msgspec.structs.replace(node, **{name: default})) != whole, name
     for name in node.PRIVATE & {"storage_options"}:
-        assert fingerprint(dataclasses.replace(node, **{name: (("key", "secret"),)})) == whole
+        assert fingerprint(msgspec.structs.replace(node, **{name: (("key", "secret"),)})) == whole
 
 
 def test_the_number_of_threads_does_not_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,14 @@ def test_batches_that_are_padded_alike_on_all_ranks_are_made_where_the_round_is(
     assert "pads the batches of all ranks alike" in found.illegal[0].why
 
 
-def test_reading_here_and_computing_there_is_named() -> None:
+def test_data_is_read_here_and_computed_there_with_the_whole_pipeline_on_workers(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n')
+    dataset = ps.read_jsonl(f"{tmp_path}/*.jsonl").shuffle(9, seed=1).filter(bool).map(decode).batch(3)
+    last = cuts(dataset).legal[-1]
+    assert (last.name, last.form, last.here) == ("read here, compute there", "read here", ())
+    assert last.there is cuts(dataset).legal[0].there
+
+
+def test_what_is_in_the_pipeline_itself_is_not_read_here() -> None:
     (last,) = (cut for cut in cuts(ps.range(9)).illegal if cut.form == "read here")
-    assert last.name == "read here, compute there" and "let them reach it" in last.why
+    assert last.name == "read here, compute there" and "there is nothing to read here" in last.why

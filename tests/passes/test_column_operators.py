@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,8 +24,7 @@ from tests.passes.golden import col, f
 seen: list[tuple[str, tuple[int, ...]]] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Standardize(ops.ColumnOperator):
+class Standardize(ops.ColumnOperator, frozen=True, kw_only=True, eq=False):
     """A column minus another, over a third, instead of what it was."""
 
     column: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import force_setattr, replace
 
 import penstock as ps
 from penstock.graph import ops, readers
@@ -36,13 +35,13 @@ def step(node, upstream=None):
 def in_a_circle(node):
     below = replace(node.upstream)
     changed = node.with_inputs(below)
-    object.__setattr__(below, "upstream", changed)
+    force_setattr(below, "upstream", changed)
     return changed
 
 
 def without_input(node):
     changed = replace(node)
-    object.__setattr__(changed, "upstream", None)
+    force_setattr(changed, "upstream", None)
     return changed
 
 

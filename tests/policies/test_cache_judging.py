@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from penstock.policies.cache_judging import MOST_REVISIONS, CacheEvidence, CacheVerdict, check_evidence, judge
 from penstock.policies.caching import CacheDemand, PipelineProfile, PointProfile, StorageModel, StorageSpeed

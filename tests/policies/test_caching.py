@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from penstock.policies.caching import (
     CacheDemand,
@@ -80,6 +79,21 @@ def test_a_mode_needs_its_own_number_of_workers():
     computing = choose_caching(replace(measured, points=()), FAST, demand)
     keeping = choose_caching(replace(measured, trainer_s=0.001), FAST, demand)
     assert computing.workers == pytest.approx(11, abs=1) and keeping.workers == 1
+
+
+def test_of_points_that_are_equally_fast_the_one_that_needs_fewer_workers_is_kept():
+    measured = PipelineProfile(
+        cpu_s=0.22,
+        gil_s=0.0,
+        source_s=0.0,
+        trainer_s=0.05,
+        points=(
+            PointProfile(number=1, cpu_s=0.02, gil_s=0.0, nbytes=1e5),
+            PointProfile(number=2, cpu_s=0.12, gil_s=0.0, nbytes=2e5),
+        ),
+    )
+    choice = choose_caching(measured, storage(1e9), CacheDemand(max_workers=4))
+    assert (choice.point, choice.workers) == (2, 2), choice.reason
 
 
 def test_the_table_of_another_storage_decides_otherwise_on_a_slow_one():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.policies.fastflow import decide_share, pace_at
 from penstock.policies.offloading import (
     CutPace,
+    HeldUp,
     OffloadLimits,
     OffloadProfile,
+    Trial,
+    bounded_there,
     decide,
     next_trial,
     pace_of_both,
+    with_bound,
 )
 
 
@@ -88,3 +93,40 @@ def test_pulling_is_never_slower_than_a_fixed_share(there) -> None:
     share = decide_share(profile(cuts=(pace,)))
     fixed = pace_at(share, step_per_s=40.0, here_per_s=10.0, there_per_s=there)
     assert pace_of_both(pace, profile()) >= fixed - 1e-9
+
+
+READ_HERE = CutPace(cut="read here, compute there", per_s=12.0, output_bytes=5e5, reads_here=True, workers=4)
+THERE, HERE = Trial(cut="all there", place="there"), Trial(cut=None, place="here")
+
+
+def test_what_was_not_full_bounds_nothing() -> None:
+    assert with_bound(profile(), THERE, HeldUp(read_bytes=1e6), WHOLE) == profile()
+    assert with_bound(profile(), HERE, HeldUp(by="link"), WHOLE) == profile(), "guests are not behind the link"
+
+
+def test_a_full_link_is_what_came_through_it_at_its_best() -> None:
+    seen = with_bound(profile(), THERE, HeldUp(by="link"), WHOLE)
+    assert seen.link_bytes_per_s == 20.0 * 4e6
+    assert with_bound(seen, THERE, HeldUp(by="link"), RAW).link_bytes_per_s == 20.0 * 4e6
+    assert "seen to be full: the link at 80.0 MB/s" in decide(msgspec.structs.replace(seen, cuts=(WHOLE, RAW))).reason
+
+
+def test_a_disk_is_of_the_side_that_read() -> None:
+    disk = HeldUp(by="disk", read_bytes=1e6)
+    assert with_bound(profile(), HERE, disk, WHOLE).disk_here_bytes_per_s == 20e6
+    assert with_bound(profile(), THERE, disk, WHOLE).disk_there_bytes_per_s == 20e6
+    assert with_bound(profile(), THERE, disk, READ_HERE).disk_here_bytes_per_s == 12e6
+
+
+def test_reading_here_for_others_goes_as_fast_as_the_disk_here_for_both_together() -> None:
+    slow_there = profile(cuts=(WHOLE, READ_HERE), read_bytes=1e6, disk_there_bytes_per_s=2e6)
+    assert bounded_there(READ_HERE, slow_there) == 12.0, "the disk there is not read from"
+    assert decide(slow_there).cut == READ_HERE.cut
+    slow_here = profile(cuts=(WHOLE, READ_HERE), read_bytes=1e6, disk_here_bytes_per_s=11e6)
+    assert pace_of_both(READ_HERE, slow_here) == 11.0
+    assert decide(slow_here).cut == "all there"
+
+
+def test_a_side_that_cannot_reach_the_files_is_read_for() -> None:
+    unreachable = CutPace(cut="all there", per_s=0.0, failure="reading elsewhere failed (FileNotFoundError)")
+    assert decide(profile(cuts=(unreachable, READ_HERE))).cut == READ_HERE.cut

@@ -6,11 +6,12 @@ import math
 import random
 import re
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.policies.scaling import buffers, cachew, model_first, utilization
 from penstock.policies.scaling.records import Measured, ReaderPace, Rent, ScalingLimits

@@ -35,7 +35,7 @@ from penstock.wire.messages import (
     WorkerPlace,
 )
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class Setup:

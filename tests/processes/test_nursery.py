@@ -33,7 +33,7 @@ from penstock.processes.nursery_link import (
 )
 from penstock.processes.nursery_start import start_nursery
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 def entry(function) -> str:

@@ -24,7 +24,7 @@ from penstock.processes.service_processes import ServiceOptions, ServiceProcesse
 from penstock.wire.addresses import Listening
 from penstock.wire.credentials import find_service
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_trainer_reads_on_when_everything_was_killed(caplog):
 
 def test_a_loaders_own_processes_are_started_again():
     with ps.range(20_000).batch(10).distribute(1, limits=ps.Limits(timeout_s=DEADLINE_S)) as loader:
-        close = loader._sources[0].backend._finalizer.peek()[2][2]
+        close = loader._sources[0].backend._finalizer.peek()[2][3]
         kept = (cell.cell_contents for cell in close.__closure__)
         own = next(each for each in kept if isinstance(each, ServiceProcesses))
         seen = []

@@ -51,6 +51,9 @@ class FakeFeed:
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after)
 
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        pass
+
     def select(self, leftover: int) -> None:
         raise AssertionError("not a tail")
 
@@ -65,6 +68,9 @@ class TailFeed:
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after)
+
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        pass
 
     def select(self, leftover: int) -> None:
         self.present = leftover

@@ -36,6 +36,9 @@ class Listed:
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after) if self._ahead or after < self._named else None
 
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        pass
+
     def unit(self, ordinal: int) -> Sequence[int]:
         assert ordinal <= self._named, "asked for before it was named"
         return self._units[ordinal]

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.errors import PenstockError
 from penstock.dispatcher.asks import decode_ask
 from penstock.wire.elements import flatten, unflatten
+from penstock.wire.fetching import FromFellow, ToFellow
 from penstock.wire.frames import FromRunner, ToRunner
 from penstock.wire.framing import Assembly, RequestAssembler, cut_request, decode_message, decode_tell, pack
 from penstock.wire.messages import PROTOCOL, Answer, Push, Request
@@ -19,6 +20,8 @@ from penstock.wire.runs import decode_run, encode_run
 from tests.security.hostile import NUMBERS, Hostile, kinds_of
 
 _to_runner: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToRunner)
+_from_fellow: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromFellow)
+_to_fellow: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToFellow)
 _from_runner: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromRunner)
 
 RUNS: tuple[list[Any], ...] = (
@@ -97,6 +100,8 @@ TARGETS: dict[str, Target] = {
     "ask": Target(_in_envelope(_any_of(Request)), decode_ask),
     "tell": Target(_in_envelope(_any_of(Answer, Push)), decode_tell),
     "to_runner": Target(_any_of(ToRunner), lambda data: decode_message(_to_runner, data)),
+    "from_fellow": Target(_any_of(FromFellow), lambda data: decode_message(_from_fellow, data)),
+    "to_fellow": Target(_any_of(ToFellow), lambda data: decode_message(_to_fellow, data)),
     "from_runner": Target(_any_of(FromRunner), lambda data: decode_message(_from_runner, data)),
     "parcel": Target(
         lambda rng: pack(b"header", [bytes(rng.choice((0, 3, 300))) for _ in range(rng.randrange(4))])[0], _assemble

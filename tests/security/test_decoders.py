@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ProtocolError
 from penstock.core.ids import AttemptId, RunnerId, StreamId
+from penstock.wire.fetching import FromFellow, ToFellow
 from penstock.wire.frames import FromRunner, OpenStream, ToRunner
 from penstock.wire.jobs import Cut, FeedSpec
 from penstock.wire.messages import Answer, Push, Request
@@ -63,7 +64,7 @@ def hostile_opening() -> OpenStream:
     )
 
 
-@pytest.mark.parametrize("union", [Request, Answer, Push, ToRunner, FromRunner])
+@pytest.mark.parametrize("union", [Request, Answer, Push, ToRunner, FromRunner, FromFellow, ToFellow])
 def test_hostile_messages_of_every_type_get_past_the_decoder(union: object) -> None:
     """What is refused by its form only would test nothing behind it."""
     decoder = msgspec.msgpack.Decoder(union)

@@ -136,8 +136,8 @@ def test_a_reader_that_takes_nothing_holds_its_thread_no_longer_than_that(
         lazy.connect(("127.0.0.1", port_of(running)))
         token = token_file.read_text().strip()
         lazy.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
-        wait_until(lambda: threads() == 1, "its thread", deadline_s=5)
-        wait_until(lambda: threads() == 0, "its thread to end", deadline_s=5)
+        wait_until(lambda: threads() == 1, "its thread")
+        wait_until(lambda: threads() == 0, "its thread to end")
 
 
 def test_no_descriptor_stays_open(running: Served) -> None:

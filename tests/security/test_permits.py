@@ -27,6 +27,7 @@ from penstock.wire.blobs import blob_hash, put_blob_pieces
 from penstock.wire.caching import JudgeCaching
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, KnownKey
+from penstock.wire.fetching import FindFellows
 from penstock.wire.messages import (
     PROTOCOL,
     AgentBeat,
@@ -204,6 +205,7 @@ def about_alice(live: Live) -> dict[type[Request], Request]:
         ScaleJob(job=JOB, workers=1),
         GetDecisions(job=JOB),
         JudgeCaching(job=JOB, source=0),
+        FindFellows(job=JOB),
         Provide(provisioner="pool", kind="local", have=(), most=0),
         LearnMetric(key="k", values={"pace": 1.0}),
         RecallMetric(key="k"),
@@ -270,7 +272,7 @@ def test_what_is_alices_is_refused_to_others_and_stays_as_it_is(shared: Live, ke
 def test_the_runner_of_another_job_gets_none_of_alices_splits_nor_who_reads(shared: Live) -> None:
     stranger = RUNNER_KEYS[shared.stream(BOB, BOBS, "c2").runner]
     requests = about_alice(shared)
-    for kind in (GrantSplits, GetSpec, WhoReads, JudgeCaching):
+    for kind in (GrantSplits, GetSpec, WhoReads, JudgeCaching, FindFellows):
         with pytest.raises(NotPermittedError):
             shared.ask(stranger, requests[kind])
     own = RUNNER_KEYS[shared.stream().runner]

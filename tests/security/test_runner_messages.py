@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock as ps
-from penstock.wire.frames import ToRunner
+from penstock.wire.frames import AskRows, CloseStream, OfferReading, StreamLeft, ToRunner
 from penstock.wire.jobs import Cut
 from tests.security.hostile import Hostile, kinds_of, mutated
+from tests.waiting import wait_until
 from tests.worker.runner_harness import ATTEMPT, GRANTED, PLENTY, RUNNER, Harness, OpenStream, harness
 
 MESSAGES = 1_000
@@ -60,3 +63,22 @@ def test_hostile_messages_of_every_type_make_nothing_fail(
     assert runner.streams.data.serving
     failed = [record for record in caplog.records if record.exc_info]
     assert not failed, [(record.getMessage(), record.exc_text) for record in failed[:3]]
+
+
+@pytest.mark.parametrize(("owner", "asked"), [("test", True), ("somebody else", False)])
+def test_only_a_jobs_owner_reads_for_its_workers(service: Harness, tmp_path: Path, owner: str, asked: bool) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n' * 20)
+    runner = service.serve(ps.read_jsonl(f"{tmp_path}/*.jsonl"), read_by="trainer", owner=owner)
+    wait_until(lambda: runner.streams._host, "the job to be loaded")
+    reader = service.reader()
+    reader.open(0)
+    for message in (OfferReading(name="mine"), CloseStream(stream="none", opening=1, leaving=True)):
+        reader._socket.send(msgspec.msgpack.encode(message))
+    heard: list[object] = []
+
+    def hear() -> bool:
+        heard.append(msgspec.msgpack.decode(reader._socket.recv(), type=AskRows | StreamLeft))
+        return {type(each) for each in heard} >= ({AskRows, StreamLeft} if asked else {StreamLeft})
+
+    wait_until(hear, "what the runner says")
+    assert any(isinstance(each, AskRows) for each in heard) == asked

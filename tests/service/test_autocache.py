@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.testing.conformance import compare_all, read_all
 from tests.caching.kit import write_texts
-from tests.service.checks import kill
+from tests.service.checks import Background, kill
 from tests.waiting import wait_until
 
 
@@ -47,6 +48,31 @@ def test_workers_compute_a_prefix_once_and_give_the_same_in_every_epoch(three_wo
         assert sum(len(batch["line"]) for batch in loader) == 240
     assert len(read_all(prefix)) == 240
     assert len(os.listdir(calls)) == once, "other jobs and pipelines of this user find the same"
+
+
+@pytest.mark.parametrize("order", ["relaxed", "deterministic"])
+def test_jobs_started_together_compute_a_common_prefix_once(tmp_path, order):
+    calls, paths = tmp_path / "calls", write_texts(tmp_path / "data", files=60, lines=10)
+    calls.mkdir()
+    counted = counting(calls)
+
+    def slow(line):
+        time.sleep(0.005)
+        return counted(line)
+
+    prefix = ps.read_text(paths).shuffle(1).map(slow).autocache(tmp_path / "kept", always=True)
+    with ps.LocalService(workers=2) as service:
+
+        def read(number):
+            dataset = prefix.map(noisy).batch(2 + number)
+            limits = ps.Limits(timeout_s=120)
+            with dataset.distribute(service, job=f"job {number}", order=order, seed=number, limits=limits) as loader:
+                return sum(len(batch["line"]) for batch in loader)
+
+        jobs = [Background(partial(read, number)) for number in range(8)]
+        assert [job.result(120) for job in jobs] == [600] * 8
+    made = len(os.listdir(calls))
+    assert 600 <= made <= 1.1 * 600, f"{made / 600:.2f} times"
 
 
 def test_a_state_saved_while_putting_loads_while_getting_on_other_workers(one_worker, three_workers, tmp_path):

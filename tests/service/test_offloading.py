@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +157,54 @@ def test_guests_serve_no_other_job_and_end_with_the_loader(service: ps.LocalServ
     loader.close()
     wait_gone(*pids)
     wait_until(lambda: not {line.worker for line in service.workers()} & set(guests), "the dispatcher to know")
+
+
+def read_by_ranks(service: ps.LocalService, job: str, offloading: ps.Offloading) -> tuple[list[int], ps.OffloadLoader]:
+    """Read an epoch with two ranks; return the ids, and the first rank's loader."""
+    loaders = [
+        ps.offload(
+            pipeline(quick, rows=240), service, job=job, ranks=ps.Ranks(2, rank), offloading=offloading, **RANKED
+        )
+        for rank in range(2)
+    ]
+    read: list[int] = []
+    seen: set[str] = set()
+
+    def one(loader: ps.OffloadLoader) -> None:
+        for batch in loader:
+            read.extend(batch["id"].tolist())
+            seen.update(loader.statistics().workers)
+
+    threads = [threading.Thread(target=one, args=(loader,)) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for loader in loaders:
+        loader.close()
+    return sorted(read), loaders[0]
+
+
+RANKED: dict[str, Any] = {"seed": 5, "order": "deterministic"}
+
+
+def test_ranks_of_which_nobody_says_the_host_read_from_elsewhere(
+    service: ps.LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    read, loader = read_by_ranks(service, "apart", ps.Offloading(guests=1, cut="before batch"))
+    assert read == list(range(240))
+    assert loader._guests is None
+    assert loader.decision is not None and "2 ranks read every stream" in loader.decision.reason
+    assert (loader.decision.cut, loader.decision.place) == ("before batch", "there")
+
+
+def test_ranks_of_one_host_share_its_guests(service: ps.LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    read, loader = read_by_ranks(service, "together", ps.Offloading(guests=1, cut="all there", place="here"))
+    assert read == list(range(240))
+    assert loader._guests is not None
+    assert loader.decision is not None and loader.decision.place == "here"
 
 
 TRAINER = """

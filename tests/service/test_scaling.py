@@ -72,6 +72,7 @@ def test_a_pool_of_three_where_eight_are_needed_finishes_and_the_reason_names_th
         assert line.target is not None
 
 
+@pytest.mark.alone
 def test_two_jobs_of_weights_two_to_one_share_six_workers_and_a_higher_priority_takes_over(
     six_workers: ps.LocalService,
 ) -> None:

@@ -419,9 +419,10 @@ def test_one_trainer_too_many_is_refused(one_worker: ps.LocalService) -> None:
 
 def test_the_service_says_how_trainers_fare(one_worker: ps.LocalService) -> None:
     loaders = [trainer(one_worker, rows(4000), name, "figures") for name in ("lead", "follow")]
-    iterators = [iter(loader) for loader in loaders]
-    for iterator in iterators:
-        first(iterator, 100)
+    reading = []
+    for loader in loaders:  # one after the other: an epoch that is open reads ahead, and could come to lead
+        reading.append(iter(loader))
+        first(reading[-1], 100)
     for loader in loaders:
         loader.statistics()
     with ControlClient(one_worker.address, one_worker.credentials, name="test") as control:

@@ -195,9 +195,9 @@ def test_a_changed_file_is_passed_over_where_bad_records_are(tmp_path: Path, nam
 def test_a_changed_file_counts_against_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: int
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.sources.cutting.LEAST_BYTES", 1 << 20
-    )  # a file is one split, and each of those counts
+    # A file is one split, and each of those counts.
+    monkeypatch.setattr("penstock.sources.cutting.FINEST_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock.sources.cutting.LEAST_BYTES", 1 << 20)
     paths = [tmp_path / f"{name}.txt" for name in "abc"]
     for path in paths:
         text(path)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.sources.cutting import MOST_BYTES, MOST_FILES, cut_neighbours, split_step
+from penstock.sources.cutting import (
+    FINEST_BYTES,
+    LEAST_COLUMNAR_BYTES,
+    LEAST_REMOTE_BYTES,
+    MOST_BYTES,
+    MOST_FILES,
+    cut_neighbours,
+    split_step,
+)
 from penstock.sources.registry import open_source
 
 
@@ -29,8 +37,8 @@ def test_a_file_of_a_hundred_megabytes_has_enough_for_many_workers(tmp_path: Pat
 def test_a_folder_of_forty_texts_and_three_thousand_images_have_enough_for_eight_workers(tmp_path: Path) -> None:
     for i in range(40):
         with (tmp_path / f"{i}.txt").open("wb") as file:
-            file.truncate(1_000_000)
-    assert splits_of(ps.read_text(tmp_path)) >= 80
+            file.truncate(150_000)
+    assert splits_of(ps.read_text(tmp_path)) >= 160
     sizes, names = [100_000] * 3_000, [f"{i:05d}.jpg" for i in range(3_000)]
     assert 256 <= len(list(cut_neighbours(sizes, names, split_step(sum(sizes), 3_000)))) <= 1_024
 
@@ -38,8 +46,19 @@ def test_a_folder_of_forty_texts_and_three_thousand_images_have_enough_for_eight
 @pytest.mark.parametrize("total", [10**6, 10**8, 10**10, 10**13])
 def test_splits_are_neither_too_small_nor_too_large(total: int) -> None:
     step = split_step(total, 1)
-    assert 512 << 10 <= step.nbytes <= MOST_BYTES
+    assert FINEST_BYTES <= step.nbytes <= MOST_BYTES
     assert total / step.nbytes <= 512 or step.nbytes == MOST_BYTES
+
+
+@pytest.mark.parametrize("total", [5 * 10**6, 10**7, 5 * 10**7, 10**8])
+def test_small_data_is_cut_into_a_hundred_splits_and_more(total: int) -> None:
+    """Work on a byte may take long: of 6 MB in steps of 512 KB, eight workers would wait for the last one."""
+    assert 128 <= total / split_step(total, 40).nbytes <= 512
+
+
+def test_what_is_far_away_or_columnar_is_not_cut_finer() -> None:
+    assert split_step(6e6, 40, remote=True).nbytes == LEAST_REMOTE_BYTES
+    assert split_step(6e6, 40, columnar=True).nbytes == LEAST_COLUMNAR_BYTES
 
 
 @pytest.mark.parametrize(("count", "size"), [(3_000, 100_000), (40_000, 1_000), (300_000, 30_000)])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 import pytest
@@ -23,8 +22,7 @@ def test_every_implementation_is_there(where: str) -> None:
 
 
 def test_a_node_nobody_reads_is_named() -> None:
-    @dataclass(frozen=True, kw_only=True, eq=False)
-    class ReadMinds(SourceNode):
+    class ReadMinds(SourceNode, frozen=True, kw_only=True, eq=False):
         pass
 
     with pytest.raises(InvalidPipelineError, match="ReadMinds"):

@@ -108,7 +108,7 @@ def test_what_a_session_cannot_mean_is_refused(table: ps.Table, tmp_path: Path) 
         ps.Session.from_file(broken)
     with pytest.raises(ps.InvalidArgumentError, match="a session has no 'pickle'; it has table"):
         ps.Session.from_plain({"table": "t", "pickle": "x"})
-    with pytest.raises(ps.InvalidArgumentError, match="FirstX has no 'y'; it has out, input, x, by"):
+    with pytest.raises(ps.InvalidArgumentError, match="FirstX has no 'y'; it has input, out, x, by"):
         ps.Session.from_plain({"table": "t", "transforms": [{"op": "FirstX", "y": 1}]})
 
 

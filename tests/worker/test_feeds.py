@@ -61,6 +61,19 @@ def test_a_granted_feed_asks_ahead_while_there_are_plenty(plenty: bool) -> None:
     assert [request.after for request in grants.asked] == ([None, 4] if plenty else [None])
 
 
+def test_a_granted_feed_asks_for_more_when_half_of_a_grant_is_taken() -> None:
+    """Short splits come sixteen at a time: asked with the last of them, the answer would always come too late."""
+    grants = Grants(tuple(range(20)), at_once=8)
+    grants.plenty = True
+    feed = granted(grants)
+    asked = []
+    after = None
+    for _ in range(8):
+        after = feed.next_split(0, 0, after)
+        asked.append([request.after for request in grants.asked])
+    assert asked[:3] == [[None]] * 3 and asked[3] == [None, 7]
+
+
 def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:
     grants = Grants((4, 7, 9, 12))
     feed = granted(grants, StreamLedger([Named(0, 0, (7, 9))]))

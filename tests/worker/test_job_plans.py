@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.job_specs import job_spec
 
 import penstock as ps
-from penstock.core.errors import DispatcherUnavailableError
+from penstock.core.errors import DispatcherUnavailableError, NotPermittedError
 from penstock.core.ids import AttemptId, JobName
 from penstock.graph.codec import encode_graph
 from penstock.graph.readers import SourceNode
@@ -18,6 +19,7 @@ from penstock.sources.registry import open_source
 from penstock.wire.blobs import blob_hash
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
+from penstock.worker.feeds import StaleStream
 from penstock.worker.opening import KEPT_PLANS, RunnerJob
 
 
@@ -28,7 +30,7 @@ class Dispatcher:
         self.specs: dict[AttemptId | None, JobSpec] = {}
         self.blobs: dict[str, bytes] = {}
         self.blobs_asked = 0
-        self.away = False
+        self.away = self.has_let_go = False
 
     def run(self, attempt: str | None, dataset: ps.Dataset) -> None:
         graph = for_workers(dataset.node, "dynamic")
@@ -43,6 +45,8 @@ class Dispatcher:
     def ask(self, request: Any, *, timeout_s: float, what: str) -> Any:
         if self.away:
             raise DispatcherUnavailableError("tcp://nowhere", what, timeout_s)
+        if self.has_let_go:
+            raise NotPermittedError("the key of runner/r has been revoked")
         if isinstance(request, GetSpec):
             return Spec(spec=self.specs[request.attempt])
         assert isinstance(request, GetBlob)
@@ -94,3 +98,15 @@ def test_old_plans_are_forgotten() -> None:
         dispatcher.run(f"a{number}", ps.range(10).batch(1 + number))
         plan(job, f"a{number}")
     assert len(job._plans) == KEPT_PLANS + 1
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_runner_that_has_been_let_go_is_stale_and_fails_nobodys_job(loaded: bool) -> None:
+    dispatcher, job = made()
+    dispatcher.run("a", ps.range(10).batch(2))
+    if loaded:
+        plan(job, "a")
+    dispatcher.has_let_go = True
+    with pytest.raises(StaleStream) as stale:
+        plan(job, "a")
+    assert "revoked" in stale.value.reason

@@ -20,7 +20,7 @@ from penstock.stream.rounds import RoundMaker
 from penstock.wire.jobs import Cut, FeedSpec, Leftover, Regroup
 from penstock.wire.received import received
 from penstock.worker.feeds import TailFeed, fixed_feed
-from penstock.worker.opening import TailRun
+from penstock.worker.tail_run import TailRun
 
 ROWS, STREAMS, BATCH = 60, 3, 2
 PIPELINES = {

@@ -130,21 +130,21 @@ class Dataset(Operators):
             from penstock.client.feeds import check_fed, check_fed_here
 
             (check_fed_here if reads_here(to) else check_fed)(self._node)
-        nursery = None
+        processes = None
         if isinstance(to, int) and not isinstance(to, bool):
-            from penstock.processes.nursery_start import start_nursery
-
             if to < 1:
                 raise InvalidArgumentError(f"to={to} must be at least 1 worker process; None reads with threads here")
-            # All that can be wrong is checked. It has as much to import as this process: both do so at once.
-            nursery = start_nursery(warm=",".join(ops.transforms_in(self._node)))
+            from penstock.processes.nursery_start import start_own_service
+
+            # All that can be wrong is checked; and this process has not imported yet what reads from them.
+            processes = start_own_service(to, warm=",".join(ops.transforms_in(self._node)))
         try:
             from penstock.api.loader import make_loader
 
-            return make_loader(self, to, options, nursery)
+            return make_loader(self, to, options, processes)
         except BaseException:
-            if nursery is not None:
-                nursery.abandon()
+            if processes is not None:
+                processes.close()
             raise
 
     def evaluation(

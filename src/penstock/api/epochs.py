@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from penstock.api.dataset import Dataset
 from penstock.api.iteration import DatasetIterator, Plan, given_seed
@@ -37,13 +38,12 @@ from penstock.stream.checkpoint import Checkpoint, Weights, apart, check_whose, 
 LoadedState = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FromService(SourceNode):
+class FromService(SourceNode, frozen=True, kw_only=True, eq=False):
     """What a job delivers. It lives in this process only, and never travels."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"backend", "dataset"})
-    backend: ServiceBackend = field(repr=False)
-    dataset: Dataset = field(repr=False)
+    backend: ServiceBackend
+    dataset: Dataset
     group_rows: int = 0
     """Its outputs are the elements of batches that are made here, of so many each; 0: they are what is read."""
 
@@ -62,8 +62,7 @@ def walk_through(node: Node) -> Iterator[Node]:
                 yield each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """What `load_state_dict` was given, checked."""
 
     epoch: int

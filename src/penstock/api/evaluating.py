@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -67,8 +67,7 @@ class EvaluationLoader(Loader):
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatMasked:
+class RepeatMasked(msgspec.Struct, frozen=True):
     """Marks the rows of a step that repeats another rank's as copies."""
 
     step: int

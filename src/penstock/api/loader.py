@@ -44,8 +44,7 @@ from penstock.graph.length import known_length
 from penstock.graph.node import Node
 from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
-from penstock.processes.nursery_start import StartedNursery
-from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
+from penstock.processes.service_processes import ServiceProcesses
 from penstock.stream.checkpoint import ConsumerState, Weights
 from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
 from penstock.wire.figures import JobFigures
@@ -320,9 +319,9 @@ Destination: TypeAlias = int | str | os.PathLike[str] | OwnedService | None
 
 
 def make_loader(
-    dataset: Dataset, to: Destination, options: JobOptions, nursery: StartedNursery | None = None
+    dataset: Dataset, to: Destination, options: JobOptions, processes: ServiceProcesses | None = None
 ) -> Loader:
-    """Return the loader. Processes of its own are children of `nursery`; nothing is sent before it is read."""
+    """Return the loader. `processes` are its own, where it has some; nothing is sent before it is read."""
     if isinstance(to, bool) or not isinstance(to, (int, str, os.PathLike, OwnedService, type(None))):
         raise InvalidArgumentError(
             f"to={to!r} must be an address or a service file, a number of worker processes, a LocalService, or None"
@@ -330,7 +329,8 @@ def make_loader(
     if reads_here(to):
         return _here(dataset, options)
     if isinstance(to, int):
-        return _over_own(dataset, options, to, nursery)
+        assert processes is not None
+        return _over_own(dataset, options, processes)
     if isinstance(to, OwnedService):
         find = partial(_described, to._for_clients(), to)
         memory = to._host_memory if isinstance(to, LocalService) else None
@@ -397,8 +397,7 @@ def _described(service: ServiceFile, owner: OwnedService) -> ServiceFile:
     return service
 
 
-def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: StartedNursery | None) -> Loader:
-    processes = ServiceProcesses(ServiceOptions(workers=workers), nursery)
+def _over_own(dataset: Dataset, options: JobOptions, processes: ServiceProcesses) -> Loader:
     service = processes.service_file().for_role("trainer")
     memory = HostMemory()
 
@@ -406,4 +405,4 @@ def _over_own(dataset: Dataset, options: JobOptions, workers: int, nursery: Star
         processes.close()
         memory.close()
 
-    return _over_service(dataset, options, lambda: service, close, lambda: workers, memory=memory)
+    return _over_service(dataset, options, lambda: service, close, lambda: processes.expected_workers, memory=memory)

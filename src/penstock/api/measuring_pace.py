@@ -1,16 +1,23 @@
-"""How fast a trainer goes while it reads in one way: a window of real batches, the first of which are not counted."""
+"""How fast a trainer goes while it reads in one way, and what holds up those who work for it.
+
+A pace is that of a window of real batches, the first of which are not counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.policies.offloading import HeldUp
+from penstock.wire.figures import JobFigures, StageFigures
 
 WARM_OUTPUTS = 3  # what was made ahead while the way was opened is not its pace
 LEAST_OUTPUTS = 8
 PATIENCE = 10.0  # windows: a pace so slow that it does not fill one is known well enough
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """What a window saw, an output."""
 
     outputs: int
@@ -75,3 +82,40 @@ class PaceWindow:
             cpu_s=max(0.0, cpu_s - self._cpu_s) / count,
             output_bytes=max(0.0, read_bytes - self._bytes) / count,
         )
+
+
+def held_up(figures: JobFigures | None) -> HeldUp:
+    """Return what most workers of a job wait for while its trainer waits: the link, if they have sent all they may; the
+    disk, if their sources do.
+
+    >>> from penstock.wire.figures import WorkerFigures
+    >>> names = [name for name in WorkerFigures.__struct_fields__ if name != "stages"]
+    >>> worker = lambda **what: WorkerFigures(**{**dict.fromkeys(names, 0), **what})
+    >>> held_up(JobFigures(job="a", workers=(worker(waits_for="credit"),))).by
+    'link'
+    >>> read = StageFigures(0, "read_jsonl(...)", elements=80, nbytes=8_000, busy_s=9.0, cpu_s=1.0)
+    >>> work = StageFigures(1, "map(decode)", busy_s=2.0, cpu_s=2.0)
+    >>> waits = worker(waits_for="input", stages=(read, work))
+    >>> held_up(JobFigures(job="a", workers=(waits,), stages=(read, work), outputs=8))
+    HeldUp(by='disk', read_bytes=1000.0)
+    """
+    workers = () if figures is None else figures.workers
+    if figures is None or not workers:
+        return HeldUp()
+    most = len(workers) / 2
+    if sum(worker.waits_for == "credit" for worker in workers) > most:
+        return HeldUp(by="link")
+    if sum(worker.waits_for == "input" and _waits_to_read(worker.stages) for worker in workers) > most:
+        read = sum(stage.nbytes for stage in figures.stages if _reads(stage))
+        return HeldUp(by="disk", read_bytes=read / max(1, figures.outputs))
+    return HeldUp()
+
+
+def _reads(stage: StageFigures) -> bool:
+    return stage.name.startswith("read_")
+
+
+def _waits_to_read(stages: Sequence[StageFigures]) -> bool:
+    """Say whether a source is where most time passes without a processor."""
+    waited = {stage: stage.busy_s - stage.cpu_s for stage in stages}
+    return bool(waited) and _reads(max(waited, key=lambda stage: waited[stage]))

@@ -1,7 +1,7 @@
 """What was measured of a pipeline and a model, kept by the service: the next run of the same measures nothing.
 
-Three records, from the general to the particular: G by model; L by pipeline and model, on as many processors; and what
-each cut gave, by these and by the workers that the service has.
+Records, from the general to the particular: G by model; L by pipeline and model, on as many processors; and what each
+cut gave, and what link and disks gave where they were full, by these and by the workers that the service has.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.client.backend import ServiceBackend
 from penstock.core.conversion import Conversion
 from penstock.core.errors import PenstockError
+from penstock.graph.cutting import READ_HERE
 from penstock.policies.offloading import CutPace, OffloadProfile
 from penstock.runtime.budget import available_cores
 from penstock.wire.messages import Answer, ListWorkers, Request, Workers
@@ -47,6 +48,15 @@ class _CutRecord(msgspec.Struct, frozen=True):
     workers: int
 
 
+class _BoundRecord(msgspec.Struct, frozen=True):
+    """What was seen to be full; 0: nothing was."""
+
+    link_bytes_per_s: float = 0.0
+    read_bytes: float = 0.0
+    disk_here_bytes_per_s: float = 0.0
+    disk_there_bytes_per_s: float = 0.0
+
+
 class ServiceMemory:
     """A service that cannot be asked remembers nothing: then all is measured."""
 
@@ -61,16 +71,22 @@ class ServiceMemory:
         profile = OffloadProfile(
             step_per_s=step.step_per_s, step_cpu_s=step.step_cpu_s, here_per_s=here.here_per_s, cores=here.cores
         )
-        return replace(profile, cuts=cuts_in(self._values(self._there_key()) or {}))
+        there = self._there_key()
+        bounds = self._get(f"{there}/full", _BoundRecord) or _BoundRecord()
+        known = {name: value or None for name, value in msgspec.structs.asdict(bounds).items()}
+        return replace(profile, cuts=cuts_in(self._values(there) or {}), **known)
 
     def learn(self, profile: OffloadProfile) -> None:
         """Keep a profile; of a cut that could not be read, nothing: another time it may be."""
         step = _StepRecord(profile.step_per_s, profile.step_cpu_s)
         self._put(self._step_key(), msgspec.structs.asdict(step))
         self._put(self._here_key(), msgspec.structs.asdict(_HereRecord(profile.here_per_s, profile.cores)))
-        values = numbers_of_cuts(profile.cuts)
+        values, there = numbers_of_cuts(profile.cuts), self._there_key()
         if values:
-            self._put(self._there_key(), values)
+            self._put(there, values)
+        bounds = {name: float(getattr(profile, name) or 0.0) for name in _BoundRecord.__struct_fields__}
+        if any(bounds.values()):
+            self._put(f"{there}/full", bounds)
 
     # Keys
 
@@ -136,7 +152,7 @@ def cuts_in(values: Mapping[str, float]) -> tuple[CutPace, ...]:
             record = _cut_record(fields)
         except msgspec.ValidationError:
             continue
-        made.append(CutPace(cut=cut, **msgspec.structs.asdict(record)))
+        made.append(CutPace(cut=cut, reads_here=cut == READ_HERE, **msgspec.structs.asdict(record)))
     return tuple(made)
 
 

@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from penstock.api.cut_ways import CutWay, CutWays
 from penstock.api.epochs import Epoch, Loaded, save
 from penstock.api.iteration import Plan
-from penstock.api.measuring_pace import Pace, PaceWindow
+from penstock.api.measuring_pace import Pace, PaceWindow, held_up
 from penstock.api.states import Phase, PipelineSignature, SavedState, parts_in
 from penstock.api.statistics import LoaderStatistics
 from penstock.client.options import JobOptions
 from penstock.core.element import Element
-from penstock.core.errors import StateMismatchError
-from penstock.graph.cutting import ALL_THERE, Cuts
+from penstock.core.errors import DataError, StateMismatchError, StorageUnavailableError
+from penstock.graph.cutting import ALL_THERE, READ_HERE, Cuts
 from penstock.policies.offloading import (
     CutPace,
+    HeldUp,
     Offload,
     OffloadLimits,
     OffloadProfile,
@@ -36,11 +38,14 @@ from penstock.policies.offloading import (
     decide,
     has_drifted,
     next_trial,
+    with_bound,
 )
 from penstock.stream.checkpoint import Weights
 
 READING = "from_service"  # the stage that waits for what others make
 ENOUGH_OUTPUTS = 2  # of an epoch that ends inside a window
+UNREADABLE = (DataError, FileNotFoundError, PermissionError, StorageUnavailableError)
+WAITED = 0.1  # of a window: a trainer that waits less is not held up by anything there
 TRIAL_TIMEOUT_S = 10.0  # so long the training waits for workers elsewhere, once
 
 _log = logging.getLogger("penstock")
@@ -119,28 +124,29 @@ class OffloadCourse:
         cut = self._cuts.named(decision.cut or ALL_THERE)
         assert cut is not None
         most = None if decision.place == "here" or not decision.there else decision.here + decision.there
-        return CutWay(cut=cut, place=decision.place, max_workers=most)
+        guest_pace = decision.guest_pace if decision.place == "both" else 1.0
+        return CutWay(cut=cut, place=decision.place, max_workers=most, guest_pace=guest_pace)
 
-    def saw(self, pace: Pace, workers: int) -> None:
+    def saw(self, pace: Pace, workers: int, held: HeldUp) -> None:
         """Take in what a trial measured, and go on."""
-        trial = self._trial
+        trial, known = self._trial, self.profile
         assert trial is not None
-        if self.profile is None:
-            self.profile = OffloadProfile(
+        seen = CutPace(
+            cut=trial.cut or ALL_THERE,
+            per_s=pace.per_s,
+            output_bytes=pace.output_bytes,
+            here_cpu_s=0.0 if known is None else max(0.0, pace.cpu_s - known.step_cpu_s),
+            workers=max(1, workers),
+            reads_here=trial.cut == READ_HERE,
+        )
+        if known is None:
+            known = OffloadProfile(
                 step_per_s=pace.step_per_s, here_per_s=pace.per_s, cores=self._cores, step_cpu_s=pace.cpu_s
             )
         else:
-            known = self.profile
-            seen = CutPace(
-                cut=trial.cut or ALL_THERE,
-                per_s=pace.per_s,
-                output_bytes=pace.output_bytes,
-                here_cpu_s=max(0.0, pace.cpu_s - known.step_cpu_s),
-                workers=max(1, workers),
-            )
             # With no guest at work beside it the step is what it is alone.
-            step = max(known.step_per_s, pace.step_per_s)
-            self.profile = replace(known, step_per_s=step, cuts=(*known.cuts, seen))
+            known = replace(known, step_per_s=max(known.step_per_s, pace.step_per_s), cuts=(*known.cuts, seen))
+        self.profile = with_bound(known, trial, held, seen) if pace.waited > WAITED else known
         self._go_on()
 
     def failed(self, error: Exception) -> bool:
@@ -150,7 +156,10 @@ class OffloadCourse:
         why = f"reading elsewhere failed ({type(error).__name__}: {error})"
         tried = {pace.cut for pace in self.profile.cuts}
         rest = [cut for cut in self._candidates if cut not in tried]
-        # Who cannot be reached or cannot run the code at one cut is not waited for at the next.
+        if isinstance(error, UNREADABLE) and self._trial.cut != READ_HERE:
+            rest = [cut for cut in rest if cut != READ_HERE]
+        # Who cannot be reached or cannot run the code at one cut is not waited for at the next; where the data cannot
+        # be read, it may be read here.
         failures = tuple(CutPace(cut=cut, per_s=0.0, failure=why) for cut in rest)
         self.profile = replace(self.profile, cuts=(*self.profile.cuts, *failures))
         self._go_on()
@@ -269,7 +278,11 @@ class OffloadedEpoch:
         inner = self._inner.statistics()
         spent_s = _spent_s(inner)
         if window.took(asked_at=asked_at, got_at=got_at, ran_s=ran_s, cpu_s=spent_s, read_bytes=inner.bytes):
-            self._kind.course.saw(window.pace(spent_s, inner.bytes), len(inner.workers))
+            self._saw(window.pace(spent_s, inner.bytes), len(inner.workers))
+
+    def _saw(self, pace: Pace, workers: int) -> None:
+        kind = self._kind
+        kind.course.saw(pace, workers, held_up(kind.ways.figures(self._way, kind.course.timeout_s)))
 
     def _move(self) -> None:
         """Read on in the way that the course says, where the trainer stands."""
@@ -301,7 +314,7 @@ class OffloadedEpoch:
             course.epoch_ended(self._outputs, self._wait_s, self._run_s)
         elif course.window is not None and course.window.outputs >= ENOUGH_OUTPUTS and self._inner is not None:
             inner = self._inner.statistics()
-            course.saw(course.window.pace(_spent_s(inner), inner.bytes), len(inner.workers))
+            self._saw(course.window.pace(_spent_s(inner), inner.bytes), len(inner.workers))
 
     # The rest
 

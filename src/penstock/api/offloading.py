@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, get_args
+
+import msgspec
 
 from penstock.api.cut_ways import CutWay, CutWays
 from penstock.api.dataset import Dataset
@@ -15,6 +17,7 @@ from penstock.api.loader import Loader, make_loader
 from penstock.api.offload_memory import ServiceMemory
 from penstock.api.offloaded import OffloadCourse, Offloaded
 from penstock.api.services import OwnedService
+from penstock.client.backend import LAUNCHER_IDS
 from penstock.client.options import JobOptions, Limits, check_options
 from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.element import Element
@@ -26,9 +29,11 @@ from penstock.passes.shuffles import merge_shuffles, move_shuffles
 from penstock.policies.offloading import Offload, OffloadLimits, OffloadProfile, ReadingPlace
 from penstock.processes.guests import GuestWorkers, new_guest_name
 from penstock.runtime.budget import available_cores
+from penstock.wire.addresses import host_id
 from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Transport
 
+LOCAL_RANKS_VARIABLE = "LOCAL_WORLD_SIZE"
 OffloadTo = OwnedService | str | os.PathLike[str] | None
 
 
@@ -95,8 +100,7 @@ def offload(
     return OffloadLoader(dataset, service, options, offloading or Offloading())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offloading:
+class Offloading(msgspec.Struct, frozen=True, kw_only=True):
     """What this host lends to its training, and how ways of reading are measured.
 
     >>> Offloading(guests=4, model="resnet50, batch 256").window_s
@@ -138,12 +142,15 @@ class OffloadLoader(Loader):
         self._dataset, self._service, self._options, self._offloading = dataset, service, options, offloading
         self._cuts = cuts_of(move_shuffles(merge_shuffles(plan.node)), coordinated=options.ranks.coordinated)
         cores = available_cores()
-        fixed = _for_ranks(options) or _as_asked(offloading, self._cuts, cores)
+        fixed = _as_asked(offloading, self._cuts, cores)
+        guests = new_guest_name()
+        if options.ranks.count > 1:
+            guests = _guests_of_ranks(options)
+            fixed = _for_ranks(options, fixed, guests)
         remote_only = fixed is not None and fixed.place == "there" and options.ranks.count > 1
-        self._guests = None if remote_only else Guests(service, offloading, cores)
-        self._ways = CutWays(
-            dataset, options, partial(_make_source, service), "" if self._guests is None else self._guests.name
-        )
+        starts = not remote_only and options.rank == 0
+        self._guests = Guests(service, offloading, cores, guests) if starts else None
+        self._ways = CutWays(dataset, options, partial(_make_source, service), "" if remote_only else guests)
         first = self._ways.source(CutWay(cut=self._cuts.legal[0], place="there" if remote_only else "here"))
         self._course = OffloadCourse(
             self._cuts,
@@ -215,10 +222,10 @@ def offloaded(pipeline: Any, service: OffloadTo) -> Any:
 class Guests:
     """This host's guest workers, started when something is read."""
 
-    def __init__(self, service: OffloadTo, offloading: Offloading, cores: int) -> None:
+    def __init__(self, service: OffloadTo, offloading: Offloading, cores: int, name: str) -> None:
         self._joining = _joining(service, offloading.keys)
         self._count = min(offloading.guests or cores, cores)
-        self.name = new_guest_name()
+        self.name = name
         self._started: GuestWorkers | None = None
 
     def start(self) -> None:
@@ -238,12 +245,23 @@ class Guests:
             self._started.close()
 
 
-def _for_ranks(options: JobOptions) -> Offload | None:
-    """Return what is read by several ranks: they read every stream, and would have to change the way in one step."""
-    if options.ranks.count == 1:
-        return None
+def _guests_of_ranks(options: JobOptions, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the name of the guests of all ranks, where they are all on this host; empty: they are not, or may not be.
+
+    Launchers say how many ranks a host has, and a job of several ranks has one name on all of them.
+    """
+    if environment.get(LOCAL_RANKS_VARIABLE) != str(options.ranks.count):
+        return ""
+    run = options.job or next((environment[name] for name in LAUNCHER_IDS if name in environment), "")
+    return hashlib.blake2b(f"{run} {host_id()}".encode(), digest_size=8).hexdigest() if run else ""
+
+
+def _for_ranks(options: JobOptions, asked: Offload | None, guests: str) -> Offload:
+    """Return how several ranks read: as asked for, or all there. To measure, they would have to change in one step."""
+    if asked is not None and (asked.place == "there" or guests):
+        return asked
     return Offload(
-        cut=ALL_THERE,
+        cut=ALL_THERE if asked is None or asked.cut is None else asked.cut,
         here=0,
         there=0,
         reason=f"{options.ranks.count} ranks read every stream, and guests serve the ranks of their own host alone: "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from penstock.api.epochs import Epoch, FromService, Loaded, save, walk_through
 from penstock.api.iteration import given_seed
@@ -36,8 +37,7 @@ from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Weights
 
 
-@dataclass(frozen=True, slots=True)
-class PipedPlace:
+class PipedPlace(msgspec.Struct, frozen=True):
     """Where a pipeline here stood, and what the services that feed it knew it by."""
 
     operators: Any

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.errors import InvalidArgumentError
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from penstock.api.operators import Operators
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True):
     """Gives an element as often as its weight says, on average."""
 
     weight: Callable[[Any], float]
@@ -34,8 +33,7 @@ class Copies:
         return [element] * int(weight + rng.random())
 
 
-@dataclass(frozen=True, slots=True)
-class Balanced:
+class Balanced(msgspec.Struct, frozen=True):
     """The weight of an element in a dataset in which all classes come equally often, and as many as before in all."""
 
     key: Callable[[Any], Hashable] | str

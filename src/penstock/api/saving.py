@@ -16,10 +16,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from penstock.api.dataset import Dataset
 from penstock.api.loader import Destination
@@ -57,8 +58,7 @@ PROGRESS_EVERY_S = 0.2
 PROGRESS_SHARE = 20  # writing it, which takes longer the more files there are, takes at most 1/20 of the time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedDataset:
+class SavedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """What `Dataset.save` wrote."""
 
     path: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -141,8 +140,7 @@ HARMLESS = frozenset(
 """Operators whose change makes other batches of the same elements: a warning, not a refusal."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSignature:
+class PipelineSignature(msgspec.Struct, frozen=True):
     """One entry per operator, sources first: `[label, digest, kind]`."""
 
     entries: list[list[str]]

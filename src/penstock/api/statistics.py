@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
+
+import msgspec
 
 from penstock.client.reader import EpochReader
 from penstock.runtime.stats import StageStatistics, Statistics
 from penstock.stream.reading import StreamReader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamStatistics:
+class StreamStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One stream as this consumer read it."""
 
     number: int
@@ -26,8 +26,7 @@ class StreamStatistics:
     ended: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderStatistics:
+class LoaderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The present epoch, or the last one read."""
 
     elements: int = 0

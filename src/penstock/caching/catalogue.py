@@ -14,9 +14,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import time
+
+import msgspec
 
 from penstock.caching.evicting import KeptValue, choose_kept
 
@@ -37,8 +38,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
+class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry."""
 
     name: str

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -166,8 +165,7 @@ class FrameTable:
         return footer + _TAIL.pack(crc32(footer), len(footer), MAGIC)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEntry:
+class OpenEntry(msgspec.Struct, frozen=True):
     """A published entry. Its frames are read one by one, or neighbours together."""
 
     footer: EntryFooter
@@ -213,6 +211,16 @@ class OpenEntry:
 
     def frames(self, first: int, stop: int) -> list[list[Element]]:
         """Return the elements of neighbouring frames, read in one go."""
+        found = []
+        for number, frame in enumerate(self.raw_frames(first, stop), first):
+            elements = decode_frame(frame)
+            if len(elements) != self.counts[number]:
+                raise DamagedEntryError(f"frame {number} has {len(elements)} elements, not {self.counts[number]}")
+            found.append(elements)
+        return found
+
+    def raw_frames(self, first: int, stop: int) -> list[Bytes]:
+        """Return neighbouring frames as they were written, read in one go."""
         start = int(self.offsets[first])
         size = int(self.offsets[stop - 1] + self.sizes[stop - 1]) - start
         content = self.read_at(start, size)
@@ -224,10 +232,7 @@ class OpenEntry:
             frame = content[at : at + int(self.sizes[number])]
             if checksum(frame) != self.sums[number]:
                 raise DamagedEntryError(f"frame {number} has other bytes than were written")
-            elements = decode_frame(frame)
-            if len(elements) != self.counts[number]:
-                raise DamagedEntryError(f"frame {number} has {len(elements)} elements, not {self.counts[number]}")
-            found.append(elements)
+            found.append(frame)
         return found
 
     def check(self) -> None:

@@ -8,16 +8,15 @@ order loses next to nothing. `caching.catalogue` asks this whenever something ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 FEW = 200
 STEPS = 2000  # in which the room is dealt out among a few
 
 
-@dataclass(frozen=True, slots=True)
-class KeptValue:
+class KeptValue(msgspec.Struct, frozen=True):
     """An entry, as far as this decision goes."""
 
     name: str

@@ -1,5 +1,8 @@
 """Names of what is kept: keyed by a secret, so that who does not have it can neither ask for one nor tell what one is.
 
+What is kept is *about* something: a prefix, by its key, and a source as it is, by its stamp. Sixteen bytes stand for
+the two, its *subject*, and are the same on every host. Names are made of subjects and a secret, and are not.
+
 The secret is 32 random bytes in a file that only its user reads, made at its first use. A *scope* is whose entries they
 are: of the user who runs pipelines in his own process, or of the principal of a service whose jobs they are. Each has a
 folder of its own in a location, closed to all other users of the host.
@@ -17,6 +20,7 @@ from pathlib import Path
 from penstock.core.errors import InvalidArgumentError
 
 SECRET_BYTES = 32
+SUBJECT_BYTES = 16
 FOLDER_VARIABLE = "PENSTOCK_CACHE"
 """Names another folder than the user's own for what is kept on this host."""
 
@@ -74,10 +78,24 @@ class Secret:
         text = "\0".join(parts)
         return hmac.new(self._key, text.encode("utf-8", "surrogateescape"), sha256).hexdigest()[:40]
 
-    def short(self, *parts: str | bytes) -> bytes:
-        """Return 16 bytes that stand for an element."""
-        made = blake2b(key=self._key[:64], digest_size=16)
-        for part in parts:
-            made.update(part if isinstance(part, bytes) else part.encode("utf-8", "surrogateescape"))
-            made.update(b"\0")
-        return made.digest()
+    def prefix_name(self, key: str) -> str:
+        """Return the name of the folder of a prefix."""
+        return self.name("prefix", key)
+
+    def entry_name(self, key: str, subject: bytes) -> str:
+        """Return the name of the entry of a split."""
+        return f"{self.prefix_name(key)}/{self.name('split', subject.hex())}.entry"
+
+    def id_of(self, subject: bytes) -> bytes:
+        """Return the 16 bytes that an element or a split has in a pack."""
+        return blake2b(subject, key=self._key[:64], digest_size=SUBJECT_BYTES).digest()
+
+
+def subject_of(key: str, stamp: str, place: str = "") -> bytes:
+    """Return what stands for a prefix and a source as it is, and for a place in it where random numbers were drawn.
+
+    >>> subject_of("key", "1 2 3") == subject_of("key", "1 2 3"), len(subject_of("key", "1 2 4"))
+    (True, 16)
+    """
+    text = f"{key}\0{stamp}\0{place}"
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=SUBJECT_BYTES).digest()

@@ -12,11 +12,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from penstock.caching.entries import ID_BYTES, DamagedEntryError, OpenEntry
-from penstock.caching.store import CacheStore
+from penstock.caching.entries import ID_BYTES, Bytes, DamagedEntryError, OpenEntry
 from penstock.core.element import Element
 from penstock.core.errors import CodecError
+
+if TYPE_CHECKING:
+    from penstock.caching.store import CacheStore
 
 PACK_BYTES = 32 << 20
 OPEN_PACKS = 64
@@ -31,12 +34,19 @@ class PackIndex:
         self._places: dict[bytes, tuple[str, int]] = {}
         self._open: OrderedDict[str, OpenEntry] = OrderedDict()
         self._known: set[str] = set()
+        self._put_before = 0
 
     def refresh(self) -> None:
         """Learn of packs that were published since."""
         store = self._store
         if not store.away:
+            self._put_before = store.counts.put
             store.wait(store.ask(self._refresh))
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether this process has published something since."""
+        return self._store.counts.put != self._put_before
 
     def _refresh(self) -> None:
         files = self._store.files
@@ -104,6 +114,34 @@ class PackIndex:
                     self._store.damaged(name)
                     return None
                 at = stop
+        return found
+
+    def frames(self, keys: Sequence[bytes], most_bytes: int) -> list[tuple[int, Bytes, int]]:
+        """Return (place of its key, frame, checksum) of elements that are here, in the calling thread.
+
+        As many of the first ones as fit into some bytes, and one in any case.
+        """
+        found: list[tuple[int, Bytes, int]] = []
+        nbytes = 0
+        with self._lock:
+            for at, key in enumerate(keys):
+                if (place := self._places.get(key)) is None:
+                    continue
+                name, number = place
+                try:
+                    pack = self._opened(name)
+                    if pack is None:
+                        self._forget(name)
+                        continue
+                    if found and nbytes + int(pack.sizes[number]) > most_bytes:
+                        break
+                    (frame,) = pack.raw_frames(number, number + 1)
+                except DamagedEntryError:
+                    self._forget(name)
+                    self._store.damaged(name)
+                    continue
+                nbytes += len(frame)
+                found.append((at, frame, int(pack.sums[number])))
         return found
 
     def _opened(self, name: str) -> OpenEntry | None:

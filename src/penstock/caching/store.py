@@ -12,12 +12,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeVar
 
+import msgspec
+
 from penstock.caching.catalogue import Catalogue, CatalogueEntry
+from penstock.caching.claims import Claim, Claims
 from penstock.caching.entries import Bytes, DamagedEntryError, FrameTable, OpenEntry
 from penstock.caching.files import EntryFiles, FolderFiles, files_at
 from penstock.caching.names import Secret, host_folder
@@ -34,11 +36,12 @@ FLUSH_AT_EXIT_S = 10.0
 Found = TypeVar("Found")
 
 
-@dataclass(slots=True)
-class StoreCounts:
+class StoreCounts(msgspec.Struct):
     """What became of entries, of one store since this process began."""
 
     hits: int = 0
+    fetched: int = 0
+    """Hits on other hosts."""
     misses: int = 0
     put: int = 0
     put_bytes: int = 0
@@ -50,7 +53,7 @@ class StoreCounts:
     """Entries that were not worth what would have had to go for them."""
     failures: int = 0
     """Times that storage failed or did not answer."""
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     def count(self, **more: int) -> None:
         with self.lock:
@@ -71,6 +74,7 @@ class CacheStore:
         else:
             path = host_folder() / f"catalogue-{self.secret.name('catalogue', location, scope)[:16]}.sqlite"
         self.catalogue = Catalogue(path)
+        self.claims = Claims(path.parent if self.files.local else host_folder() / "claims" / name)
         if capacity_bytes is None:
             free = self.files.free_bytes()
             used = sum(entry.nbytes for entry in self.catalogue.entries())
@@ -97,6 +101,11 @@ class CacheStore:
     def writing(self) -> bool:
         """Whether something is being written: storage then has less to give."""
         return not self._writer.idle
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What was offered and is not written yet."""
+        return self._writer.held_bytes
 
     def failed(self, error: BaseException) -> None:
         """Storage failed: it is left alone for a while."""
@@ -154,11 +163,46 @@ class CacheStore:
         self.files.remove(name, though_read=True)
         self.catalogue.remove(name)
 
-    def write(self, prefix: str, name: str, label: str, saves_s_per_byte: Callable[[], float]) -> EntryWriting | None:
-        """Begin an entry; None: nothing is written now."""
-        if self.away or self._writer.half_full:
+    def claim(self, name: str) -> Claim | OpenEntry | None:
+        """Claim an entry that one is about to make; None: another makes it, or nothing is written now.
+
+        One that is there after all is returned: another may have published it and let go since it was looked for.
+        """
+        return None if self.away else self.wait(self.ask(lambda: self._claim_here(name)))
+
+    def _claim_here(self, name: str) -> Claim | OpenEntry | None:
+        claim = self.claims.take(name)
+        if claim is None:
             return None
-        return EntryWriting(self._writer, _StoreSink(self, prefix, name, label, saves_s_per_byte))
+        try:
+            entry = self.open_here(name)
+        except DamagedEntryError:
+            return claim  # what is made takes its place
+        except BaseException:
+            claim.release()
+            raise
+        if entry is None:
+            return claim
+        claim.release()
+        return entry
+
+    def is_being_made(self, name: str) -> bool:
+        return not self.away and bool(self.wait(self.ask(lambda: self.claims.is_being_made(name))))
+
+    def write(
+        self,
+        prefix: str,
+        name: str,
+        label: str,
+        saves_s_per_byte: Callable[[], float],
+        claim: Claim | None = None,
+    ) -> EntryWriting | None:
+        """Begin an entry; None: nothing is written now. A claim of it ends with it, in either case."""
+        if self.away or self._writer.half_full:
+            if claim is not None:
+                claim.release()
+            return None
+        return EntryWriting(self._writer, _StoreSink(self, prefix, name, label, saves_s_per_byte, claim))
 
     def note(self, name: str, value: str) -> None:
         """Remember something of this location, when the writer gets to it."""
@@ -210,9 +254,16 @@ def _described(name: str, entry: OpenEntry) -> CatalogueEntry:
 
 class _StoreSink(EntrySink):
     def __init__(
-        self, store: CacheStore, prefix: str, name: str, label: str, saves_s_per_byte: Callable[[], float]
+        self,
+        store: CacheStore,
+        prefix: str,
+        name: str,
+        label: str,
+        saves_s_per_byte: Callable[[], float],
+        claim: Claim | None,
     ) -> None:
         self._store, self._prefix, self._name, self._label = store, prefix, name, label
+        self._claim = claim
         self._saves = saves_s_per_byte
         self._writer = f"{os.getpid()}-{secrets.token_hex(6)}"
         self._table = FrameTable()
@@ -280,6 +331,7 @@ class _StoreSink(EntrySink):
                 self._writer,
             )
             store.counts.count(put=1, put_bytes=nbytes)
+            self._let_go()
 
     def abandon(self, followed: bool) -> None:
         if not followed:
@@ -296,8 +348,13 @@ class _StoreSink(EntrySink):
             self._fail()
             raise
 
+    def _let_go(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
+
     def _fail(self) -> None:
         self.failed = True
+        self._let_go()
         with suppress(OSError):
             if self._file is not None:
                 self._file.abandon()

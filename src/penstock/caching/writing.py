@@ -34,6 +34,10 @@ class WriterThread:
         self._thread: threading.Thread | None = None
 
     @property
+    def held_bytes(self) -> int:
+        return self._held
+
+    @property
     def half_full(self) -> bool:
         return self._held > LIMIT_BYTES // 2
 

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from time import monotonic
 from typing import Protocol
 from weakref import ReferenceType
+
+from msgspec.structs import replace
 
 from penstock.client.link import Patience
 from penstock.client.reader import EpochReader

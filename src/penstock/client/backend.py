@@ -6,16 +6,19 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.client.ahead import NextEpoch
 from penstock.client.feeds import grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
 from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
+from penstock.client.relay_reading import TrainerSources
 from penstock.client.sampling import Drawing, Feed, Feeder, SamplerPlace
 from penstock.client.session import Beginning, EpochSession
 from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
+from penstock.client.uplink import Uplink
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.host_memory import HostMemory
 from penstock.core.ids import Fingerprint, JobName
@@ -31,6 +34,7 @@ from penstock.wire.messages import Answer, FiguresAnswer, GetFigures, Request
 from penstock.wire.modes import Ranks
 
 MOST_DEFAULT_BYTES = 512 << 20  # of windows: more in flight than this hides nothing more
+UPLINK_SHARE = 1 / 8  # of that, for what is read for runners and not sent
 LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 NO_RUN_ID = frozenset({"", "none"})  # torchrun without --rdzv-id says "none"
 
@@ -63,13 +67,14 @@ class ServiceBackend:
         self._fed_lists: bool | None = None
         """Whether the sampler gives lists, once it has given something."""
         self._links: list[ServiceLink] = []
+        self._uplinks: dict[Fingerprint, Uplink] = {}
         self._pid = os.getpid()
         self._closed = False
         self._refusal: Exception | None = None
         goes_ahead = options.feed is None and options.sharing is None and not options.sharding.off
         exactly = options.sharding.guarantee != "at_most_once"  # what is opened and left would count as given
         self._next_epoch = NextEpoch(weakref.ref(self)) if goes_ahead and exactly else None
-        self._finalizer = weakref.finalize(self, _close, self._pid, self._links, on_close)
+        self._finalizer = weakref.finalize(self, _close, self._pid, self._links, self._uplinks, on_close)
 
     @property
     def prepared(self) -> Prepared:
@@ -174,18 +179,35 @@ class ServiceBackend:
         prepared, link = self._prepared_with(identities), self._link()
         job = self._job_of(prepared)
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
-        return EpochSession(link, job, options, submitted, beginning, feeder, clock, patience)
+        uplink = self._uplink(prepared, link)
+        return EpochSession(link, job, options, submitted, beginning, feeder, clock, patience, uplink)
+
+    def _uplink(self, prepared: Prepared, link: ServiceLink) -> Uplink | None:
+        """Return what reads for the runners of a job; None: they read themselves."""
+        placement = self.options.placement
+        if placement.read_by != "trainer":
+            return None
+        if prepared.fingerprint not in self._uplinks:
+            sources = TrainerSources(prepared, placement.cache)
+            memory_bytes = int(self._memory_bytes * UPLINK_SHARE)
+            self._uplinks[prepared.fingerprint] = Uplink(link.reading_key, sources, memory_bytes)
+        return self._uplinks[prepared.fingerprint]
+
+    @property
+    def _memory_bytes(self) -> int:
+        """What windows may have."""
+        asked = self.options.limits.memory_bytes
+        return asked or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
 
     def reader_ahead(self, session: EpochSession) -> EpochReader:
         """Return the reader of an epoch that is not read yet. It does not keep the loader."""
         return self._reader(session)
 
     def _reader(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
-        limits = self.options.limits
-        memory_bytes = limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
+        timeout_s = self.options.limits.timeout_s
         try:
             return EpochReader(
-                session, memory_bytes=memory_bytes, timeout_s=limits.timeout_s, owner=owner, successor=successor
+                session, memory_bytes=self._memory_bytes, timeout_s=timeout_s, owner=owner, successor=successor
             )
         except BaseException:
             session.close(finished=False)
@@ -280,9 +302,16 @@ class ServiceBackend:
         self._finalizer()
 
 
-def _close(pid: int, links: list[ServiceLink], on_close: Callable[[], None] | None) -> None:
+def _close(
+    pid: int,
+    links: list[ServiceLink],
+    uplinks: Mapping[Fingerprint, Uplink],
+    on_close: Callable[[], None] | None,
+) -> None:
     if os.getpid() != pid:
         return
+    for uplink in uplinks.values():
+        uplink.close()
     for link in links:
         link.close()
     if on_close is not None:

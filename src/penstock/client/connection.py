@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.client.link import ServiceLink
+from penstock.client.uplink import Uplink
 from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import RunnerId, StreamId
@@ -61,8 +61,7 @@ MemoryAccess: TypeAlias = Literal["own", "copied", "read-only"]
 """What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
 
 
-@dataclass(slots=True)
-class Metrics:
+class Metrics(msgspec.Struct):
     """How the trainer fares; written by its thread, read by the one that beats."""
 
     clock: ReaderClock
@@ -74,6 +73,10 @@ class Metrics:
     """Elements that the trainer has and that are not among `batches` yet: those of a frame it has begun."""
     buffered_elements: int = 0
     buffered_bytes: int = 0
+
+    def go_by(self, clock: ReaderClock) -> None:
+        """The trainer is another than was thought when the epoch was opened."""
+        self.clock = clock
 
     def received(self, nbytes: int) -> None:
         self.nbytes += nbytes
@@ -231,10 +234,18 @@ class Connections:
     """One connection a runner."""
 
     def __init__(
-        self, link: ServiceLink, storage: SourceStorageOptions, access: MemoryAccess, transport: Transport
+        self,
+        link: ServiceLink,
+        storage: SourceStorageOptions,
+        access: MemoryAccess,
+        transport: Transport,
+        uplink: Uplink | None = None,
     ) -> None:
-        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays."""
+        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays. `uplink`:
+        reads for the runners, where they do not read themselves.
+        """
         self._link, self._storage, self._access, self._transport = link, storage, access, transport
+        self._uplink = uplink
         self._connections: dict[RunnerId, RunnerConnection] = {}
 
     def all(self) -> list[RunnerConnection]:
@@ -249,6 +260,8 @@ class Connections:
                     self._link, tell.runner, tell.address, access=self._access, transport=self._transport
                 )
                 self._connections[tell.runner] = connection
+            if self._uplink is not None:
+                self._uplink.reach(tell.runner, tell.address)
             message = replace(message, slab=connection.slabs is not None, storage=self._storage)
         elif isinstance(message, Credit) and connection is not None and connection.slabs is not None:
             message = replace(message, returned=connection.slabs.returned())

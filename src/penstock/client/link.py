@@ -58,7 +58,7 @@ FIRST_WORD_S = 3.0
 NOT_YET_S = (0.02, 0.5)
 """The first and the longest pause after "not yet"."""
 LOOK_S = 0.2
-ALL_WORKERS_S = 5.0  # those of a service that has just been started have registered by then, or will not soon
+ALL_WORKERS_S = 20.0  # those of a service that has just been started have registered by then, or will not soon
 
 _log = logging.getLogger("penstock")
 

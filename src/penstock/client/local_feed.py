@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from penstock.client.sampling import REFILL_AT, Drawing, SamplerPlace, Unit
 from penstock.runtime.streams import StreamStopped
@@ -95,6 +96,9 @@ class LocalUnits:
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         with self._changed:
             return after + 1 if after + 1 < self._kept_from + len(self._kept) else None
+
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        return  # the sampler decides
 
     def select(self, leftover: int) -> None:
         raise TypeError("a sampler's epoch has no leftovers")

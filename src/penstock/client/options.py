@@ -6,9 +6,9 @@ Each record of `wire.modes` has checked itself; `check_together` has the rules a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.client.sampling import Feed
@@ -30,8 +30,7 @@ are enough."""
 _Record = TypeVar("_Record")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Times and sizes that a loader keeps to.
 
     >>> Limits(timeout_s=60).collect_after_s
@@ -54,8 +53,7 @@ class Limits:
         check_positive("collect_after_s", self.collect_after_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Checked arguments of `distribute`: what the whole job agrees on, and what is this process's own."""
 
     job: str | None

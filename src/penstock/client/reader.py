@@ -29,7 +29,7 @@ from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.frames import OpenStream, Output, RemoteFailure, StreamLeft, Units
+from penstock.wire.frames import AskRows, OpenStream, Output, RemoteFailure, StreamLeft, Units
 from penstock.wire.jobs import JobView
 
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this
@@ -215,7 +215,7 @@ class EpochReader:
     def arrive(self, clock: ReaderClock | None, owner: object, successor: Successor) -> None:
         """The trainer has come to this epoch, which was opened ahead."""
         self._owner, self._successor = owner, successor
-        self.consumer.ahead = False
+        self.consumer.arrive()
         self.session.arrive(clock)
 
     # Serving
@@ -345,7 +345,7 @@ class EpochReader:
             if isinstance(message, Output):
                 for line in plain_text(message.text).splitlines():
                     print(f"[worker {plain_text(message.worker)}] {line}", file=sys.stderr)
-            elif not isinstance(message, StreamLeft):
+            elif not isinstance(message, (StreamLeft, AskRows)):
                 self.consumer.receive(message, payload, connection.runner, now)
 
     def _carry_out(self) -> None:

@@ -29,10 +29,10 @@ import operator
 import zlib
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, TypeAlias, cast
 
+import msgspec
 import numpy as np
 
 from penstock.core.checks import check_whole
@@ -49,8 +49,7 @@ DEEPEST = 4  # samplers that draw from samplers, as BatchSampler does
 _NONE_LEFT = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(msgspec.Struct, frozen=True):
     """A sampler that says what a loader reads, and how many of its outputs may be ahead of the trainer.
 
     >>> Feed([2, 0, 1]).ahead
@@ -86,16 +85,14 @@ class Feed:
         return items // grouping.size if grouping.drop_last else -(-items // grouping.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
+class Grouping(msgspec.Struct, frozen=True, kw_only=True):
     """What the pipeline's batch operator says about units."""
 
     size: int
     drop_last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerPlace:
+class SamplerPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a sampler stands: before unit number `units` of its epoch."""
 
     units: int = 0
@@ -223,21 +220,21 @@ class Drawing:
         return None if not rows or grouping is None or grouping.drop_last else tuple(rows)
 
     def _indices(self, item: Any) -> Unit:
-        single = _index(item)
+        single = None if type(item) is list else _index(item)
         if self.lists is None:
             self.lists = single is None
         if self.lists is not (single is None):
             raise InvalidArgumentError("the sampler gave both indices and lists of indices; it must give one kind")
-        found = tuple(cast(int, _index(each)) for each in _each(item)) if single is None else (single,)
+        found = _listed(item) if single is None else (single,)
         if not found or None in found:
             raise InvalidArgumentError(
                 f"the sampler gave {item!r}; it must give indices, or lists of at least one index"
             )
-        for index in found:
-            if not 0 <= index < self._count:
-                raise InvalidArgumentError(
-                    f"the sampler gave index {index}, and the source has {self._count} elements: 0 to {self._count - 1}"
-                )
+        if min(found) < 0 or max(found) >= self._count:
+            wrong = next(index for index in found if not 0 <= index < self._count)
+            raise InvalidArgumentError(
+                f"the sampler gave index {wrong}, and the source has {self._count} elements: 0 to {self._count - 1}"
+            )
         return found
 
     def _count_item(self, indices: Unit) -> None:
@@ -254,6 +251,13 @@ class Drawing:
                 "with feed=lambda epoch: RandomSampler(data, generator=torch.Generator().manual_seed(epoch)), or give "
                 "it state_dict() and load_state_dict()"
             )
+
+
+def _listed(item: Any) -> Unit:
+    # Samplers of batches give lists of plain numbers, for each of which the trainer would wait.
+    if type(item) is list and set(map(type, item)) == {int}:
+        return tuple(item)
+    return tuple(cast(int, _index(each)) for each in _each(item))
 
 
 def _each(item: Any) -> Any:

@@ -13,10 +13,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import CLOCK_BOOTTIME, clock_gettime_ns, perf_counter, time_ns
 from weakref import WeakMethod
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.client.connection import Connections, MemoryAccess, Metrics
@@ -24,6 +24,7 @@ from penstock.client.link import Board, Patience, ServiceLink
 from penstock.client.options import JobOptions
 from penstock.client.sampling import Feeder, SamplerPlace
 from penstock.client.submit import Submission
+from penstock.client.uplink import Uplink
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.runtime.stats import ReaderClock
@@ -49,8 +50,7 @@ USUAL_WINDOW_BYTES = 256 << 20  # of a shared job, where nobody says: what a wor
 BEAT_S = 1.0  # views are pushed, and leases last long: it is for figures, which decide how many workers there are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     """Where an epoch is opened."""
 
     epoch: int
@@ -83,11 +83,12 @@ class EpochSession:
         feeder: Feeder | None = None,
         clock: ReaderClock | None = None,
         patience: Patience | None = None,
+        uplink: Uplink | None = None,
     ) -> None:
         """`feeder`: of a job that its consumer feeds. `clock`: the trainer's, if it does not read this epoch itself.
-        `patience`: with how much it is opened; None: with as much as the job's limits say.
+        `patience`: with how much it is opened; None: with as much as the job's limits say. `uplink`: reads for runners.
         """
-        self.link, self.feeder = link, feeder
+        self.link, self.feeder, self._uplink = link, feeder, uplink
         self.epoch = beginning.epoch
         self.ahead = beginning.ahead
         """The epoch before is still read, and the trainer has not come to this one."""
@@ -119,7 +120,7 @@ class EpochSession:
         """Return the ways to runners, none of them gone yet."""
         options = self._options
         access: MemoryAccess = "own" if options.sharing is None else "copied" if options.writable else "read-only"
-        return Connections(self.link, self._submission.storage, access, options.transport)
+        return Connections(self.link, self._submission.storage, access, options.transport, self._uplink)
 
     def consumer(self, memory_bytes: int, *, now: float) -> Consumer:
         """Return the protocol of this consumer's reading, at its beginning."""
@@ -220,7 +221,8 @@ class EpochSession:
     def arrive(self, clock: ReaderClock | None) -> None:
         """The trainer has come to this epoch, which was opened ahead: from now on it is read, by that clock."""
         self.ahead = False
-        self.metrics.clock = clock or self.metrics.clock
+        if clock is not None:
+            self.metrics.go_by(clock)
         self.post(self._request(rejoin=self.attempt))
 
     def rejoin(self) -> bool:

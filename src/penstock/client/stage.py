@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.client.backend import ServiceBackend
 from penstock.client.reader import EpochReader
@@ -125,8 +127,7 @@ class ServiceStage(Stage):
         self.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class _RowMarks:
+class _RowMarks(msgspec.Struct, frozen=True):
     """Of the elements of groups, of which group g begins at `first[g]`."""
 
     groups: _Marks

@@ -6,11 +6,9 @@ that cannot be shipped, splits that cannot be dealt.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import msgspec
@@ -70,8 +68,7 @@ class Pipeline(Protocol):
     def fingerprint(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job ready to be sent."""
 
     spec: JobSpec
@@ -81,8 +78,7 @@ class Submission:
     """The processes that read open their storage with it; it is no part of the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline that can be shipped; how its splits are dealt may still depend on the number of workers."""
 
     root: Node
@@ -145,7 +141,7 @@ def identified(prepared: Prepared, first_source: int, memory: HostMemory | None 
     own = f"{prepared.fingerprint} identified {first_source}"
     fingerprint = Fingerprint(hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
     graph = encode_graph(root, memory=AttachedMemory() if memory is None else memory)
-    return dataclasses.replace(prepared, root=root, graph=graph, fingerprint=fingerprint)
+    return msgspec.structs.replace(prepared, root=root, graph=graph, fingerprint=fingerprint)
 
 
 def _check_marks(graph: Node) -> None:

@@ -1,7 +1,8 @@
 """What a job keeps: judged by what its runners measured, and journaled before any of them is told.
 
 The dispatcher opens neither an entry nor a data file, and knows no pipeline: points are numbers, and what it holds of
-them are figures. Runners ask now and then, hand in what they found out, and rewrite their own plans.
+them are figures. Runners ask now and then, hand in what they found out, and rewrite their own plans. They fetch entries
+from each other, and are told by the dispatcher whom they may ask.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import msgspec
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
-from penstock.control.fitting import asked_of
+from penstock.control.fitting import asked_of, runners_of
 from penstock.control.measuring import serving
-from penstock.control.records import Job
+from penstock.control.records import Job, Runner
+from penstock.control.state import ClusterState
 from penstock.core.conversion import Conversion
+from penstock.core.errors import InvalidArgumentError
+from penstock.core.ids import RunnerId
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict, check_evidence, judge
 from penstock.policies.caching import CacheDemand
+from penstock.wire.addresses import RunnerAddress
 from penstock.wire.caching import CachingJudged, CachingLine, JudgeCaching
+from penstock.wire.fetching import FellowPlace, FellowsFound, FindFellows
 from penstock.wire.messages import Answer, NotKnown, Refused
 
 _evidence = Conversion(CacheEvidence)
 
 MOST_SOURCES = 1024  # of one job: a runner's word alone makes the state no larger
 MOST_WORKERS = 256  # that a mode is judged for
+MOST_FELLOWS = 64  # that a runner is told of: it asks each of them for what its host does not have
 
 
 def judge_caching(draft: Draft, request: JudgeCaching) -> Answer:
@@ -70,3 +77,28 @@ def caching_lines(job: Job, now: float) -> tuple[CachingLine, ...]:
         )
         for each in job.caching.decisions
     )
+
+
+def find_fellows(state: ClusterState, request: FindFellows, asker: str) -> Answer:
+    """Return a process of each other host that runs the job: those of one host find the same entries."""
+    if request.job not in state.jobs:
+        return NotKnown(what=f"job {request.job!r}")
+    runners = runners_of(state, request.job)
+    own = runners.get(RunnerId(asker))
+    hosts = {"", "" if own is None else _host_of(own)}
+    found: list[FellowPlace] = []
+    for runner in runners.ready():
+        host = _host_of(runner)
+        if host not in hosts:
+            hosts.add(host)
+            found.append(FellowPlace(runner.runner, runner.address))
+            if len(found) == MOST_FELLOWS:
+                break
+    return FellowsFound(fellows=tuple(found))
+
+
+def _host_of(runner: Runner) -> str:
+    try:
+        return RunnerAddress.parse(runner.address).host
+    except InvalidArgumentError:
+        return ""

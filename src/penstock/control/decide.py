@@ -25,7 +25,7 @@ from penstock.control.agents import (
     runner_gone,
     runner_ready,
 )
-from penstock.control.caching import caching_lines, judge_caching
+from penstock.control.caching import caching_lines, find_fellows, judge_caching
 from penstock.control.clients import beat, close_client, rebind_stream
 from penstock.control.draft import Asker, Decision, Draft
 from penstock.control.ending import end_stream
@@ -47,6 +47,7 @@ from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import BlobHash, JobName
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.caching import JudgeCaching
+from penstock.wire.fetching import FindFellows
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -188,6 +189,8 @@ def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobH
             return Decisions(decisions=decision_lines(known, draft.now), caching=caching_lines(known, draft.now))
         case JudgeCaching():
             return judge_caching(draft, request)
+        case FindFellows():
+            return find_fellows(draft.state, request, asker.principal.name)
         case Provide():
             return provide(draft, request, asker.principal, rules)
         case LearnMetric():
@@ -273,6 +276,9 @@ def _who_reads(state: ClusterState, request: WhoReads) -> Answer:
         for held in iteration.opened.values():
             if held.reading == request.verifier and not held.closed:
                 return KnownReader(principal=str(Principal("trainer", held.by)))
+    for runner in runners_of(state, request.job).values():
+        if request.verifier and runner.verifier == request.verifier:
+            return KnownReader(principal=str(Principal("runner", runner.runner)))
     return NotKnown(what=f"the reader of job {request.job!r} that shows this key")
 
 

@@ -1,8 +1,9 @@
 """Granting splits: the one hot request, so it makes no draft and looks at nothing it does not need.
 
 The n-th split of a stream's list is always the same: asked again, with the same `after`, the same is answered. A list
-only grows, and only by splits that nobody else has; that of a retired stream grows no more (`placing`). A list that had
-ended for a stream when a checkpoint was saved has ended for it there as well: see `resuming`.
+only grows, and only by splits that nobody else has: in the order of the pass, but for those that a runner asks for
+because its host keeps what they give. The list of a retired stream grows no more (`placing`). One that had ended for a
+stream when a checkpoint was saved has ended for it there as well: see `resuming`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def grant_splits(state: ClusterState, request: GrantSplits) -> Decision:
     retired = any(source == request.source and request.pass_ <= last for source, last in stream.retired)
     if retired or not cursor.left or not ledger.may_grow(request.stream, request.source, request.pass_):
         return Decision((), Granted(ordinals=()))
-    ordinals = cursor.peek(grant_size(request.seconds_per_split, cursor.left, len(iteration.streams)))
+    many = grant_size(request.seconds_per_split, cursor.left, len(iteration.streams))
+    ordinals = cursor.choose(many, request.preferred[:MOST_AT_ONCE])
     event = SplitsGranted(request.job, request.attempt, request.stream, request.source, request.pass_, ordinals)
     return Decision((event,), Granted(ordinals=ordinals, plenty=cursor.left - len(ordinals) > few))
 

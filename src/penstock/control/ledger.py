@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 import msgspec
 
 from penstock.core.ids import StreamId
 
 
 class Cursor(msgspec.Struct, omit_defaults=True):
-    """Which ordinals of one pass are still to be granted: those from `next` on that no checkpoint has taken."""
+    """Which ordinals of one pass are still to be granted: those from `next` on that were not taken before their turn,
+    by a checkpoint or by a stream whose host has what they give."""
 
     count: int
     left: int
@@ -33,11 +37,51 @@ class Cursor(msgspec.Struct, omit_defaults=True):
                 break
         return tuple(found)
 
-    def advance(self, ordinals: tuple[int, ...]) -> None:
-        self.next = ordinals[-1] + 1
+    def has_left(self, ordinal: int) -> bool:
+        """
+        >>> cursor = Cursor(count=9, left=4, next=1, taken=[(3, 6)])
+        >>> [ordinal for ordinal in range(-1, 10) if cursor.has_left(ordinal)]
+        [1, 2, 6, 7, 8]
+        """
+        at = bisect_right(self.taken, (ordinal, self.count))
+        return self.next <= ordinal < self.count and not (at and ordinal < self.taken[at - 1][1])
+
+    def choose(self, many: int, preferred: Sequence[int]) -> tuple[int, ...]:
+        """Return the ordinals to grant, at most `many`: preferred ones while some are left, else the next ones.
+
+        >>> Cursor(count=9, left=9).choose(2, (7, 5, 8)), Cursor(count=9, left=8, taken=[(7, 8)]).choose(2, (7,))
+        ((7, 5), (0, 1))
+        """
+        found: dict[int, None] = {}
+        for ordinal in preferred:
+            if len(found) < many and self.has_left(ordinal):
+                found[ordinal] = None
+        return tuple(found) or self.peek(many)
+
+    def take(self, ordinals: tuple[int, ...]) -> None:
+        """Count ordinals as granted.
+
+        >>> cursor = Cursor(count=9, left=9)
+        >>> for some in ((4, 7), (0, 1), (2, 3, 5)):
+        ...     cursor.take(some)
+        >>> cursor.next, cursor.taken, cursor.left, cursor.peek(9)
+        (6, [(7, 8)], 2, (6, 8))
+        """
         self.left -= len(ordinals)
-        if self.taken:
-            self.taken = [gap for gap in self.taken if gap[1] > self.next]
+        if not self.taken and ordinals == tuple(range(self.next, self.next + len(ordinals))):
+            self.next += len(ordinals)
+            return
+        taken = list(self.taken)
+        for ordinal in ordinals:
+            at = bisect_right(taken, (ordinal, self.count))
+            joins_before = at > 0 and taken[at - 1][1] == ordinal
+            joins_after = at < len(taken) and taken[at][0] == ordinal + 1
+            start = taken[at - 1][0] if joins_before else ordinal
+            stop = taken[at][1] if joins_after else ordinal + 1
+            taken[at - joins_before : at + joins_after] = [(start, stop)]
+        while taken and taken[0][0] <= self.next:
+            self.next = max(self.next, taken.pop(0)[1])
+        self.taken = taken
 
 
 class Ledger(msgspec.Struct, omit_defaults=True):
@@ -83,9 +127,9 @@ class Ledger(msgspec.Struct, omit_defaults=True):
 
     def grant(self, stream: StreamId, source: int, pass_: int, ordinals: tuple[int, ...]) -> None:
         cursor = self.cursor(source, pass_)
-        if ordinals[0] < cursor.next or ordinals[-1] >= cursor.count:
-            raise ValueError(f"ordinals {ordinals} of {cursor.count}, but the next one is {cursor.next}")
-        cursor.advance(ordinals)
+        if len(set(ordinals)) < len(ordinals) or not all(map(cursor.has_left, ordinals)):
+            raise ValueError(f"ordinals {ordinals} of {cursor.count}, of which some were granted before")
+        cursor.take(ordinals)
         self.cursors[source, pass_] = cursor
         granted = self.lists.get((stream, source, pass_))
         if granted is None:

@@ -17,6 +17,7 @@ from penstock.control.state import ClusterState
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, WorkerId
 from penstock.wire.admissions import ExpectRunner, WhoReads
 from penstock.wire.caching import JudgeCaching
+from penstock.wire.fetching import FindFellows
 from penstock.wire.jobs import JobSpec
 from penstock.wire.messages import (
     AgentBeat,
@@ -199,7 +200,9 @@ def _has_the_stream(state: ClusterState, principal: Principal, request: GrantSpl
     return stream.bound is not None and stream.bound.runner == principal.name
 
 
-def _runs_job(state: ClusterState, principal: Principal, request: GetSpec | WhoReads | JudgeCaching) -> bool:
+def _runs_job(
+    state: ClusterState, principal: Principal, request: GetSpec | WhoReads | JudgeCaching | FindFellows
+) -> bool:
     job = state.jobs.get(request.job)
     return job is None or _runs(state, principal.name, job)
 
@@ -294,6 +297,7 @@ PERMISSIONS: dict[type[Request], Row] = {
     GetDecisions: _row("see decisions about job {r.job!r}", operator=ANY, trainer=OF_THE_JOB),
     Provide: _row("bring workers as {r.provisioner!r}", provisioner=THE_PROVISIONER),
     JudgeCaching: _row("say what job {r.job!r} keeps", runner=A_RUNNER_OF_IT),
+    FindFellows: _row("ask who runs job {r.job!r}", runner=A_RUNNER_OF_IT),
     LearnMetric: _row("keep figures", operator=ANY, trainer=ANY),
     RecallMetric: _row("see figures that it kept", operator=ANY, trainer=ANY),
     WhoReads: _row("ask who reads job {r.job!r}", runner=A_RUNNER_OF_IT),

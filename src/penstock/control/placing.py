@@ -3,9 +3,14 @@
 - A stream that nobody runs goes to the least loaded process of its job, on another worker than the last one if there is
   a choice, because the last one may be what is wrong. Processes of an agent that is doubted come after all others: when
   a host is gone, all its processes are, and of one that is noticed long before the agent's lease has run out.
+- Where guests work at another pace than others (`Placement.guest_pace`), what counts is a process's streams divided by
+  its pace: in deterministic order every turn waits for the slowest.
 - A process without a stream takes some from those that have at least two more than it. In relaxed order, if there are
   none, it gets a new one; splits are granted as they are needed, so load evens out by itself. So there are never more
   streams than there were processes at once, however often processes die or checkpoints are loaded.
+- Where streams have owners, a process gets one for each consumer. With many processes that would be a connection from
+  every consumer to every one of them: above the job's reach a process serves a part of the consumers only
+  (`Delivery.streams_on`). A stream stays its consumer's when it moves: parts stay even as processes come and go.
 - Streams that were dealt to workers up front are not all given to the process that is ready first: each process has its
   share, and those that are being started are waited for, a moment.
 - A job that was given fewer workers has more streams than processes. In relaxed order each process keeps as many as a
@@ -18,16 +23,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 
 import msgspec
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
 from penstock.control.fitting import asked_of, may_take_streams, ready_runners, runners_of, spec_of
-from penstock.control.records import Bound, Iteration, Job, Runner, Stream
+from penstock.control.records import Bound, Iteration, Job, Runner, Stream, Streams
 from penstock.control.resuming import GRANTED
 from penstock.core.ids import AttemptId, JobName, RunnerId, StreamId, stream_id
 from penstock.wire.jobs import FeedSpec, JobSpec, delivery_of
+from penstock.wire.modes import guest_of
 
 WAIT_FOR_SHARE_S = (
     3.0  # a process takes a tenth of a second to start; one that takes longer finds its streams elsewhere
@@ -117,7 +124,9 @@ def rebind(draft: Draft, name: JobName, attempt: AttemptId, streams: Iterable[St
         if stream.bound is not None and stream.bound.runner in loads:
             loads[stream.bound.runner] -= 1
         bindings.append(
-            _binding(draft, stream, ready, loads) if stream.wanted else e.NewBinding(stream.stream, stream.binding + 1)
+            _binding(draft, job, stream, ready, loads)
+            if stream.wanted
+            else e.NewBinding(stream.stream, stream.binding + 1)
         )
     _bind(draft, name, attempt, bindings)
 
@@ -153,17 +162,28 @@ def _is_given_up(spec: JobSpec, stream: Stream) -> bool:
 
 
 def _binding(
-    draft: Draft, stream: Stream, ready: Mapping[RunnerId, Runner], loads: dict[RunnerId, int]
+    draft: Draft, job: Job, stream: Stream, ready: Mapping[RunnerId, Runner], loads: dict[RunnerId, int]
 ) -> e.NewBinding:
     """Choose a process and count the stream as its load."""
     if not ready:
         return e.NewBinding(stream.stream, stream.binding + 1)
     best = min(
         ready,
-        key=lambda r: (_is_doubted(draft, ready[r]), ready[r].worker == stream.last_worker, loads[r], r),
+        key=lambda r: (
+            _is_doubted(draft, ready[r]),
+            ready[r].worker == stream.last_worker,
+            (loads[r] + 1) / _pace(draft, job, ready[r]),
+            r,
+        ),
     )
     loads[best] += 1
     return _bind_to(stream, ready[best])
+
+
+def _pace(draft: Draft, job: Job, runner: Runner) -> float:
+    """Return how fast a process works beside the others, as far as the job says."""
+    pace = job.spec.placement.guest_pace
+    return pace if pace == 1.0 or guest_of(draft.state.workers[runner.worker].tags) else 1.0
 
 
 def _is_doubted(draft: Draft, runner: Runner) -> bool:
@@ -183,7 +203,7 @@ def _waiting(draft: Draft, job: Job, iteration: Iteration) -> list[e.NewBinding]
     loads = {runner: iteration.streams.load(runner) for runner in ready}
     share = _share(draft, job, iteration, len(ready))
     given = (stream for stream in waiting if stream.binding or min(loads.values()) < share)
-    return [_binding(draft, stream, ready, loads) for stream in given]
+    return [_binding(draft, job, stream, ready, loads) for stream in given]
 
 
 def _share(draft: Draft, job: Job, iteration: Iteration, ready: int) -> int:
@@ -211,14 +231,14 @@ def _idle(draft: Draft, job: JobName, attempt: AttemptId, candidates: Iterable[R
 def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runner]) -> list[e.NewBinding]:
     """Return what processes without a stream take over from those that have at least two shares more."""
     job = draft.job(name)
-    share = streams_a_process(job)
+    share = streams_a_process(draft, job)
     streams = job.iterations[attempt].streams
-    runners = runners_of(draft.state, name)
     moves: dict[StreamId, e.NewBinding] = {}
     for newcomer in idle:
         while True:
-            load, busiest = streams.busiest(lambda r: r in runners and may_take_streams(draft.state, runners[r]))
-            if busiest is None or load < streams.load(newcomer.runner) + 2 * share:
+            load, busiest = _busiest(draft, job, streams)
+            enough = streams.load(newcomer.runner) + 2 * share - 1
+            if busiest is None or load <= enough / _pace(draft, job, newcomer):
                 break
             stream = next(s for s in reversed(streams.on(busiest)) if s.wanted and not s.retired)
             moves[stream.stream] = _bind_to(stream, newcomer)
@@ -230,6 +250,16 @@ def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runne
             )
             streams = streams.put({stream.stream: msgspec.structs.replace(stream, bound=bound)})
     return list(moves.values())
+
+
+def _busiest(draft: Draft, job: Job, streams: Streams) -> tuple[float, RunnerId | None]:
+    """Return how many streams the process has to run that has the most for its pace, and that process."""
+    runners = runners_of(draft.state, job.name)
+    if job.spec.placement.guest_pace == 1.0:
+        return streams.busiest(lambda r: r in runners and may_take_streams(draft.state, runners[r]))
+    able = [each for each in runners.values() if may_take_streams(draft.state, each)]
+    found = [(streams.load(each.runner) / _pace(draft, job, each), each.runner) for each in able]
+    return max(found, default=(0.0, None))
 
 
 def _own_runs(
@@ -255,10 +285,28 @@ def _own_runs(
 def _newcomers(
     draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runner]
 ) -> list[tuple[e.NewStream, Runner]]:
-    """Relaxed order: a process that has no stream gets one, or one for each consumer if streams have owners."""
+    """Relaxed order: a process that has no stream gets one, or several if streams have owners."""
     job = draft.job(name)
-    made = granted_streams(draft, job, job.iterations[attempt], processes=len(idle))
-    return list(zip(made, (runner for runner in idle for _ in range(streams_a_process(job)))))
+    iteration = job.iterations[attempt]
+    made = granted_streams(draft, job, iteration, processes=len(idle))
+    placed = list(zip(made, (runner for runner in idle for _ in range(streams_a_process(draft, job)))))
+    return placed + _for_the_unserved(draft, job, iteration, placed)
+
+
+def _for_the_unserved(
+    draft: Draft, job: Job, iteration: Iteration, placed: Sequence[tuple[e.NewStream, Runner]]
+) -> list[tuple[e.NewStream, Runner]]:
+    """Return streams for consumers that own none, once no process is awaited: fewer may have come than expected."""
+    delivery = delivery_of(job.spec)
+    all_made = iteration.next_number - iteration.first_number >= delivery.consumers  # numbers in a row have all owners
+    if not delivery.owned or all_made or runners_of(draft.state, job.name).starting():
+        return []
+    ready = sorted(ready_runners(draft.state, job).values(), key=lambda runner: runner.runner)
+    served = {stream.owner for stream in iteration.streams.values()} | {stream.owner for stream, _ in placed}
+    first, share = iteration.next_number + len(placed), expected_streams(draft, job)
+    owners = ((number, delivery.owner_of(number, GRANTED)) for number in range(first, first + delivery.consumers))
+    unserved = [e.NewStream(number, GRANTED, share, owner) for number, owner in owners if owner not in served]
+    return list(zip(unserved, cycle(ready)))
 
 
 def granted_streams(draft: Draft, job: Job, iteration: Iteration, *, processes: int = 1) -> tuple[e.NewStream, ...]:
@@ -269,16 +317,15 @@ def granted_streams(draft: Draft, job: Job, iteration: Iteration, *, processes: 
     first = iteration.next_number
     return tuple(
         e.NewStream(number, GRANTED, share, delivery.owner_of(number, GRANTED))
-        for number in range(first, first + processes * streams_a_process(job))
+        for number in range(first, first + processes * streams_a_process(draft, job))
     )
 
 
 def expected_streams(draft: Draft, job: Job) -> int:
     """Return how many streams there will be: of the processes that serve, and of those that are being started."""
-    return max(1, len(runners_of(draft.state, job.name))) * streams_a_process(job)
+    return max(1, len(runners_of(draft.state, job.name))) * streams_a_process(draft, job)
 
 
-def streams_a_process(job: Job) -> int:
-    """Return how many streams a new process gets in relaxed order: one, or one for each owner."""
-    delivery = delivery_of(job.spec)
-    return delivery.consumers if delivery.owned and delivery.streams is None else 1
+def streams_a_process(draft: Draft, job: Job) -> int:
+    """Return how many streams a new process gets in relaxed order."""
+    return delivery_of(job.spec).streams_on(len(runners_of(draft.state, job.name)))

@@ -17,7 +17,7 @@ from penstock.control.records import Job, Runner, Worker
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.wire.messages import StartRunner, StopRunner
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 90.0  # a framework is imported first: from a slow disk, on a busy host, that takes most of a minute
 LINGER_S = 3.0  # the next epoch of a loader that is iterated again finds its processes warm
 RESTART_GRACE_S = 30.0  # after a dispatcher's restart, clients have that long to be heard again
 FIRST_BACKOFF_S = 0.5  # a process that dies while starting will likely do so again: not at full speed

@@ -15,11 +15,11 @@ Targets and windows are in memory. After a restart a job begins at its last deci
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.control import events as e
 from penstock.control.draft import Draft
@@ -28,18 +28,21 @@ from penstock.control.measuring import WINDOW_S, count, has_ended, measure, numb
 from penstock.control.records import Job, Worker
 from penstock.control.runners import is_kept
 from penstock.control.scaling_records import NOTHING_ALLOTTED, Allotted, JobTracking, ScaleDecision, WorkerSizes
-from penstock.control.scaling_rules import POLICIES, ScalingRules
+from penstock.control.scaling_rules import PolicyName, ScalingRules
 from penstock.control.state import ClusterState
 from penstock.core.ids import JobName, WorkerId
 from penstock.policies.allotting import JobClaim, PoolWorker, allot
-from penstock.policies.scaling import model_first
+from penstock.policies.scaling import buffers, cachew, model_first, utilization
 from penstock.policies.scaling.model_first import Learned, ModelMemory
-from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimits, WorkerTarget
+from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimits, ScalingPolicy, WorkerTarget
 from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
 LOOK_AGAIN_S = 0.5  # at a window that should have ended: some beats come late
 NO_KIND = frozenset({"none"})
+POLICIES: Mapping[PolicyName, ScalingPolicy[Any]] = MappingProxyType(
+    {"model_first": model_first, "cachew": cachew, "utilization": utilization, "buffers": buffers}
+)
 _JUST_OPENED = Measured(seconds=0.0, workers=0, pace=ReaderPace(batches=0.0, step_s=1.0, wait_s=0.0), worker_per_s=None)
 
 

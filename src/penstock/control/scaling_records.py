@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from penstock.control.scaling_rules import PolicyName
 from penstock.core.ids import JobName, RunnerId, WorkerId
 from penstock.policies.allotting import JobClaim
 from penstock.policies.scaling.records import WorkerTarget
@@ -65,7 +66,7 @@ class JobCounters(msgspec.Struct, frozen=True):
 class JobTracking(msgspec.Struct, frozen=True):
     """A job as it is measured: where the window began, and what its policy keeps in mind."""
 
-    policy: str
+    policy: PolicyName
     memory: Any
     target: WorkerTarget
     window: JobCounters

@@ -17,23 +17,16 @@ quota = 4
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from penstock.core.conversion import Conversion
 from penstock.core.errors import InvalidArgumentError
-from penstock.policies.scaling import buffers, cachew, model_first, utilization
-from penstock.policies.scaling.records import Rent, ScalingPolicy
+from penstock.policies.scaling.records import Rent
 
 PolicyName: TypeAlias = Literal["model_first", "cachew", "utilization", "buffers"]
-
-POLICIES: MappingProxyType[str, ScalingPolicy[Any]] = MappingProxyType(
-    {"model_first": model_first, "cachew": cachew, "utilization": utilization, "buffers": buffers}
-)
 
 
 class PrincipalRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -70,6 +63,8 @@ def parse_rules(text: str, where: str) -> ScalingRules:
     >>> parse_rules('policy = "cachew"', "rules.toml").policy
     'cachew'
     """
+    import tomllib  # slow to import, and most services have no such file
+
     try:
         return rules_of(tomllib.loads(text), where)
     except tomllib.TOMLDecodeError as error:

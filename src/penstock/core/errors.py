@@ -36,6 +36,12 @@ class DataError(PenstockError):
         super().__init__(f"{where}: {what}" + (f"; {remedy}" if remedy else ""))
 
 
+def located(error: DataError, path: str, offset: int | None) -> DataError:
+    """Return an error that was rebuilt from its message, with the fields that its constructor would have set."""
+    error.path, error.offset, error.what = path, offset, str(error)
+    return error
+
+
 class NoFilesError(DataError, FileNotFoundError):
     """A path or glob matched nothing."""
 

@@ -142,7 +142,6 @@ _REMEDIES: tuple[tuple[type[Any] | tuple[type[Any], ...], str], ...] = (
     (io.IOBase, "an open file belongs to the process that opened it; send what it holds, file.read(), or its path"),
     (os.PathLike, "send str(path)"),
     (memoryview, "send bytes(value)"),
-    (np.ma.MaskedArray, "its mask would be lost; send the mask as a leaf of its own"),
     (Iterator, "it can be read once, and here; send list(value)"),
     (type, "classes are not data; send its name"),
     (ModuleType, "modules are not data; use it in map()"),
@@ -157,12 +156,20 @@ _REMEDIES_BY_MODULE = {
 }
 
 
+def has_mask(kind: type[Any]) -> bool:
+    """Say whether a class is that of masked arrays. Where there are some, their module, a slow one, is imported."""
+    module = sys.modules.get("numpy.ma")
+    return module is not None and issubclass(kind, module.MaskedArray)
+
+
 def remedy_for(kind: type[Any]) -> str:
     """Return what to do about a value of a class that cannot leave the process.
 
     >>> remedy_for(set)
     'a set has no order; send sorted(value), or an array'
     """
+    if has_mask(kind):
+        return "its mask would be lost; send the mask as a leaf of its own"
     for kinds, remedy in _REMEDIES:
         if issubclass(kind, kinds):
             return remedy

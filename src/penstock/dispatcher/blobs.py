@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Set
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from penstock.core.ids import BlobHash
 from penstock.dispatcher.database import Connect, Database, checksum, connect
@@ -27,16 +28,15 @@ _TABLES = (
 )
 
 
-@dataclass(slots=True)
-class _Blob:
+class _Blob(msgspec.Struct):
     size: int
     missing: set[int]
     """The offsets of the pieces that have not come yet."""
     whole: bool
     used_at: float
-    shown: dict[str, set[int]] = field(default_factory=dict)
+    shown: dict[str, set[int]] = {}
     """Which pieces each principal has sent, as long as not all: who sent all of them has the blob."""
-    owners: set[str] = field(default_factory=set)
+    owners: set[str] = set()
     by: str = ""
     """Whose allowance it counts against: the first that sent a piece of it."""
 

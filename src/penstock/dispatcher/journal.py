@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from penstock.dispatcher.database import Connect, Database, DirectoryLock, checksum, connect
 
@@ -29,8 +30,7 @@ _TABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     """What the journal holds: the state to begin with (None: the empty one), and the rows to apply after it."""
 
     snapshot: bytes | None

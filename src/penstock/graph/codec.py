@@ -17,7 +17,6 @@ A value is a msgpack scalar, or a list that begins with its tag.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from typing import Any, Final
 
@@ -132,7 +131,7 @@ class _Encoder:
 
     def _fields(self, record: Any, where: str) -> dict[str, Any]:
         private = record.PRIVATE if isinstance(record, Node) else ()
-        names = [field.name for field in dataclasses.fields(record) if field.init and field.name not in private]
+        names = [name for name in record.__struct_fields__ if name not in private]
         return {name: self._value(getattr(record, name), f"{where}: {name}") for name in names}
 
     def _value(self, value: Any, where: str) -> Any:

@@ -8,15 +8,18 @@ Rules:
 3. A batch is counted where the stream is. A cut before it sends its elements together, each as it is there, and the
    batch is put together here: no row moves from one batch to another, whatever the number of streams and ranks.
 
-What is refused is refused with the operator that stands in the way. The third form, *read here, compute there*, has
-nothing of the pipeline before the cut: raw elements would go up to workers, and results come back.
+What is refused is refused with the operator that stands in the way. The third form, *read here, compute there*, leaves
+the whole pipeline to workers but for reading: the trainer reads what the sources name, raw elements go up to workers,
+and results come back. The graph that workers run is the whole one, so that a stream is what it is at every other cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.graph import ops
 from penstock.graph.functions import UserFunction
@@ -25,14 +28,14 @@ from penstock.graph.parameters import short_label
 from penstock.graph.randomized import takes_rng
 from penstock.graph.readers import SourceNode
 from penstock.graph.traits import GroupedBy, OnWorkers, RoundGrouping
+from penstock.graph.traverse import walk
 
 CutForm: TypeAlias = Literal["all there", "prefix there", "read here"]
 """all there: workers make what the trainer takes. prefix there: they make what the operators after the cut take. read
 here: the trainer reads, and workers compute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineCut:
+class PipelineCut(msgspec.Struct, frozen=True, kw_only=True):
     """A legal one. `here` are the operators after it, the first one first."""
 
     name: str
@@ -51,17 +54,15 @@ class PipelineCut:
         return source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IllegalCut:
+class IllegalCut(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     form: CutForm
     why: str
     """A sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cuts:
-    """All cuts of a pipeline, those with the least work here first."""
+class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+    """All cuts of a pipeline: those with the least work here first, and reading here last."""
 
     legal: tuple[PipelineCut, ...]
     illegal: tuple[IllegalCut, ...]
@@ -94,22 +95,20 @@ def cuts_of(root: Node, *, coordinated: bool = False) -> Cuts:
             legal.append(_cut_before(node, tuple(here), batch))
         node = node.upstream
     illegal = list(_refused(node, batch, coordinated=coordinated))
+    if any(isinstance(each, SourceNode) and not each.IN_MEMORY for each in walk(root)):
+        legal.append(PipelineCut(name=READ_HERE, form="read here", there=root))
+    else:
+        illegal.append(IllegalCut(name=READ_HERE, form="read here", why=NOTHING_READ))
     names = _distinct([*(cut.name for cut in legal), *(cut.name for cut in illegal)])
     return Cuts(
         legal=tuple(replace(cut, name=name) for cut, name in zip(legal, names)),
-        illegal=(
-            *(replace(cut, name=name) for cut, name in zip(illegal, names[len(legal) :])),
-            IllegalCut(name=READ_HERE, form="read here", why=NO_UPLINK),
-        ),
+        illegal=tuple(replace(cut, name=name) for cut, name in zip(illegal, names[len(legal) :])),
     )
 
 
 ALL_THERE = "all there"
 READ_HERE = "read here, compute there"
-NO_UPLINK = (
-    "a stream's units go up as indices and not as elements, so that workers read the data themselves; let them reach "
-    "it, or leave the job here"
-)
+NOTHING_READ = "all of the data is in the pipeline itself, and goes to workers with it: there is nothing to read here"
 
 
 def rows_together(rows: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,6 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Any, Literal, TypeAlias
 
@@ -59,8 +58,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The classes that were registered where it was made, pickled: its elements may hold such values."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
+class _Here(msgspec.Struct, frozen=True):
     """What was made in this process and was not shipped."""
 
     value: Any
@@ -112,8 +110,7 @@ class Payload:
         return f"Payload({self.name})"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class UserFunction:
+class UserFunction(msgspec.Struct, frozen=True, eq=False):
     """A user's callable.
 
     A class whose instances can be called, or a partial of one, is constructed once per process, at its first use,
@@ -123,8 +120,8 @@ class UserFunction:
     name: str
     takes_rng: bool
     _origin: _Here | Shipped
-    _loaded: dict[int, Future[Any]] = field(default_factory=dict)
-    _instance: dict[int, Future[Any]] = field(default_factory=dict)
+    _loaded: dict[int, Future[Any]] = {}
+    _instance: dict[int, Future[Any]] = {}
     _attached: memoryview | None = None
 
     @staticmethod

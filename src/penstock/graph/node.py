@@ -8,16 +8,15 @@ where their answers are not right for it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
+
+import msgspec
 
 from penstock.graph.traits import Columns, Length, Traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Node:
+class Node(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One operator. Compared by identity: two equal descriptions are compared by fingerprint."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset()
@@ -37,11 +36,11 @@ class Node:
     @property
     def inputs(self) -> tuple[Node, ...]:
         found: list[Node] = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
             if isinstance(value, Node):
                 found.append(value)
-            elif _is_nodes(value) and field.name == "upstreams":
+            elif _is_nodes(value) and name == "upstreams":
                 found.extend(value)
         return tuple(found)
 
@@ -49,20 +48,24 @@ class Node:
         """Return this operator over other inputs."""
         given = iter(inputs)
         changes: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
             if isinstance(value, Node):
-                changes[field.name] = next(given)
-            elif _is_nodes(value) and field.name == "upstreams":
-                changes[field.name] = tuple(next(given) for _ in value)
-        return dataclasses.replace(self, **changes)
+                changes[name] = next(given)
+            elif _is_nodes(value) and name == "upstreams":
+                changes[name] = tuple(next(given) for _ in value)
+        return msgspec.structs.replace(self, **changes)
 
     def parameters(self) -> Iterator[tuple[str, Any]]:
         """Yield the public parameters, in the order they are declared."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, Node) and field.name != "upstreams" and field.name not in self.PRIVATE:
-                yield field.name, value
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, Node) and name != "upstreams" and name not in self.PRIVATE:
+                yield name, value
+
+    def __repr__(self) -> str:
+        public = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in self.PRIVATE)
+        return f"{type(self).__name__}({', '.join(public)})"
 
     # What it says of itself beyond its traits
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.graph.expressions import Expression
+from penstock.graph.fields import defaults_of
 from penstock.graph.functions import Payload, UserFunction
 from penstock.graph.node import Node
 from penstock.graph.ops import FusedBatch, OfSteps, SkipErrors
@@ -24,13 +25,13 @@ def given_parameters(record: Any) -> Iterator[tuple[str, Any, bool]]:
 
     A parameter at its default is as good as absent: so a later release may add one, and old fingerprints stay valid.
     """
-    fields = {field.name: field for field in dataclasses.fields(record)}
-    public = record.parameters() if isinstance(record, Node) else ((name, getattr(record, name)) for name in fields)
+    names, defaults = record.__struct_fields__, defaults_of(type(record))
+    public = record.parameters() if isinstance(record, Node) else ((name, getattr(record, name)) for name in names)
     for name, value in public:
-        default = fields[name].default
+        default = defaults.get(name, msgspec.NODEFAULT)
         # The types are compared first: True is not 1, and comparing an expression makes another expression.
         if type(value) is not type(default) or value != default:
-            yield name, value, default is fields[name].default_factory is dataclasses.MISSING
+            yield name, value, default is msgspec.NODEFAULT
 
 
 def label(node: Node) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.expressions import Expression
@@ -17,8 +18,7 @@ FileCompression: TypeAlias = Literal["auto", "none", "gzip", "zstd", "bz2"]
 COMPRESSIONS = ("auto", "none", "gzip", "zstd", "bz2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SourceNode(Node):
+class SourceNode(Node, frozen=True, kw_only=True, eq=False):
     """Base of everything without an input."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -57,8 +57,7 @@ class SourceNode(Node):
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Range(SourceNode):
+class Range(SourceNode, frozen=True, kw_only=True, eq=False):
     """The numbers from `start` up to `stop`."""
 
     IN_MEMORY: ClassVar[bool] = True
@@ -71,16 +70,14 @@ class Range(SourceNode):
             raise InvalidArgumentError("step=0: a range must move")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FromItems(SourceNode):
+class FromItems(SourceNode, frozen=True, kw_only=True, eq=False):
     """The items of a list, which is shipped with the graph."""
 
     IN_MEMORY: ClassVar[bool] = True
     items: Payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FromGenerator(SourceNode):
+class FromGenerator(SourceNode, frozen=True, kw_only=True, eq=False):
     """`function(split)` is called for each declared split and yields its elements."""
 
     function: UserFunction
@@ -91,33 +88,29 @@ class FromGenerator(SourceNode):
             raise InvalidArgumentError("from_generator needs at least one split; for one only, leave splits= out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FromTorch(SourceNode):
+class FromTorch(SourceNode, frozen=True, kw_only=True, eq=False):
     """A map-style dataset: `len(dataset)` and `dataset[i]` (or `__getitems__`)."""
 
     dataset: Payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FromHuggingface(SourceNode):
+class FromHuggingface(SourceNode, frozen=True, kw_only=True, eq=False):
     dataset: Payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FileSource(SourceNode):
+class FileSource(SourceNode, frozen=True, kw_only=True, eq=False):
     """Files by path, glob, brace or URL. `storage_options` go to the file system and nowhere else."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"storage_options"})
     paths: tuple[str, ...]
-    storage_options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    storage_options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.paths or not all(isinstance(path, str) and path for path in self.paths):
             raise InvalidArgumentError(f"paths={self.paths!r}: at least one path is needed, and none may be empty")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordFile(FileSource):
+class RecordFile(FileSource, frozen=True, kw_only=True, eq=False):
     """Files of records that may be compressed and of which single records may be bad."""
 
     compression: FileCompression = "auto"
@@ -133,25 +126,21 @@ class RecordFile(FileSource):
         return self.on_error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadTFRecord(RecordFile):
+class ReadTFRecord(RecordFile, frozen=True, kw_only=True, eq=False):
     """Yields each record's bytes."""
 
     verify: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadText(RecordFile):
+class ReadText(RecordFile, frozen=True, kw_only=True, eq=False):
     """Yields each line as `str`, without its line ending."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadJsonl(RecordFile):
+class ReadJsonl(RecordFile, frozen=True, kw_only=True, eq=False):
     """Yields each line's JSON value; empty lines are passed over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadCsv(RecordFile):
+class ReadCsv(RecordFile, frozen=True, kw_only=True, eq=False):
     """Yields each row as a dict, columns typed by pyarrow."""
 
     NARROWED: ClassVar[frozenset[str]] = frozenset({"columns"})
@@ -165,13 +154,11 @@ class ReadCsv(RecordFile):
         return replace(self, columns=columns) if _may_read(columns, self.columns, self.on_error) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadWebdataset(RecordFile):
+class ReadWebdataset(RecordFile, frozen=True, kw_only=True, eq=False):
     """Yields a dict per sample: `__key__` and, for each extension, the member's bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadFiles(FileSource):
+class ReadFiles(FileSource, frozen=True, kw_only=True, eq=False):
     """Yields `{path: str, data: bytes}` per file."""
 
     on_error: SkipErrors | None = None
@@ -181,8 +168,7 @@ class ReadFiles(FileSource):
         return self.on_error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadImages(FileSource):
+class ReadImages(FileSource, frozen=True, kw_only=True, eq=False):
     """Yields `{image: bytes, label: int, path: str}`: the folder an image lies in is its class."""
 
     classes: tuple[str, ...] | None = None
@@ -193,8 +179,7 @@ class ReadImages(FileSource):
         return self.on_error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadNumpy(FileSource):
+class ReadNumpy(FileSource, frozen=True, kw_only=True, eq=False):
     """Yields rows of `.npy` files, or windows of `window` values of flat files (`.npy`, or raw with `dtype`)."""
 
     window: int | None = None
@@ -211,8 +196,7 @@ Nulls: TypeAlias = Any  # "error", "mask" or the value to put in
 MASK_SUFFIX = "__mask"  # of the columns that nulls="mask" adds; they are not in the file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ColumnarSource(FileSource):
+class ColumnarSource(FileSource, frozen=True, kw_only=True, eq=False):
     """Columnar files: rows as dicts, or with `batch` dicts of columns. `predicate` keeps the rows it is true for."""
 
     NARROWED: ClassVar[frozenset[str]] = frozenset({"columns", "predicate"})
@@ -255,18 +239,15 @@ def _may_read(needed: tuple[str, ...], given: Columns, policy: SkipErrors | None
     return policy is None  # a record that is bad in another column would no longer be left out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadParquet(ColumnarSource):
+class ReadParquet(ColumnarSource, frozen=True, kw_only=True, eq=False):
     """Splits are row groups. Hive partitions (`key=value` folders) are columns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadArrow(ColumnarSource):
+class ReadArrow(ColumnarSource, frozen=True, kw_only=True, eq=False):
     """Arrow IPC files (or streams); splits are record batches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadSaved(FileSource):
+class ReadSaved(FileSource, frozen=True, kw_only=True, eq=False):
     """Folders that `Dataset.save` has written, or is writing."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"storage_options", "wait_s"})
@@ -280,8 +261,7 @@ class ReadSaved(FileSource):
             raise InvalidArgumentError(f"wait={self.wait_s!r} must be a number of seconds, at least 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadFeatures(FileSource):
+class ReadFeatures(FileSource, frozen=True, kw_only=True, eq=False):
     """Feature-major batches of a table at one version: `dense`, `sparse`, `scored`, and columns of the rows."""
 
     NARROWED: ClassVar[frozenset[str]] = frozenset({"dense", "sparse", "scored", "columns", "predicate"})

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+import msgspec
 
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _NOISE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL"})
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(msgspec.Struct, frozen=True):
     """An import statement inside a function; `names` is empty for `import module`."""
 
     module: str
@@ -24,8 +24,7 @@ class Import:
     """What the code takes: attributes of the module, for `import a.b` of `a`; None where that cannot be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class References:
+class References(msgspec.Struct, frozen=True):
     """What a piece of code, the functions inside it included, takes from around it."""
 
     chains: tuple[tuple[str, ...], ...]

@@ -8,10 +8,12 @@ there are, which columns) is a method of `Node`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Any, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 Length: TypeAlias = int | None
 """A number of elements; None: data or functions decide."""
@@ -79,8 +81,7 @@ class Inputs(Enum):
     """The same, and it is no honest end: it would mix in other proportions, or run through empty passes for ever."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regroups:
+class Regroups(msgspec.Struct, frozen=True, kw_only=True):
     """An operator makes the groups that a reader gets; what is short at the end of a stream is its rest.
 
     It has a parameter `drop_last`, and its stage keeps the rest when it is asked to.
@@ -90,8 +91,7 @@ class Regroups:
     rounds: RoundGrouping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traits:
+class Traits(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything that others must know of an operator."""
 
     flow: Flow

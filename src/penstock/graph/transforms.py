@@ -6,27 +6,28 @@ carried out, in `runtime/ops/features.py`. As JSON or TOML, one is a table with 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import msgspec
 
 from penstock.core.errors import InvalidArgumentError, choice
+from penstock.graph.fields import defaults_of
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 Plain = bool | int | float | str
+NAMING_INPUTS = ("input", "other", "features", "offset", "file", "row")
+"""The fields of transforms that name features which are read."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureTransform:
+class FeatureTransform(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all: makes the feature `out` of others."""
 
     OP: ClassVar[str]
 
-    out: str = field(kw_only=True)
+    out: str
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -37,6 +38,13 @@ class FeatureTransform:
     def outputs(self) -> tuple[str, ...]:
         """Return the features that it makes."""
         return (self.out,)
+
+    @property
+    def work(self) -> tuple[object, ...]:
+        """Return what it does, whichever features it reads and makes: equal for those that differ in nothing else."""
+        own = (name for name in self.__struct_fields__ if name != "out" and name not in NAMING_INPUTS)
+        # By their texts: 0.0 equals -0.0, and gives something else.
+        return (self.OP, len(self.inputs), *(repr(getattr(self, name)) for name in own))
 
     def __post_init__(self) -> None:
         for name in (*self.inputs, *self.outputs):
@@ -63,8 +71,7 @@ class FeatureTransform:
             raise choice(f"{self.OP}: {name}", getattr(self, name), list(allowed))
 
 
-@dataclass(frozen=True, slots=True)
-class OfOne(FeatureTransform):
+class OfOne(FeatureTransform, frozen=True):
     """Base of those that read one feature."""
 
     input: str
@@ -74,8 +81,7 @@ class OfOne(FeatureTransform):
         return (self.input,)
 
 
-@dataclass(frozen=True, slots=True)
-class OfTwo(FeatureTransform):
+class OfTwo(FeatureTransform, frozen=True):
     """Base of those that read two features."""
 
     input: str
@@ -86,8 +92,7 @@ class OfTwo(FeatureTransform):
         return (self.input, self.other)
 
 
-@dataclass(frozen=True, slots=True)
-class Bucketize(OfOne):
+class Bucketize(OfOne, frozen=True, kw_only=True):
     """The number of the bucket that a value lies in: bucket i is above `borders[i - 1]`, up to `borders[i]`.
 
     A border that stands twice makes a bucket of that value alone. NaN lies in bucket 0. Of a list each item is put into
@@ -97,7 +102,7 @@ class Bucketize(OfOne):
 
     OP: ClassVar[str] = "Bucketize"
 
-    borders: tuple[float, ...] | tuple[tuple[float, ...], ...] = field(kw_only=True)
+    borders: tuple[float, ...] | tuple[tuple[float, ...], ...]
 
     def check(self) -> None:
         for borders in self.border_sets:
@@ -115,103 +120,99 @@ class Bucketize(OfOne):
         return self.borders if nested else (self.borders,)  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, slots=True)
-class SigridHash(OfOne):
+class SigridHash(OfOne, frozen=True, kw_only=True):
     """Ids as salted hashes from 0 to `max_value` - 1."""
 
     OP: ClassVar[str] = "SigridHash"
 
-    salt: int = field(default=0, kw_only=True)
-    max_value: int = field(kw_only=True)
+    salt: int = 0
+    max_value: int
 
     def check(self) -> None:
         self._whole("salt")
         self._whole("max_value", 1)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstX(OfOne):
+class FirstX(OfOne, frozen=True, kw_only=True):
     """The first `x` items of each list, or, by score, the `x` of the highest weights, in the list's order."""
 
     OP: ClassVar[str] = "FirstX"
 
-    x: int = field(kw_only=True)
-    by: Literal["position", "score"] = field(default="position", kw_only=True)
+    x: int
+    by: Literal["position", "score"] = "position"
 
     def check(self) -> None:
         self._whole("x", 0)
         self._choice("by", ("position", "score"))
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeScore(OfTwo):
+_ScoreMode: TypeAlias = Literal[
+    "has_id_overlap",
+    "id_overlap_count",
+    "get_max_count",
+    "jaccard",
+    "cosine",
+    "score_sum",
+    "score_min",
+    "score_max",
+]
+_SCORE_MODES: tuple[str, ...] = get_args(_ScoreMode)
+
+
+class ComputeScore(OfTwo, frozen=True, kw_only=True):
     """How alike two lists of ids are, as a number."""
 
     OP: ClassVar[str] = "ComputeScore"
 
-    mode: Literal[
-        "has_id_overlap",
-        "id_overlap_count",
-        "get_max_count",
-        "jaccard",
-        "cosine",
-        "score_sum",
-        "score_min",
-        "score_max",
-    ] = field(kw_only=True)
+    mode: _ScoreMode
 
     def check(self) -> None:
-        self._choice("mode", typing.get_args(typing.get_type_hints(type(self))["mode"]))
+        self._choice("mode", _SCORE_MODES)
 
 
-@dataclass(frozen=True, slots=True)
-class EnumerateIds(OfOne):
+class EnumerateIds(OfOne, frozen=True, kw_only=True):
     """Lists with each item's position, from 0, as its weight. Its op is `Enumerate`."""
 
     OP: ClassVar[str] = "Enumerate"
 
 
-@dataclass(frozen=True, slots=True)
-class PositiveModulus(OfOne):
+class PositiveModulus(OfOne, frozen=True, kw_only=True):
     """The remainders of whole numbers, which are never negative."""
 
     OP: ClassVar[str] = "PositiveModulus"
 
-    divisor: int = field(kw_only=True)
+    divisor: int
 
     def check(self) -> None:
         self._whole("divisor", 1)
 
 
-@dataclass(frozen=True, slots=True)
-class IdListTransform(OfTwo):
+class IdListTransform(OfTwo, frozen=True, kw_only=True):
     """The items of a list whose ids stand in the other list too; with `distinct`, the first of each id."""
 
     OP: ClassVar[str] = "IdListTransform"
 
-    distinct: bool = field(default=False, kw_only=True)
+    distinct: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BoxCox(OfOne):
+class BoxCox(OfOne, frozen=True, kw_only=True):
     """The power transform ((x + lambda2) ** lambda1 - 1) / lambda1, or the logarithm where lambda1 is 0."""
 
     OP: ClassVar[str] = "BoxCox"
 
-    lambda1: float = field(kw_only=True)
-    lambda2: float = field(default=0.0, kw_only=True)
+    lambda1: float
+    lambda2: float = 0.0
 
     def check(self) -> None:
         self._finite("lambda1", "lambda2")
 
 
-@dataclass(frozen=True, slots=True)
-class Logit(OfOne):
+class Logit(OfOne, frozen=True, kw_only=True):
     """The logarithm of the odds of a probability, which is kept `epsilon` away from 0 and 1."""
 
     OP: ClassVar[str] = "Logit"
 
-    epsilon: float = field(default=1e-6, kw_only=True)
+    epsilon: float = 1e-6
 
     def check(self) -> None:
         self._finite("epsilon")
@@ -219,8 +220,7 @@ class Logit(OfOne):
             raise InvalidArgumentError(f"Logit: epsilon={self.epsilon} must be at least 1e-7 and less than 0.5")
 
 
-@dataclass(frozen=True, slots=True)
-class MapId(OfOne):
+class MapId(OfOne, frozen=True, kw_only=True):
     """Ids as others: by `mapping`, pairs of an id and what it becomes, or by `table`, which is read round and round.
 
     What is not in `mapping` becomes `default`, or is left out with `drop`. By `table` an id becomes `table[id % len]`,
@@ -229,10 +229,10 @@ class MapId(OfOne):
 
     OP: ClassVar[str] = "MapId"
 
-    mapping: tuple[tuple[int, int], ...] = field(default=(), kw_only=True)
-    table: tuple[int, ...] = field(default=(), kw_only=True)
-    default: int = field(default=0, kw_only=True)
-    drop: bool = field(default=False, kw_only=True)
+    mapping: tuple[tuple[int, int], ...] = ()
+    table: tuple[int, ...] = ()
+    default: int = 0
+    drop: bool = False
 
     def check(self) -> None:
         self._whole("default")
@@ -247,8 +247,7 @@ class MapId(OfOne):
             raise InvalidArgumentError("MapId: an id stands twice in mapping")
 
 
-@dataclass(frozen=True, slots=True)
-class GetLocalHour(OfOne):
+class GetLocalHour(OfOne, frozen=True, kw_only=True):
     """The hour of the day, 0 to 23, of seconds since 1970, in a zone `offset_s` ahead of UTC.
 
     With `offset`, a feature of whole numbers says how far ahead each row's zone is.
@@ -256,8 +255,8 @@ class GetLocalHour(OfOne):
 
     OP: ClassVar[str] = "GetLocalHour"
 
-    offset_s: int = field(default=0, kw_only=True)
-    offset: str | None = field(default=None, kw_only=True)
+    offset_s: int = 0
+    offset: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -269,8 +268,7 @@ class GetLocalHour(OfOne):
             raise InvalidArgumentError("GetLocalHour takes either offset_s or offset")
 
 
-@dataclass(frozen=True, slots=True)
-class NGram(FeatureTransform):
+class NGram(FeatureTransform, frozen=True):
     """Ids that follow each other, as one: of a list, or of several features.
 
     Of one list each `n` items that follow each other are a window, and all items where there are fewer. A window
@@ -282,10 +280,10 @@ class NGram(FeatureTransform):
     OP: ClassVar[str] = "NGram"
 
     features: tuple[str, ...]
-    n: int = field(default=2, kw_only=True)
-    form: Literal["hash", "flat"] = field(default="hash", kw_only=True)
-    salt: int = field(default=0, kw_only=True)
-    vocabularies: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+    n: int = 2
+    form: Literal["hash", "flat"] = "hash"
+    salt: int = 0
+    vocabularies: tuple[tuple[int, ...], ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -306,8 +304,7 @@ class NGram(FeatureTransform):
             raise InvalidArgumentError("NGram: there are more combinations than numbers of 64 bits; map ids first")
 
 
-@dataclass(frozen=True, slots=True)
-class Onehot(OfOne):
+class Onehot(OfOne, frozen=True, kw_only=True):
     """In which of `count` equal parts of `low` to `high` a number lies.
 
     A row has a list of `count` numbers, of which one is 1, and none where it lies outside; with `form="index"`, a list
@@ -316,10 +313,10 @@ class Onehot(OfOne):
 
     OP: ClassVar[str] = "Onehot"
 
-    low: float = field(kw_only=True)
-    high: float = field(kw_only=True)
-    count: int = field(kw_only=True)
-    form: Literal["vector", "index"] = field(default="vector", kw_only=True)
+    low: float
+    high: float
+    count: int
+    form: Literal["vector", "index"] = "vector"
 
     def check(self) -> None:
         self._finite("low", "high")
@@ -329,14 +326,13 @@ class Onehot(OfOne):
             raise InvalidArgumentError(f"Onehot: low={self.low} must be less than high={self.high}")
 
 
-@dataclass(frozen=True, slots=True)
-class Clamp(OfOne):
+class Clamp(OfOne, frozen=True, kw_only=True):
     """Numbers no less than `low` and no more than `high`; NaN stays."""
 
     OP: ClassVar[str] = "Clamp"
 
-    low: float = field(kw_only=True)
-    high: float = field(kw_only=True)
+    low: float
+    high: float
 
     def check(self) -> None:
         for value in (self.low, self.high):
@@ -346,20 +342,29 @@ class Clamp(OfOne):
             raise InvalidArgumentError(f"Clamp: low={self.low} must not be more than high={self.high}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cartesian(OfTwo):
+class Cartesian(OfTwo, frozen=True, kw_only=True):
     """An id for each pair of ids of two lists, the first list's outermost; at most `limit` of them a row."""
 
     OP: ClassVar[str] = "Cartesian"
 
-    limit: int = field(kw_only=True)
+    limit: int
 
     def check(self) -> None:
         self._whole("limit", 1, 1 << 31)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling(FeatureTransform):
+class OfRows(FeatureTransform, frozen=True):
+    """Base of what reads two columns that say which row it is."""
+
+    file: str
+    row: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.file, self.row)
+
+
+class Sampling(OfRows, frozen=True, kw_only=True):
     """Leaves out rows: kept is a share `rate`, by a hash of the seed and two columns that say which row it is.
 
     It makes no feature. It changes how many rows there are, and all columns of the batch lose the same.
@@ -367,40 +372,40 @@ class Sampling(FeatureTransform):
 
     OP: ClassVar[str] = "Sampling"
 
-    file: str
-    row: str
-    rate: float = field(kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    out: str = field(default="", init=False, repr=False, kw_only=True)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.file, self.row)
+    rate: float
+    seed: int = 0
+    out: str = ""
 
     @property
     def outputs(self) -> tuple[str, ...]:
         return ()
 
     def check(self) -> None:
+        if self.out:
+            raise InvalidArgumentError(f"Sampling makes no feature, so that out={self.out!r} names none")
         self._whole("seed")
         self._finite("rate")
         if not 0 <= self.rate <= 1:
             raise InvalidArgumentError(f"Sampling: rate={self.rate} must be from 0 to 1")
 
 
-@dataclass(frozen=True, slots=True)
-class CustomTransform(FeatureTransform):
-    """A transform that an installed package has registered under a name, with its parameters."""
-
-    OP: ClassVar[str] = "Custom"
+class OfNamed(FeatureTransform, frozen=True):
+    """Base of what is registered under a name."""
 
     name: str
     features: tuple[str, ...]
-    parameters: tuple[tuple[str, Plain], ...] = field(default=(), kw_only=True)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         return self.features
+
+
+class CustomTransform(OfNamed, frozen=True, kw_only=True):
+    """A transform that an installed package has registered under a name, with its parameters."""
+
+    OP: ClassVar[str] = "Custom"
+
+    parameters: tuple[tuple[str, Plain], ...] = ()
 
     def check(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -423,14 +428,14 @@ def transform_from_plain(plain: Mapping[str, Any]) -> FeatureTransform:
     """Return the transform that a table of JSON or TOML describes.
 
     >>> transform_from_plain({"op": "FirstX", "input": "f7", "out": "f7_10", "x": 10})
-    FirstX(out='f7_10', input='f7', x=10, by='position')
+    FirstX(input='f7', out='f7_10', x=10, by='position')
     """
     given = dict(plain)
     op = given.pop("op", None)
     cls = BY_OP.get(op) if isinstance(op, str) else None
     if cls is None:
         raise choice("op", op, sorted(BY_OP))
-    names = [each.name for each in dataclasses.fields(cls) if each.init]
+    names = cls.__struct_fields__
     unknown = sorted(set(given) - set(names))
     if unknown:
         raise InvalidArgumentError(f"{op} has no {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
@@ -444,13 +449,14 @@ def transform_to_plain(transform: FeatureTransform) -> dict[str, Any]:
     """Return a transform as a table of JSON or TOML; what is at its default is left out.
 
     >>> transform_to_plain(FirstX("f7", out="f7_10", x=10))
-    {'op': 'FirstX', 'out': 'f7_10', 'input': 'f7', 'x': 10}
+    {'op': 'FirstX', 'input': 'f7', 'out': 'f7_10', 'x': 10}
     """
     plain: dict[str, Any] = {"op": transform.OP}
-    for each in dataclasses.fields(transform):
-        value = getattr(transform, each.name)
-        if each.init and (each.default is dataclasses.MISSING or value != each.default):
-            plain[each.name] = _as_lists(value)
+    defaults = defaults_of(type(transform))
+    for name in transform.__struct_fields__:
+        value = getattr(transform, name)
+        if name not in defaults or value != defaults[name]:
+            plain[name] = _as_lists(value)
     return plain
 
 

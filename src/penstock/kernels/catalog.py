@@ -12,7 +12,7 @@ def kernels_of(ops: Iterable[str]) -> list[Kernel]:
     """Return the kernels that some transforms call.
 
     >>> [kernel.name for kernel in kernels_of(["Clamp", "Logit"])]
-    ['_clamp', '_odds']
+    ['_clamp', '_log_odds']
     """
     asked = set(ops)
     tables = (hashing.KERNELS, lists.KERNELS, single_values.KERNELS)

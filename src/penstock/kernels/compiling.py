@@ -24,7 +24,9 @@ from penstock.core.errors import MissingExtraError
 
 try:
     import numba
+    from llvmlite import ir
     from numba import types
+    from numba.extending import intrinsic
 except ImportError:
     raise MissingExtraError("numba", "features") from None
 
@@ -140,14 +142,34 @@ def _sources_digest() -> str:
     return digest.hexdigest()
 
 
-@inlined
-def floor_mod(number: Any, divisor: Any, inverse: Any) -> Any:
-    """Return the remainder of an int64, which is never negative; `inverse` is 1 / divisor, and the divisor 3 or more.
+def _high_word(_: Any, __: Any, ___: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, words: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(word, wide) for word in words))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
 
-    A quotient by multiplication is off by the last bits of a double. What is left then is small, so that a second one
-    is off by 1 at most. Unlike a division this is done for many numbers at once.
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+high_word: Any = intrinsic(_high_word)
+"""The upper half of the product of two words: one instruction, which numba has no name for."""
+
+
+def reciprocal(divisor: int) -> np.uint64:
+    """Return what `floor_mod` multiplies with, for a divisor of 2 or more."""
+    return np.uint64((1 << 64) // divisor)
+
+
+@inlined
+def floor_mod(number: Any, divisor: Any, by: Any) -> Any:
+    """Return the remainder of an int64, which is never negative; `by` is the divisor's reciprocal.
+
+    The quotient by multiplication is the right one or 1 below it, since a word is less than 2**64. A negative number is
+    turned into what is as far from -1 as it is from 0, and its remainder back again. Unlike a division this takes a few
+    cycles on any processor.
     """
-    left = number - np.int64(np.float64(number) * inverse) * divisor
-    left = left - np.int64(np.float64(left) * inverse) * divisor
-    left = left + divisor if left < 0 else left
-    return left - divisor if left >= divisor else left
+    sign = number >> 63
+    word, part = np.uint64(number ^ sign), np.uint64(divisor)
+    left = word - high_word(word, by) * part
+    left = left - part if left >= part else left
+    return (np.int64(left) ^ sign) + (divisor & sign)

@@ -13,7 +13,6 @@ import numpy as np
 from penstock.core.element import Array
 from penstock.core.keyed import offsets_of
 from penstock.kernels.compiling import (
-    DOUBLE,
     IDS,
     NUMBER,
     OUT_FLAGS,
@@ -24,6 +23,7 @@ from penstock.kernels.compiling import (
     floor_mod,
     inlined,
     kernel,
+    reciprocal,
 )
 from penstock.kernels.features import Lists
 
@@ -56,10 +56,10 @@ def _word(number: int) -> np.uint64:
     return np.uint64(number & WORD_MASK)
 
 
-@kernel((VOID, WORDS, WORD, NUMBER, DOUBLE, OUT_IDS))
-def _sigrid_hash(words: Any, salt: Any, max_value: Any, inverse: Any, out: Any) -> None:
+@kernel((VOID, WORDS, WORD, NUMBER, WORD, OUT_IDS))
+def _sigrid_hash(words: Any, salt: Any, max_value: Any, by: Any, out: Any) -> None:
     for i in range(words.size):
-        out[i] = floor_mod(np.int64(combined(salt, mixed(words[i]))), max_value, inverse)
+        out[i] = floor_mod(np.int64(combined(salt, mixed(words[i]))), max_value, by)
 
 
 @kernel((VOID, WORDS, WORD, WORD, OUT_IDS))
@@ -74,7 +74,7 @@ def sigrid_hash(ids: Array, salt: int, max_value: int) -> Array:
     if max_value & (max_value - 1) == 0:  # a power of two divides 2**64, so that the sign does not matter
         _sigrid_hash_masked(ids.view(np.uint64), _word(salt), _word(max_value - 1), out)
     else:
-        _sigrid_hash(ids.view(np.uint64), _word(salt), max_value, 1 / max_value, out)
+        _sigrid_hash(ids.view(np.uint64), _word(salt), max_value, reciprocal(max_value), out)
     return out
 
 

@@ -29,6 +29,7 @@ ScoreMode: TypeAlias = Literal[
 ]
 MODES = get_args(ScoreMode)
 _HAS, _COUNT, _MAX_COUNT, _JACCARD, _COSINE, _SUM, _MIN, _MAX = range(len(MODES))
+W = np.uint64
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
@@ -78,17 +79,19 @@ def hash_table(entries: Iterable[tuple[int, int]]) -> tuple[Array, Array, Array]
     (VOID, FLOATS, IDS, IDS, OUT_FLOATS),
 )
 def _copy_firsts(values: Any, offsets: Any, out_offsets: Any, out: Any) -> None:
+    # A signed index may count from the end: that it does not is asked for each item, unless it is unsigned.
     for row in range(offsets.size - 1):
-        first, at = offsets[row], out_offsets[row]
-        for i in range(out_offsets[row + 1] - at):
-            out[at + i] = values[first + i]
+        first, at = W(offsets[row]), W(out_offsets[row])
+        for i in range(W(out_offsets[row + 1]) - at):
+            out[at + W(i)] = values[first + W(i)]
 
 
 @kernel((VOID, IDS, NUMBER, OUT_IDS))
 def _first_offsets(offsets: Any, x: Any, out: Any) -> None:
-    out[0] = 0
+    end = out[0] = 0
     for row in range(offsets.size - 1):
-        out[row + 1] = out[row] + min(offsets[row + 1] - offsets[row], x)
+        end += min(offsets[row + 1] - offsets[row], x)
+        out[row + 1] = end
 
 
 @kernel((VOID, IDS, IDS, IDS, OUT_IDS))

@@ -1,8 +1,4 @@
-"""Kernels that work on each number or id by itself.
-
-`boxcox` and `logit` call numpy for logarithms and powers: its own are vectorised, and beat compiled loops. They go
-through blocks that stay in the cache, so that an array is read and written once.
-"""
+"""Kernels that work on each number or id by itself."""
 
 from __future__ import annotations
 
@@ -25,18 +21,23 @@ from penstock.kernels.compiling import (
     OUT_FLOATS,
     OUT_IDS,
     VOID,
+    WORD,
     floor_mod,
     inlined,
     kernel,
+    reciprocal,
 )
+from penstock.kernels.elementary import exponential, logarithm, precise_logarithm
 from penstock.kernels.features import UnfitFeatureError
 from penstock.kernels.lists import find_slot, hash_table
 
-BLOCK = 1 << 15  # numbers: two blocks of them lie in a core's own cache
 COUNTED = 256  # borders: with more, a search is faster than counting
 COUNT_BLOCK = 2048  # values whose counts lie in the cache that is nearest
 SMALLEST = 1e-6  # what BoxCox takes a logarithm or a power of
+LEAST_POWER = 1e-10  # below it (x ** power - 1) / power is the logarithm of x to the last place
 DAY_S = 86400
+DAY_RECIPROCAL = reciprocal(DAY_S)
+HOUR_RECIPROCAL = -(-(1 << 32) // 3600)  # a second of the day times this, of which 32 bits are dropped, is its hour
 FLOAT_ONE = np.float32(1)
 
 
@@ -137,10 +138,10 @@ def _whole(bound: float) -> int:
     return max(-(2**63), min(2**63 - 1, int(bound)))
 
 
-@kernel((VOID, IDS, NUMBER, DOUBLE, OUT_IDS))
-def _positive_modulus(values: Any, divisor: Any, inverse: Any, out: Any) -> None:
+@kernel((VOID, IDS, NUMBER, WORD, OUT_IDS))
+def _positive_modulus(values: Any, divisor: Any, by: Any, out: Any) -> None:
     for i in range(values.size):
-        out[i] = floor_mod(values[i], divisor, inverse)
+        out[i] = floor_mod(values[i], divisor, by)
 
 
 def positive_modulus(values: Array, divisor: int) -> Array:
@@ -148,7 +149,7 @@ def positive_modulus(values: Array, divisor: int) -> Array:
     if divisor & (divisor - 1) == 0:
         return values & np.int64(divisor - 1)
     out = np.empty(len(values), np.int64)
-    _positive_modulus(values, divisor, 1 / divisor, out)
+    _positive_modulus(values, divisor, reciprocal(divisor), out)
     return out
 
 
@@ -156,19 +157,19 @@ def positive_modulus(values: Array, divisor: int) -> Array:
 def _hour(second: Any) -> Any:
     """Return the hour of a second of the day, or of the next one."""
     second = second - DAY_S if second >= DAY_S else second
-    return np.int64(np.float64(second) / 3600.0)
+    return (second * HOUR_RECIPROCAL) >> 32
 
 
 @kernel((VOID, IDS, NUMBER, OUT_IDS))
 def _local_hour(times: Any, offset_s: Any, out: Any) -> None:
     for i in range(times.size):
-        out[i] = _hour(floor_mod(times[i], DAY_S, 1 / DAY_S) + offset_s)
+        out[i] = _hour(floor_mod(times[i], DAY_S, DAY_RECIPROCAL) + offset_s)
 
 
 @kernel((VOID, IDS, IDS, OUT_IDS))
 def _local_hours(times: Any, offsets_s: Any, out: Any) -> None:
     for i in range(times.size):
-        out[i] = _hour(floor_mod(times[i], DAY_S, 1 / DAY_S) + floor_mod(offsets_s[i], DAY_S, 1 / DAY_S))
+        out[i] = _hour(floor_mod(times[i], DAY_S, DAY_RECIPROCAL) + floor_mod(offsets_s[i], DAY_S, DAY_RECIPROCAL))
 
 
 def local_hour(times_s: Array, offset_s: int | Array) -> Array:
@@ -271,58 +272,53 @@ def onehot_vectors(values: Array, low: float, high: float, count: int) -> Array:
 
 
 @kernel((VOID, FLOATS, FLOAT, FLOAT, OUT_FLOATS))
-def _shifted(values: Any, shift: Any, least: Any, out: Any) -> None:
+def _shifted_logs(values: Any, shift: Any, least: Any, out: Any) -> None:
     for i in range(values.size):
         value = values[i] + shift
-        out[i] = least if value < least else value
+        out[i] = logarithm(least if value < least else value)
 
 
-@kernel((VOID, FLOAT, OUT_FLOATS))
-def _scaled(power: Any, out: Any) -> None:
-    for i in range(out.size):
-        out[i] = (out[i] - FLOAT_ONE) / power
+@kernel((VOID, FLOATS, FLOAT, FLOAT, DOUBLE, OUT_FLOATS))
+def _shifted_powers(values: Any, shift: Any, least: Any, power: Any, out: Any) -> None:
+    scale = 1.0 / power
+    for i in range(values.size):
+        value = values[i] + shift
+        value = least if value < least else value
+        out[i] = np.float32((exponential(power * precise_logarithm(value)) - 1.0) * scale)
 
 
 def boxcox(values: Array, lambda1: float, lambda2: float) -> Array:
     """Return the power transform of numbers: a logarithm, where lambda1 is 0."""
     out = np.empty_like(values)
-    power = np.float32(lambda1)
-    for start in range(0, len(values), BLOCK):
-        block = out[start : start + BLOCK]
-        _shifted(values[start : start + BLOCK], np.float32(lambda2), np.float32(SMALLEST), block)
-        if lambda1 == 0:
-            np.log(block, out=block)
-            continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.power(block, power, out=block)
-        _scaled(power, block)
+    shift, least, power = np.float32(lambda2), np.float32(SMALLEST), float(np.float32(lambda1))
+    if abs(power) < LEAST_POWER:
+        _shifted_logs(values, shift, least, out)
+    else:
+        _shifted_powers(values, shift, least, power, out)
     return out
 
 
 @kernel((VOID, FLOATS, FLOAT, FLOAT, OUT_FLOATS))
-def _odds(values: Any, low: Any, high: Any, out: Any) -> None:
+def _log_odds(values: Any, low: Any, high: Any, out: Any) -> None:
     for i in range(values.size):
         value = values[i]
         value = low if value < low else value
         value = high if value > high else value
-        out[i] = value / (FLOAT_ONE - value)
+        out[i] = logarithm(value / (FLOAT_ONE - value))
 
 
 def logit(values: Array, epsilon: float) -> Array:
     """Return the logarithm of the odds of probabilities that are kept `epsilon` away from 0 and 1."""
     out = np.empty_like(values)
-    for start in range(0, len(values), BLOCK):
-        block = out[start : start + BLOCK]
-        _odds(values[start : start + BLOCK], np.float32(epsilon), np.float32(1 - epsilon), block)
-        np.log(block, out=block)
+    _log_odds(values, np.float32(epsilon), np.float32(1 - epsilon), out)
     return out
 
 
 KERNELS = {
     "Bucketize": (_bucketize,),
-    "BoxCox": (_shifted, _scaled),
+    "BoxCox": (_shifted_logs, _shifted_powers),
     "Clamp": (_clamp,),
-    "Logit": (_odds,),
+    "Logit": (_log_odds,),
     "PositiveModulus": (_positive_modulus,),
     "GetLocalHour": (_local_hour, _local_hours),
     "MapId": (_map_ids, _map_by_place),

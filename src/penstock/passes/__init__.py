@@ -14,7 +14,8 @@ Rules every pass keeps (`verify` checks what can be seen in the graph, `tests/pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.graph.node import Node
 from penstock.passes.columns import merge_columns, push_projections
@@ -29,8 +30,7 @@ __all__ = ["PASSES", "InvalidPlanError", "Pass", "canonicalize", "optimize"]
 MAX_CHANGES = 1000  # each pass settles by itself; this many mean that two of them undo each other
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(msgspec.Struct, frozen=True):
     """A named rewrite of a whole graph."""
 
     name: str

@@ -8,8 +8,9 @@ any column, and add or remove some, even a filter's (in place).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.graph import ops
 from penstock.graph.node import Node

@@ -11,8 +11,10 @@ function, or into a source that
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.graph import ops
 from penstock.graph.expressions import (
@@ -135,7 +137,7 @@ def _renamed_operand(operand: Operand, names: Mapping[str, str]) -> Operand:
         case Column(name=name):
             return Column(names[name])
         case Arithmetic():
-            return replace(
+            return dataclasses.replace(
                 operand, left=_renamed_operand(operand.left, names), right=_renamed_operand(operand.right, names)
             )
     return operand

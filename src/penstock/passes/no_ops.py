@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import CodeType, FunctionType
+
+from msgspec.structs import replace
 
 from penstock.graph import ops
 from penstock.graph.fingerprint import fingerprint

@@ -14,10 +14,10 @@ may feature transforms, or change their order: those of which nothing is needed 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.graph import ops
@@ -113,27 +113,25 @@ def _check_operator(node: Node) -> None:
 # Two graphs
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Where a stretch between two anchors begins: below steps that a fused batch above has taken in, at a node."""
 
     taken_in: tuple[Node, ...]
     node: Node
 
 
-@dataclass(slots=True)
-class _Stretch:
+class _Stretch(msgspec.Struct):
     """What stands between two anchors, from the top down, and the lower anchor."""
 
     anchor: Node
-    calls: list[Token] = field(default_factory=list)
+    calls: list[Token] = []
     """Functions, conditions and whatever else computes, in order."""
-    order: list[Token] = field(default_factory=list)
+    order: list[Token] = []
     """Shuffles and whatever leaves elements out, in order."""
-    transforms: list[FeatureTransform] = field(default_factory=list)
+    transforms: list[FeatureTransform] = []
     """Feature transforms that leave out nothing, from the last to the first."""
     column_choices: int = 0
-    prefetches: Counter[int] = field(default_factory=Counter)
+    prefetches: Counter[int] = msgspec.field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
         match node:
@@ -249,11 +247,11 @@ def _token(node: Node) -> Token:
         return ("batch", node.size, node.drop_last, None if collate is None else id(collate), mask)
     narrowed = node.NARROWED if isinstance(node, SourceNode) else ()
     values: list[Any] = [type(node).__name__]
-    for parameter in dataclasses.fields(node):
-        value = getattr(node, parameter.name)
-        if isinstance(value, Node) or parameter.name in ("upstreams", *narrowed):
+    for name in node.__struct_fields__:
+        value = getattr(node, name)
+        if isinstance(value, Node) or name in ("upstreams", *narrowed):
             continue
-        values.append((parameter.name, type(value).__name__, value if _is_plain(value) else id(value)))
+        values.append((name, type(value).__name__, value if _is_plain(value) else id(value)))
     return tuple(values)
 
 

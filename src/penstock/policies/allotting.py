@@ -20,13 +20,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 ANY_KIND: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolWorker:
+class PoolWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that can be given to a job."""
 
     worker: str
@@ -36,8 +36,7 @@ class PoolWorker:
     size: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobClaim:
+class JobClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What a job wants."""
 
     job: str
@@ -53,8 +52,7 @@ class JobClaim:
         return not self.kinds or kind in self.kinds
 
 
-@dataclass(frozen=True, slots=True)
-class Allotment:
+class Allotment(msgspec.Struct, frozen=True):
     """Which workers are a job's, and why some have fewer than they want."""
 
     workers: Mapping[str, tuple[str, ...]]
@@ -93,13 +91,12 @@ def allot(
     return Allotment({job: tuple(names) for job, names in workers.items()}, shortages)
 
 
-@dataclass(slots=True)
-class _Class:
+class _Class(msgspec.Struct):
     """Workers that are alike: of one kind and size."""
 
     kind: str
     size: float
-    workers: list[PoolWorker] = field(default_factory=list)
+    workers: list[PoolWorker] = []
     free: int = 0
 
 

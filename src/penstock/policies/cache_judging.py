@@ -14,8 +14,10 @@ tells do not take turns.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import fields, replace
 
 from penstock.policies.caching import (
     TIE,
@@ -34,8 +36,7 @@ MOST_POINTS, MOST_SPEEDS, MOST = 64, 64, 1e15  # in what others say
 CLEARLY = 1.25  # so much better must another mode be than computing, once that is chosen: profiles differ by themselves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEvidence:
+class CacheEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured under one verdict."""
 
     number: int
@@ -45,14 +46,13 @@ class CacheEvidence:
     storage: StorageModel | None = None
     read_back_bytes_per_s: float = 0.0
     """How fast entries were read that had been written to try it; 0: they were not yet."""
-    got_s: Mapping[int, float] = field(default_factory=dict)
+    got_s: Mapping[int, float] = {}
     """By point: how long a worker took for an element that was kept there."""
     several: bool = False
     """Whether that is the least of several windows: one alone may have been disturbed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheVerdict:
+class CacheVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is done, and what that rests on."""
 
     step: CacheStep = "measuring"
@@ -64,7 +64,7 @@ class CacheVerdict:
     compute_s: float = 0.0
     """How long an element took in all when it was chosen; 0: it was not seen."""
     read_back_bytes_per_s: float = 0.0
-    got_s: Mapping[int, float] = field(default_factory=dict)
+    got_s: Mapping[int, float] = {}
     """By point: how long an element was seen to take in all, where it is kept there and that was too long."""
     getting_s: float = 0.0
     """How long a worker takes for an element that it gets, as it was first seen; 0: elements are not there yet."""

@@ -20,9 +20,11 @@ not wait is given no cache to fill.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 TIE = 1.05  # closer than this the measurements do not tell; and computing needs no disk
 COPY_S_PER_BYTE = 1 / 1.5e9  # processor time of putting an element's bytes together and summing them, or of the reverse
@@ -31,8 +33,7 @@ EPOCHS_UNTOLD = 10  # where nobody said how many there will be: few trainings ha
 CacheMode: TypeAlias = Literal["compute", "keep"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSpeed:
+class StorageSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """What one location gives for requests of one size: measured, of reads or of writes."""
 
     nbytes: int
@@ -43,8 +44,7 @@ class StorageSpeed:
     """Of all requests together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageModel:
+class StorageModel(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a location."""
 
     reads: tuple[StorageSpeed, ...]
@@ -62,8 +62,7 @@ def _seconds(speeds: Sequence[StorageSpeed], nbytes: float) -> float:
     return min((nbytes / speed.bytes_per_s for speed in speeds), default=0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointProfile:
+class PointProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What it takes to make an element up to a point."""
 
     number: int
@@ -78,8 +77,7 @@ class PointProfile:
     """How long the same thread works on an element after it has read it from the cache; None: another reads ahead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineProfile:
+class PipelineProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What a run measured, by element of the source."""
 
     cpu_s: float
@@ -97,8 +95,7 @@ class PipelineProfile:
     """How long the trainer is busy with an element; 0: it waits for every one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheDemand:
+class CacheDemand(msgspec.Struct, frozen=True, kw_only=True):
     """For how long, and with what."""
 
     epochs_left: int = EPOCHS_UNTOLD
@@ -112,8 +109,7 @@ class CacheDemand:
     trainer_per_h: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheChoice:
+class CacheChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What is done from the next split on."""
 
     mode: CacheMode
@@ -127,8 +123,7 @@ class CacheChoice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounds:
+class _Bounds(msgspec.Struct, frozen=True):
     """What goes on side by side for an element, in one mode."""
 
     cpu_s: float
@@ -182,7 +177,7 @@ def choose_caching(
 
     A trainer that takes 25 ms for it waits for neither:
 
-    >>> from dataclasses import replace
+    >>> from msgspec.structs import replace
     >>> choose_caching(replace(slow, trainer_s=0.025), storage, CacheDemand()).reason
     'compute: the trainer is the bound, and waits for nothing'
     """
@@ -242,6 +237,7 @@ def choose_caching(
         (point for point in profile.points if seconds[f"keep {point.number}"] <= TIE * seconds[f"keep {best.number}"]),
         key=lambda point: (
             _cost(seconds[f"keep {point.number}"], _least(getting[point.number], demand, trainer_s), demand),
+            _least(getting[point.number], demand, trainer_s),  # which cost something, though nobody says how much
             point.nbytes,
         ),
     )

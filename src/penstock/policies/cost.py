@@ -6,17 +6,15 @@ else can use what is beside an accelerator.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
+
+import msgspec
 
 from penstock.policies.scaling.records import Rent
 from penstock.wire.figures import JobFigures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachinePrice:
+class MachinePrice(msgspec.Struct, frozen=True, kw_only=True):
     """What a kind of machine costs, by whom and when that was published."""
 
     per_h: float
@@ -34,6 +32,8 @@ def parse_prices(text: str) -> Mapping[str, MachinePrice]:
         ...
     ValueError: the price of 'small' lacks source, date: say per_h, source and date for each machine
     """
+    import tomllib  # slow to import, and few ask what things cost
+
     prices = {}
     for kind, table in tomllib.loads(text).items():
         lacking = [name for name in ("per_h", "source", "date") if name not in table]
@@ -51,6 +51,8 @@ def published_prices() -> Mapping[str, MachinePrice]:
     >>> published_prices()["n2-standard-8"].date
     '2023-06'
     """
+    from importlib.resources import files
+
     return parse_prices(files("penstock.policies").joinpath("prices.toml").read_text())
 
 
@@ -70,8 +72,7 @@ def job_cost(
     return seconds / 3600 * (trainers * trainer_per_h + workers * used * worker_per_h)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCost:
+class JobCost(msgspec.Struct, frozen=True, kw_only=True):
     """What a job has cost so far, and what it would have if its trainers had never waited."""
 
     trainers: float

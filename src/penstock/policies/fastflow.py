@@ -13,13 +13,12 @@ share is said by `pace_at`: each place makes its part, and the slower one is wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.policies.offloading import WORTH, CutPace, OffloadProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedShare:
+class FixedShare(msgspec.Struct, frozen=True, kw_only=True):
     """FastFlow's decision."""
 
     cut: str | None

@@ -10,7 +10,9 @@ seconds of this host an output at cut c, and `cores` of them,
     both(c) = min(G, R(c) + L max(0, 1 - R(c) o(c) / cores))
 
 The best cut is the one with the most of it; of two that are as good, the one with the least work here. A cut is worth
-no more than its bytes let through the link, and a place no more than its disk gives.
+no more than its bytes let through the link, and a place no more than its disk gives. Both are known once they were seen
+to hold a trial up: a link or a disk that is not full has been measured by nobody. Where this host reads for the others,
+its disk is the one that counts, for both together.
 
 No stall, no offloading: with G <= 1.1 L the processors here will do, and nothing is asked of anybody else.
 """
@@ -19,21 +21,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 WORTH = 1.1  # with less than a tenth to gain, processes elsewhere cost more than they bring
 AS_GOOD = 1.02  # paces that are this close are equal as measured: the cut with less work here wins
 SPARE = 1.1  # a place that is asked for exactly the pace that is wanted misses it every now and then
 A_LITTLE = 0.25  # of a processor: less than this is left to whoever needs it
+MOST_APART = 8.0  # times that one place may be faster than the other: each is dealt something
 MOST_TRIALS = 4  # cuts that are tried: a window each is what the first epoch pays
 
 ReadingPlace: TypeAlias = Literal["here", "there", "both"]
 """here: guests of this host only. there: the service's own workers only. both: whoever has time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutPace:
+class CutPace(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of one cut with all that stands before it done elsewhere."""
 
     cut: str
@@ -45,12 +49,21 @@ class CutPace:
     """o: processor time of this host for an output, the training step not counted."""
     workers: int = 1
     """How many workers made it."""
+    reads_here: bool = False
+    """This host reads for those elsewhere."""
     failure: str = ""
     """Why it could not be read there; empty: it could."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadProfile:
+class HeldUp(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workers of a trial waited for while the trainer waited for them."""
+
+    by: Literal["", "link", "disk"] = ""
+    read_bytes: float = 0.0
+    """What sources gave for an output."""
+
+
+class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured. `None` is not known, and bounds nothing."""
 
     step_per_s: float
@@ -75,8 +88,32 @@ class OffloadProfile:
         return self.step_per_s > WORTH * self.here_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadLimits:
+def with_bound(profile: OffloadProfile, trial: Trial, held: HeldUp, seen: CutPace) -> OffloadProfile:
+    """Return the profile with what a trial says of the link and the disks, where one of them held it up.
+
+    >>> profile = OffloadProfile(step_per_s=40.0, here_per_s=10.0, cores=2)
+    >>> seen = CutPace(cut="all there", per_s=5.0, output_bytes=2e6)
+    >>> with_bound(profile, Trial(cut="all there", place="there"), HeldUp(by="link"), seen).link_bytes_per_s
+    10000000.0
+    >>> disk = HeldUp(by="disk", read_bytes=1e6)
+    >>> with_bound(profile, Trial(cut=None, place="here"), disk, seen).disk_here_bytes_per_s
+    5000000.0
+    """
+    read_bytes = held.read_bytes or profile.read_bytes
+    if held.by == "link" and trial.place == "there":
+        full = max(profile.link_bytes_per_s or 0.0, seen.per_s * seen.output_bytes)
+        return replace(profile, link_bytes_per_s=full or None)
+    if held.by == "disk" and read_bytes:
+        gave = seen.per_s * read_bytes
+        if trial.place == "here" or seen.reads_here:
+            here = max(profile.disk_here_bytes_per_s or 0.0, gave)
+            return replace(profile, read_bytes=read_bytes, disk_here_bytes_per_s=here)
+        there = max(profile.disk_there_bytes_per_s or 0.0, gave)
+        return replace(profile, read_bytes=read_bytes, disk_there_bytes_per_s=there)
+    return profile
+
+
+class OffloadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What may be used."""
 
     most_here: int | None = None
@@ -85,8 +122,7 @@ class OffloadLimits:
     """Workers elsewhere; None: all there are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
+class Offload(msgspec.Struct, frozen=True, kw_only=True):
     """The decision."""
 
     cut: str | None
@@ -97,6 +133,8 @@ class Offload:
     """Workers elsewhere."""
     reason: str
     expected_per_s: float = 0.0
+    guest_pace: float = 1.0
+    """How fast a guest works, beside a worker elsewhere."""
 
     @property
     def place(self) -> ReadingPlace:
@@ -106,8 +144,7 @@ class Offload:
         return "both" if self.here else "there"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure next: real batches are read so for a while."""
 
     cut: str | None
@@ -156,8 +193,9 @@ def bounded_there(pace: CutPace, profile: OffloadProfile) -> float:
     bounds = [pace.per_s]
     if profile.link_bytes_per_s is not None and pace.output_bytes > 0:
         bounds.append(profile.link_bytes_per_s / pace.output_bytes)
-    if profile.disk_there_bytes_per_s is not None and profile.read_bytes:
-        bounds.append(profile.disk_there_bytes_per_s / profile.read_bytes)
+    disk = profile.disk_here_bytes_per_s if pace.reads_here else profile.disk_there_bytes_per_s
+    if disk is not None and profile.read_bytes:
+        bounds.append(disk / profile.read_bytes)
     return min(bounds)
 
 
@@ -179,10 +217,16 @@ def pace_of_both(pace: CutPace, profile: OffloadProfile) -> float:
     """
     there, here = bounded_there(pace, profile), bounded_here(profile)
     left = max(0.0, 1.0 - there * pace.here_cpu_s / profile.cores)
-    return min(profile.step_per_s, there + here * left)
+    both = there + here * left
+    if pace.reads_here and profile.disk_here_bytes_per_s is not None and profile.read_bytes:
+        both = min(both, profile.disk_here_bytes_per_s / profile.read_bytes)
+    return min(profile.step_per_s, both)
 
 
-def decide(profile: OffloadProfile, limits: OffloadLimits = OffloadLimits()) -> Offload:
+_USUAL = OffloadLimits()
+
+
+def decide(profile: OffloadProfile, limits: OffloadLimits = _USUAL) -> Offload:
     """Return what goes elsewhere.
 
     >>> calm = OffloadProfile(step_per_s=10.0, here_per_s=9.5, cores=4)
@@ -221,7 +265,7 @@ def decide(profile: OffloadProfile, limits: OffloadLimits = OffloadLimits()) -> 
         there = min(there, limits.most_there)
     reason = (
         f"{stay}; cut {chosen.cut!r} gives {bounded_there(chosen, profile):.1f} from {chosen.workers} workers there, "
-        f"and {expected:.1f} with both"
+        f"and {expected:.1f} with both{_bounds_seen(profile)}"
     )
     return Offload(
         cut=chosen.cut,
@@ -229,7 +273,36 @@ def decide(profile: OffloadProfile, limits: OffloadLimits = OffloadLimits()) -> 
         there=there,
         reason=reason,
         expected_per_s=expected,
+        guest_pace=guest_pace(chosen, profile),
     )
+
+
+def guest_pace(pace: CutPace, profile: OffloadProfile) -> float:
+    """Return how many outputs a guest makes while a worker elsewhere makes one, with both places at work.
+
+    >>> profile = OffloadProfile(step_per_s=100.0, here_per_s=10.0, cores=2)
+    >>> guest_pace(CutPace(cut="all there", per_s=40.0, workers=4), profile)
+    0.5
+    """
+    there = bounded_there(pace, profile)
+    left = max(0.0, 1.0 - there * pace.here_cpu_s / profile.cores)
+    ratio = (bounded_here(profile) * left / max(1.0, profile.cores)) / (there / pace.workers)
+    return min(MOST_APART, max(1 / MOST_APART, round(ratio, 2)))
+
+
+def _bounds_seen(profile: OffloadProfile) -> str:
+    """Return in words what was seen to be full.
+
+    >>> _bounds_seen(OffloadProfile(step_per_s=1.0, here_per_s=1.0, cores=1, link_bytes_per_s=12.5e6))
+    '; seen to be full: the link at 12.5 MB/s'
+    """
+    seen = {
+        "the link": profile.link_bytes_per_s,
+        "the disk here": profile.disk_here_bytes_per_s,
+        "the disk there": profile.disk_there_bytes_per_s,
+    }
+    full = [f"{name} at {value / 1e6:.1f} MB/s" for name, value in seen.items() if value is not None]
+    return f"; seen to be full: {', '.join(full)}" if full else ""
 
 
 def _stays(profile: OffloadProfile, limits: OffloadLimits, reason: str) -> Offload:

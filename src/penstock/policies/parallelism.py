@@ -12,7 +12,8 @@ of first calls, which elapsed time would not.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 WORTHWHILE_GAIN = 1.3  # below it, threads cost more in hand-offs and contention than they bring
 WAITING_STRETCH = 3.0  # a function that waits two thirds of its time can use more threads than cores
@@ -22,8 +23,7 @@ WORTH_DOUBLING = 0.75  # a chunk twice as long should save a quarter per element
 LONGEST_CHUNK_S = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallCost:
+class CallCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one thread mode was measured to cost."""
 
     threads: int
@@ -44,8 +44,7 @@ class CallCost:
         return not self.waits and self.stretch >= WORTHWHILE_GAIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOn:
+class RunOn(msgspec.Struct, frozen=True, kw_only=True):
     """A decision: `threads` 0 is the reader's own thread."""
 
     threads: int

@@ -63,6 +63,7 @@ from penstock.wire.messages import (
     Superseded,
     ViewMoved,
 )
+from penstock.wire.modes import guest_of
 
 _figures = msgspec.json.Decoder(RunnerFigures)
 
@@ -260,6 +261,7 @@ class HostAgent:
             memory_bytes=self._config.memory_bytes,
             threads=self._config.threads,
             host=host_id(),
+            guest=bool(guest_of(worker.place.tags)),
         )
         self._runners[runner.child] = runner
         self._expect(runner)

@@ -11,7 +11,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from penstock.processes.service_processes import ServiceProcesses
 
 ENVIRONMENT = {
     # Memory that is freed stays with the process: fresh pages cost more than they are worth to a worker.
@@ -69,6 +72,18 @@ def start_nursery(*, preload: str = "", warm: str = "") -> StartedNursery:
     finally:
         theirs.close()
     return StartedNursery(process, ours)
+
+
+def start_own_service(workers: int, *, preload: str = "", warm: str = "") -> ServiceProcesses:
+    """Start a service of this process's own, as early as can be: it has as much to import as who will read from it."""
+    nursery = start_nursery(preload=preload, warm=warm)
+    try:
+        from penstock.processes.service_processes import ServiceOptions, ServiceProcesses
+
+        return ServiceProcesses(ServiceOptions(workers=workers), nursery)
+    except BaseException:
+        nursery.abandon()
+        raise
 
 
 def _environment(preload: str, warm: str) -> dict[str, str]:

@@ -24,3 +24,5 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     listening: Listening = Listening()
     sandbox: Sandbox | None = None
+    guest: bool = False
+    """Whether its worker is a trainer's guest."""

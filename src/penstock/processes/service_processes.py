@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,12 +73,11 @@ MIN_MEMORY_BYTES = 64 << 20
 _log = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceOptions:
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a service on this host is set up."""
 
     workers: int
-    keys: ServiceKeys = field(default_factory=ServiceKeys.new)
+    keys: ServiceKeys = msgspec.field(default_factory=ServiceKeys.new)
     listening: Listening | None = None
     """None: at sockets in the service's folder."""
     named_after: Path | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,8 +15,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(slots=True)
-class SupervisedWorker:
+class SupervisedWorker(msgspec.Struct):
     place: WorkerPlace
     leave_by_s: float | None = None
     """By when the worker has to be gone; None: it stays."""
@@ -36,8 +34,7 @@ class SupervisedWorker:
         self.is_leave_known = True
 
 
-@dataclass(slots=True)
-class SupervisedRunner:
+class SupervisedRunner(msgspec.Struct):
     runner: RunnerId
     worker: WorkerId
     job: JobName
@@ -53,7 +50,7 @@ class SupervisedRunner:
     """Where the runner serves; empty: it is not ready."""
     stop_reason: str = ""
     """Why it was stopped; empty: it was not."""
-    figures: RunnerFigures = field(default_factory=RunnerFigures)
+    figures: RunnerFigures = msgspec.field(default_factory=RunnerFigures)
     """The newest figures that the runner reported, with what the agent has seen of it itself."""
     beaten: tuple[float, float] | None = None
     """When the last beat was made, and the processor time until then."""
@@ -112,8 +109,7 @@ class SupervisedRunner:
         return self.figures
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     cpu_s: float
     rss_bytes: int
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.core.errors import PenstockError, ServiceClosedError
 from penstock.core.ids import WorkerId
@@ -21,8 +22,7 @@ EVERY_S = 1.0
 ANSWER_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOffer:
+class WorkerOffer(msgspec.Struct, frozen=True, kw_only=True):
     """What a provisioner could bring."""
 
     provisioner: str

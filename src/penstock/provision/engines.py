@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from penstock.core.errors import PenstockError
 
@@ -45,8 +46,7 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceCommand:
+class PlaceCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The command of a place, `penstock worker`, as engines start it.
 
     >>> PlaceCommand(dispatcher="tcp://head:5050", keys="agent.json").arguments("slurm-7")[-6:]

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from penstock.core.errors import MissingExtraError
 from penstock.provision.engines import EngineError
@@ -24,8 +25,7 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 GOES_FIRST = "-1000"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesOptions:
+class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which Deployment runs the workers."""
 
     deployment: str = "penstock-worker"

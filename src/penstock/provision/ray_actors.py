@@ -15,8 +15,10 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.core.errors import MissingExtraError
 from penstock.provision.engines import PlaceCommand
@@ -26,15 +28,14 @@ KIND = "ray"
 AFTER_DRAIN_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayOptions:
+class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How places are asked of Ray."""
 
     namespace: str
     """Of the service's own: its actors are found there again."""
     cpus: float = 1.0
     """How many processors a place asks for."""
-    resources: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] = {}
     """Further resources that a place asks for."""
 
 
@@ -74,17 +75,16 @@ class PlaceActor:
         ray.actor.exit_actor()
 
 
-@dataclass(slots=True)
-class RayEngine:
+class RayEngine(msgspec.Struct):
     """Runs places as Ray's actors. See `engines.Engine`."""
 
     command: PlaceCommand
     credentials: Credentials
     options: RayOptions
-    _actors: dict[str, Any] = field(default_factory=dict)
-    _watched: dict[Any, str] = field(default_factory=dict)
+    _actors: dict[str, Any] = {}
+    _watched: dict[Any, str] = {}
     """Names of places by the reference of what `PlaceActor.watch` will return."""
-    _leaving: dict[Any, Any] = field(default_factory=dict)
+    _leaving: dict[Any, Any] = {}
     """Actors that were released, by what their `leave` will return: an actor without a handle is killed by Ray."""
 
     @property

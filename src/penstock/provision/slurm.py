@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from penstock.provision.engines import EngineError, PlaceCommand
 
@@ -20,8 +21,7 @@ WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"})
 ENDING = frozenset({"COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmOptions:
+class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How places are asked of Slurm."""
 
     service: str
@@ -36,13 +36,12 @@ class SlurmOptions:
     """Further options for sbatch: a partition, an account, a constraint."""
 
 
-@dataclass(slots=True)
-class SlurmEngine:
+class SlurmEngine(msgspec.Struct):
     """Runs places as tasks of Slurm's job arrays. See `engines.Engine`."""
 
     command: PlaceCommand
     options: SlurmOptions
-    _released: set[str] = field(default_factory=set)
+    _released: set[str] = set()
 
     @property
     def kind(self) -> str:

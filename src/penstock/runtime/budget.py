@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError
@@ -18,8 +19,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60  # version 1 writes no limit as a very large number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """1: everything runs in the reader's thread."""
     memory_bytes: int

@@ -7,8 +7,9 @@ The modules of `ops/` register what they have: `@builds(ops.Take)` stands before
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
+
+import msgspec
 
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.node import Node
@@ -16,7 +17,8 @@ from penstock.graph.readers import SourceNode
 from penstock.runtime.calling import Calling
 from penstock.runtime.contract import Chunk, Stage
 from penstock.runtime.empty_passes import EmptyPasses
-from penstock.runtime.keeping import CachePoint, ElementKeeping, SplitKeeping
+from penstock.runtime.keeping import CachePoint, SplitKeeping
+from penstock.runtime.keeping_elements import ElementKeeping
 from penstock.runtime.ordered import Outcome
 from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.placement import StreamPlacement
@@ -26,8 +28,7 @@ from penstock.runtime.stats import StageMeter
 from penstock.sources.base import Source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(msgspec.Struct, frozen=True, kw_only=True):
     """What a stage is built with, beside its operator and its inputs.
 
     No stage keeps it, or a function that does: it refers to the run, and what a run holds would wait for the garbage

@@ -8,13 +8,15 @@ are computed. Runs of one pipeline in one process gather evidence together: epoc
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from penstock.caching.patience import PendingCall
 from penstock.caching.probe import StorageProbe, read_back, storage_of
@@ -23,7 +25,8 @@ from penstock.graph import ops
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict, judge
 from penstock.policies.caching import EPOCHS_UNTOLD, CacheChoice, CacheDemand, StorageModel, StorageSpeed
 from penstock.runtime.cache_profile import COMPUTING, ModeSums, ModeWindows, add_sums, profile_of
-from penstock.runtime.keeping import TRIED_BYTES, WINDOW_BYTES, CachePoint
+from penstock.runtime.keeping import WINDOW_BYTES, CachePoint
+from penstock.runtime.keeping_elements import TRIED_BYTES
 from penstock.runtime.stats import StageMeter
 
 LOOK_EVERY_S = 0.05
@@ -37,10 +40,19 @@ SEVERAL = 3  # windows in which getting is seen to be slow, before that is belie
 class CacheJudge(Protocol):
     """Who decides about the points of a source, by its number."""
 
+    @property
+    def job(self) -> str:
+        """For whom he decides."""
+
     def verdict(self, source: int) -> CacheVerdict: ...
 
     def tell(self, source: int, evidence: CacheEvidence, demand: CacheDemand) -> None:
         """Hand evidence in; what follows from it is asked for later. `demand` is what this process knows of it."""
+
+
+def own_job() -> str:
+    """Return what a pipeline of a process that asks nobody is known by beside jobs of a service."""
+    return f"process {os.getpid()}"
 
 
 class OwnJudge:
@@ -48,6 +60,10 @@ class OwnJudge:
 
     def __init__(self) -> None:
         self._verdicts: dict[int, CacheVerdict] = {}
+
+    @property
+    def job(self) -> str:
+        return own_job()
 
     def verdict(self, source: int) -> CacheVerdict:
         return self._verdicts.get(source, CacheVerdict())
@@ -70,8 +86,19 @@ class _Trial:
         self._asked: PendingCall[float] | None = None
 
     @property
-    def reading(self) -> bool:
-        return self._asked is not None
+    def holds_back(self) -> bool:
+        """Whether nothing more is to be written: entries are read, or enough is on its way to slow storage."""
+        store = self._point.store
+        on_the_way = store.counts.put_bytes - self._before[1] + store.waiting_bytes
+        return self._asked is not None or on_the_way >= 2 * TRIED_BYTES
+
+    def is_at(self, point: CachePoint) -> bool:
+        return self._point.prefix == point.prefix
+
+    def read_again(self) -> None:
+        """Have the same entries read once more: others may have used the location meanwhile."""
+        store = self._point.store
+        self._asked = store.ask(partial(_flushed_and_read, store, self._point.prefix, self._window_bytes))
 
     def bytes_per_s(self) -> float:
         """Return how fast entries were; 0: that is not known yet."""
@@ -81,7 +108,7 @@ class _Trial:
             entries, nbytes = store.counts.put - put, store.counts.put_bytes - put_bytes
             enough = entries >= TRY_ENTRIES or nbytes >= TRIED_BYTES or store.counts.hits - hits >= TRY_ENTRIES
             if enough or (entries and perf_counter() - self._began > TRY_S):
-                self._asked = store.ask(partial(_flushed_and_read, store, self._point.prefix, self._window_bytes))
+                self.read_again()
             return 0.0
         if not self._asked.done:
             return 0.0
@@ -122,7 +149,7 @@ class GatheredEvidence:
     def holds_back(self) -> bool:
         """Whether nothing is to be written or got now."""
         trial = self._trial
-        return trial is not None and trial.reading
+        return trial is not None and trial.holds_back
 
     def add(self, mode: int, sums: ModeSums) -> None:
         with self._lock:
@@ -151,7 +178,10 @@ class GatheredEvidence:
     ) -> None:
         verdict = self.verdict
         if verdict.number != self._number:
-            self._number, self._trial = verdict.number, None
+            self._number, trial, self._trial = verdict.number, self._trial, None
+            if verdict.step == "trying" and trial is not None and trial.is_at(points[verdict.point - 1]):
+                self._trial = trial
+                trial.read_again()
             self._sums.clear()
             self._got.clear()
             for point in points:
@@ -222,7 +252,7 @@ class LiveChoice:
         asked = [number for number, node in enumerate(nodes, 1) if node.always]
         self._asked = _asked_for(asked[-1]) if asked else None
         self._windows = ModeWindows(meters, reader_times, evidence.add, warm=evidence.ended_runs > 0)
-        self._counted = False
+        self._counted = self._disturbed = False
         self.reads_ahead = True
         """Whether entries are read by another thread than the one that needs them."""
 
@@ -247,10 +277,14 @@ class LiveChoice:
     def passed(self, mode: int, count: int) -> None:
         if self._asked is not None:
             return
-        if mode > COMPUTING and any(point.store.writing for point in self._points):
+        disturbed, self._disturbed = self._disturbed, False
+        if disturbed or (mode > COMPUTING and any(point.store.writing for point in self._points)):
             self._windows.end()  # what is got while the rest is written is slower than it will be
         else:
             self._windows.passed(mode, count)
+
+    def disturbed(self) -> None:
+        self._disturbed = True
 
     def ended(self) -> None:
         if self._asked is None:

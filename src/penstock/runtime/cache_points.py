@@ -8,7 +8,8 @@ are not of one split, and have no place in an entry.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops, readers
@@ -21,8 +22,7 @@ UNTOLD = (readers.FromGenerator, readers.FromTorch, readers.FromHuggingface)
 """Sources that read what nobody but they know of."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedPoint:
+class MarkedPoint(msgspec.Struct, frozen=True):
     """An autocache() that can keep what it stands above."""
 
     node: ops.Autocache
@@ -54,7 +54,8 @@ def points_over(chain: Sequence[ops.Unary], base: Node, *, by_index: bool) -> li
 def _is_split_local(node: ops.Unary, *, by_index: bool) -> bool:
     if isinstance(node, ops.Shuffle):
         return by_index
-    return node.traits.fuses or isinstance(node, (ops.Fused, ops.Prefetch))
+    # Where a job's shard() is more than a mark, elements of a split are shared out, and nothing is kept at all.
+    return node.traits.fuses or isinstance(node, (ops.Fused, ops.Prefetch, ops.Shard))
 
 
 def _refused(mixing: Node) -> InvalidPipelineError:

@@ -9,8 +9,9 @@ the other, and are by element that passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
+
+import msgspec
 
 from penstock.policies.caching import PipelineProfile, PointProfile
 from penstock.runtime.keeping import CachePoint
@@ -30,8 +31,7 @@ COMPUTING = 0
 its negative."""
 
 
-@dataclass(slots=True)
-class StageSums:
+class StageSums(msgspec.Struct):
     """What one stage did in windows of one mode."""
 
     busy_s: float = 0.0
@@ -39,8 +39,7 @@ class StageSums:
     nbytes: float = 0.0
 
 
-@dataclass(slots=True)
-class ModeSums:
+class ModeSums(msgspec.Struct):
     """All windows of one mode together."""
 
     elements: int = 0
@@ -48,7 +47,7 @@ class ModeSums:
     wait_s: float = 0.0
     busy_s: float = 0.0
     """Of the reader, as the one before: how long it waited for elements, and how long it worked on them."""
-    stages: list[StageSums] = field(default_factory=list)
+    stages: list[StageSums] = []
 
     @property
     def is_enough(self) -> bool:
@@ -62,8 +61,7 @@ class ModeSums:
         return self.seconds / max(1, self.elements)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     at_s: float
     elements: int
     reader: tuple[float, float]

@@ -7,10 +7,11 @@ was. The loops are plain ones: `list.extend(map(...))` takes a `StopIteration` o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
+
+import msgspec
 
 from penstock.core.element import Element
 from penstock.graph import ops
@@ -101,8 +102,7 @@ class Calls:
         return out, kept, None
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
+class Calling(msgspec.Struct, frozen=True):
     """Makes what calls the functions of a run."""
 
     seed: int

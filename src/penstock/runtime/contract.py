@@ -16,9 +16,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element
@@ -32,8 +32,7 @@ Idents: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 """Shape (n, 3): place (source, pass, split), index, path of children. Travels only where an `rng` function needs it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where an element came from, for people."""
 
     split: int
@@ -69,8 +68,7 @@ class Visit:
         return False
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(msgspec.Struct):
     elements: Sequence[Element]
     marks: Marks
     idents: Idents | None = None
@@ -97,8 +95,7 @@ class Chunk:
         return Chunk(self.elements[start:stop], marks, idents, self.visit, self.made)
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
+class Shifted(msgspec.Struct, frozen=True):
     """The marks of a chunk without its first elements."""
 
     marks: Marks
@@ -111,8 +108,7 @@ class Shifted:
         return self.marks.origin(self.by + k)
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(msgspec.Struct, frozen=True):
     """The marks of a chunk of which only some elements are left.
 
     The state after an element includes the dropped ones before the next: they would be dropped again, so both ends
@@ -132,8 +128,7 @@ class Selected:
         return self.marks.origin(self.kept[k])
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
+class Points(msgspec.Struct, frozen=True):
     """Marks for outputs that end at given places of input chunks: `ends[i]` is (marks, k) just after output i."""
 
     start: tuple[Marks, int]
@@ -148,8 +143,7 @@ class Points:
         return marks.origin(at)
 
 
-@dataclass(frozen=True, slots=True)
-class CountedMarks:
+class CountedMarks(msgspec.Struct, frozen=True):
     """The marks of an operator that counts along its input: the state is `[elements given, input's state]`."""
 
     given: int
@@ -162,8 +156,7 @@ class CountedMarks:
         return self.marks.origin(k)
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(msgspec.Struct, frozen=True):
     """The marks of an empty chunk: one state."""
 
     state: State

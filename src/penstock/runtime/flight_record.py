@@ -15,9 +15,10 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from penstock.core.ids import StreamId
 
@@ -42,8 +43,7 @@ class RecordMemory(Protocol):
     def __setitem__(self, key: slice, value: bytes, /) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(msgspec.Struct, frozen=True):
     """Elements `index` to `index + count - 1` of a split, under way since `began` (monotonic)."""
 
     stream: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Self, TypedDict
+from typing import TYPE_CHECKING, Self, TypedDict
+
+import msgspec
 
 from penstock.core.element import Element
 from penstock.core.errors import InterruptedReadError
@@ -16,7 +17,6 @@ from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.runtime.blame import users_part
 from penstock.runtime.budget import Budget
-from penstock.runtime.cache_choice import CacheJudge
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
 from penstock.runtime.lower import Lowering, MakeStage
 from penstock.runtime.pool import ThreadPool
@@ -24,6 +24,10 @@ from penstock.runtime.stats import ReaderClock, StageMeter, Statistics
 from penstock.runtime.streams import StreamPart, StreamStopped
 from penstock.runtime.tuning import CHUNK_LIMIT, ChunkSizer
 from penstock.sources.base import Source
+
+if TYPE_CHECKING:
+    from penstock.caching.elsewhere import OtherHosts
+    from penstock.runtime.cache_choice import CacheJudge
 
 CLOSE_WAIT_S = 0.3  # user functions that take longer are left to end by themselves
 
@@ -37,10 +41,10 @@ class PipelineArguments(TypedDict):
     source_of: Callable[[SourceNode], Source]
     cache_scope: str
     cache_judge: CacheJudge | None
+    cache_hosts: OtherHosts | None
 
 
-@dataclass(slots=True)
-class ReaderCounts:
+class ReaderCounts(msgspec.Struct):
     """Counts the reader's side."""
 
     clock: ReaderClock
@@ -67,9 +71,10 @@ class Run:
         clock: ReaderClock | None = None,
         cache_scope: str = "user",
         cache_judge: CacheJudge | None = None,
+        cache_hosts: OtherHosts | None = None,
     ) -> None:
         """`clock`: of a reader that others tell of; None: one of its own. `cache_scope`: whose entries are found, and
-        `cache_judge`: who decides what is kept; None: this process."""
+        `cache_judge`: who decides what is kept; None: this process. `cache_hosts`: who else may have an entry."""
         self.budget = budget
         self._pool = ThreadPool() if budget.threads > 1 else None
         turned = clock or ReaderClock()
@@ -83,6 +88,7 @@ class Run:
             stages=stages or {},
             cache_scope=cache_scope,
             cache_judge=cache_judge,
+            cache_hosts=cache_hosts,
             reader_times=lambda: turned.times(perf_counter()),
         )
         self._stage: Stage = self._lowering.lower(graph)

@@ -1,34 +1,43 @@
-"""Splits and elements that need not be made again: what source stages and caching points share.
+"""Splits that need not be made again: what source stages and caching points share. (`keeping_elements`: elements.)
 
 A source stage asks when it enters a split (`SplitKeeping.enter`) whether one of the points above it has an entry of it;
 if so it reads that, and its chunks are *made* up to that point. All other chunks belong to a visit too, and the point
-that is to keep them hands them to the writer. A split is complete for a point when a chunk of a later visit, or the end
-of the pass, has come through: results come in order, and what was filtered away does not come at all.
+that is to keep them hands them to the writer. A split is complete for a point when as many elements have come as its
+source gave, or when a chunk of a later visit, or the end of the pass, has come through: results come in order, and what
+was filtered away does not come at all.
+
+Of several runs that need an entry which is not there, one claims it, and the others wait for what it makes.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from penstock.caching.claims import Claim
+from penstock.caching.elsewhere import BeingMade, EntryKeeper, OtherHosts, RemoteEntry, RemoteKeeper
 from penstock.caching.entries import DamagedEntryError, OpenEntry, encode_frame
-from penstock.caching.packs import PACK_BYTES, PackIndex, pack_index
+from penstock.caching.names import subject_of
 from penstock.caching.patience import PendingCall
-from penstock.caching.store import CacheStore
 from penstock.caching.writing import EntryWriting
 from penstock.core.element import Element
 from penstock.core.errors import CodecError
 from penstock.runtime.contract import Chunk, Visit
 from penstock.runtime.stats import StageMeter
-from penstock.sources.base import IndexableSource, Records, Source, Split
-from penstock.sources.stamps import element_stamps, split_stamp
+from penstock.sources.base import Records, Source, Split
+from penstock.sources.stamps import split_stamp
 
+if TYPE_CHECKING:
+    from penstock.caching.store import CacheStore
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.05  # between two looks at an entry that another makes
 WINDOW_BYTES = 1 << 20  # of an entry, read in one go: what holds one element holds so much
-TRIED_BYTES = 1 << 20  # a pack's, when entries are written to see how fast they are
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,14 +60,19 @@ class CachePoint:
     prefix: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prefix = self.store.secret.name("prefix", self.key)
+        self.prefix = self.store.secret.prefix_name(self.key)
 
     def compute_s_each(self) -> float:
         """Return how long an element takes up to here, over all threads."""
         return sum(meter.busy_s + meter.work_s for meter in self.meters) / max(1, self.computed)
 
-    def entry_name(self, stamp: str) -> str:
-        return f"{self.prefix}/{self.store.secret.name(self.key, stamp)}.entry"
+    def entry_name(self, subject: bytes) -> str:
+        return self.store.secret.entry_name(self.key, subject)
+
+    @property
+    def asks_others(self) -> bool:
+        """Whether other hosts may have what is not here: all of them see the same objects of a store."""
+        return self.store.files.local
 
 
 class Chooses(Protocol):
@@ -74,6 +88,9 @@ class Chooses(Protocol):
     def passed(self, mode: int, count: int) -> None:
         """So many elements came through the last point: computed (0), got at a point, or put there (its negative)."""
 
+    def disturbed(self) -> None:
+        """What is got now is not there yet, and takes as long as it is made: this says nothing about getting."""
+
     def ended(self) -> None:
         """A pass has ended."""
 
@@ -83,17 +100,28 @@ class Chooses(Protocol):
 class SplitVisit(Visit):
     """A split that is being read; of a source that is read by index, some elements."""
 
-    __slots__ = ("keys", "made_at", "name", "place", "put_at", "skipped", "whole", "writing")
+    __slots__ = (
+        *("claim", "ended", "keys", "made_at", "name", "number", "place", "put_at", "read", "seen", "skipped"),
+        *("whole", "writing"),
+    )
 
-    def __init__(self, place: int = 0) -> None:
+    def __init__(self, place: int = 0, number: int = 0) -> None:
         self.place = place
         """The identity word of its elements above a frozen point."""
+        self.number = number
+        """The split's."""
         self.made_at = 0
         self.put_at = 0
         self.name = ""
         self.whole = False
         """Whether all elements of the split come."""
+        self.claim: Claim | None = None
+        """That this run makes its entry; the writer ends it with the entry."""
         self.writing: EntryWriting | None = None
+        self.read = self.seen = 0
+        """Elements that the source gave, and those that came to the point that keeps them."""
+        self.ended = False
+        """Whether the source has given all."""
         self.skipped = 0
         self.keys: dict[int, bytes] = {}
         """By index: what stands for an element in packs."""
@@ -114,8 +142,8 @@ class LostEntryError(Exception):
 class KeptReader:
     """Reads an entry as a source's reader reads a split; the next window is read while the last one is worked on."""
 
-    def __init__(self, store: CacheStore, name: str, entry: OpenEntry, index: int) -> None:
-        self._store, self._name, self._entry = store, name, entry
+    def __init__(self, keeper: EntryKeeper, name: str, entry: OpenEntry, index: int) -> None:
+        self._keeper, self._name, self._entry = keeper, name, entry
         firsts = np.concatenate([[0], np.cumsum(entry.counts)])
         passed = int(np.searchsorted(entry.indices, index))
         self._frame = int(np.searchsorted(firsts, passed, side="right")) - 1
@@ -128,7 +156,7 @@ class KeptReader:
     def _ask(self) -> None:
         entry, first = self._entry, self._frame
         self._frame = stop = entry.window(first, WINDOW_BYTES)
-        self._asked = None if stop == first else self._store.ask(lambda: entry.frames(first, stop))
+        self._asked = None if stop == first else self._keeper.ask(lambda: entry.frames(first, stop))
         self._asked_bytes = int(entry.sizes[first:stop].sum())
 
     def read(self, want: int) -> Records:
@@ -143,15 +171,15 @@ class KeptReader:
     def _take(self) -> None:
         assert self._asked is not None
         try:
-            frames = self._store.wait(self._asked)
+            frames = self._keeper.wait(self._asked)
         except DamagedEntryError as error:
-            self._store.damaged(self._name)
+            self._keeper.damaged(self._name)
             raise LostEntryError from error
         except CodecError as error:
             raise LostEntryError from error
         if frames is None:
             raise LostEntryError
-        self._store.counts.count(got_bytes=self._asked_bytes)
+        self._keeper.counts.count(got_bytes=self._asked_bytes)
         self._ask()
         for elements in frames:
             self._rest.extend(elements)
@@ -165,7 +193,7 @@ class KeptReader:
         if asked is None:
             self._entry.close()
         else:
-            self._store.ask(lambda: _close_after(asked, self._entry))
+            self._keeper.ask(lambda: _close_after(asked, self._entry))
 
 
 def _close_after(asked: PendingCall[Any], entry: OpenEntry) -> None:
@@ -179,8 +207,18 @@ def _close_after(asked: PendingCall[Any], entry: OpenEntry) -> None:
 class SplitKeeping:
     """For a source that is read split by split."""
 
-    def __init__(self, points: Sequence[CachePoint], choice: Chooses, skipped: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        points: Sequence[CachePoint],
+        choice: Chooses,
+        skipped: Callable[[], int],
+        hosts: OtherHosts | None,
+        held: set[int],
+    ) -> None:
+        """`held`: the numbers of splits whose entries this host has, as far as this process knows; kept by it."""
         self._points = points
+        self.held = held
+        self._hosts = hosts
         self._choice = choice
         self._skipped = skipped
         """Counts elements that were left out because they failed: what is made without them is not kept."""
@@ -189,15 +227,20 @@ class SplitKeeping:
         self.frozen = any(point.frozen for point in points)
         self.highest = len(points)
         """The number of the last point on the way to the reader."""
+        self._finishing = threading.Lock()
+        self._closed = False
 
     def reset(self) -> None:
+        for visit in self.visits:
+            self._give_up(visit)
         self.visits.clear()
+        self._closed = False
 
     def enter(
         self, source: Source, split: Split, number: int, index: int, place: int
     ) -> tuple[SplitVisit, KeptReader | None]:
         """Return the visit of a split that is read from an index on, and what it is read from instead, if so."""
-        visit = SplitVisit(place)
+        visit = SplitVisit(place, number)
         self.visits.append(visit)
         chosen = self._choice.point()
         point = next((point for point in self._points if point.number == chosen), None)
@@ -206,18 +249,60 @@ class SplitKeeping:
         stamp = split_stamp(source, split)
         if stamp is None:
             return visit, None
-        if point.frozen:
-            stamp = f"{stamp}\n{number}"
-        visit.name = point.entry_name(stamp)
-        entry = point.store.open(visit.name)
-        if entry is not None:
+        subject = subject_of(point.key, stamp, str(number) if point.frozen else "")
+        visit.name = point.entry_name(subject)
+        reader = self._reader_or_claim(point, subject, visit, index)
+        if reader is not None:
             point.store.counts.count(hits=1)
             visit.made_at = point.number
-            return visit, KeptReader(point.store, visit.name, entry, index)
+            return visit, reader
         point.store.counts.count(misses=1)
         if index == 0:
             visit.put_at, visit.whole, visit.skipped = point.number, True, self._skipped()
         return visit, None
+
+    def _reader_or_claim(self, point: CachePoint, subject: bytes, visit: SplitVisit, index: int) -> KeptReader | None:
+        """Return what reads an entry; None: there is none, and this run makes it. What others make is waited for."""
+        store, pause_s, began, overdue = point.store, FIRST_PAUSE_S, monotonic(), False
+        while True:
+            found = self._reader(point, subject, visit, index)
+            if isinstance(found, KeptReader) or index or self._choice.trying or store.away:
+                return found if isinstance(found, KeptReader) else None
+            if found is None:
+                claim = store.claim(visit.name)
+                if isinstance(claim, OpenEntry):
+                    return KeptReader(store, visit.name, claim, index)
+                if claim is not None:
+                    visit.claim = claim
+                    return None
+            if self._closed or not store.claims.may_wait:
+                return None
+            if found is None and not store.is_being_made(visit.name):
+                if overdue:
+                    store.claims.waited_in_vain(monotonic() - began)
+                    return None
+                overdue = True  # or made just now: another look tells
+                continue
+            self._choice.disturbed()
+            point.meters[0].add_wait(pause_s)
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _reader(
+        self, point: CachePoint, subject: bytes, visit: SplitVisit, index: int
+    ) -> KeptReader | BeingMade | None:
+        """Return what reads an entry, of this host or of another; None: there is none."""
+        store, name = point.store, visit.name
+        entry = store.open(name)
+        if entry is not None:
+            self.held.add(visit.number)
+            return KeptReader(store, name, entry, index)
+        self.held.discard(visit.number)
+        remote = self._hosts.open(point.key, subject) if self._hosts is not None and point.asks_others else None
+        if not isinstance(remote, RemoteEntry):
+            return remote
+        store.counts.count(fetched=1)
+        return KeptReader(RemoteKeeper(store, remote.doubt), name, remote.entry, index)
 
     def lost(self, place: int) -> SplitVisit:
         """Return the visit of the rest of a split whose entry was lost."""
@@ -229,11 +314,11 @@ class SplitKeeping:
 
     def went_through(self, point: CachePoint, visit: SplitVisit, count: int) -> None:
         """Elements have passed a point; the last one tells what decides."""
-        _tell(self._choice, self.highest, point, visit, count)
+        tell_choice(self._choice, self.highest, point, visit, count)
 
     def keep(self, point: CachePoint, chunk: Chunk, visit: SplitVisit) -> None:
         if visit.writing is None:
-            visit.writing = point.store.write(point.prefix, visit.name, point.label, _saves(point, visit))
+            self._begin(point, visit)
             if visit.writing is None:
                 visit.put_at = 0
                 point.store.counts.count(left=1)
@@ -246,24 +331,50 @@ class SplitKeeping:
             return
         if not visit.writing.add(frame, len(chunk.elements), indices=chunk.idents[:, 1]):
             visit.put_at = 0
+        if visit.claim is not None:
+            visit.claim.made_some(len(chunk.elements) * point.compute_s_each())
+        visit.seen += len(chunk.elements)
+        self._finish_if_whole(visit)
+
+    def _begin(self, point: CachePoint, visit: SplitVisit) -> None:
+        visit.writing = point.store.write(point.prefix, visit.name, point.label, _saves(point, visit), visit.claim)
+
+    def ended(self, visit: SplitVisit) -> None:
+        """The source has given all of a split."""
+        visit.ended = True
+        self._finish_if_whole(visit)
+
+    def _finish_if_whole(self, visit: SplitVisit) -> None:
+        """Publish what is known to be all there: where something is left out of a split, its end is seen later."""
+        if visit.ended and visit.seen == visit.read and visit.put_at:
+            self.finish(self._points[visit.put_at - 1], visit)
 
     def finish(self, point: CachePoint, visit: SplitVisit) -> None:
         """All that a split gives has come through a point."""
-        if visit.put_at != point.number:
-            return
-        visit.put_at = 0
+        with self._finishing:  # the source's thread may see it, and the point's
+            if visit.put_at != point.number:
+                return
+            visit.put_at = 0
         if not visit.whole or self._skipped() != visit.skipped:
             self._give_up(visit)
             return
         if visit.writing is None:  # a filter left nothing of it, which is worth knowing
-            visit.writing = point.store.write(point.prefix, visit.name, point.label, _saves(point, visit))
+            self._begin(point, visit)
         if visit.writing is not None:
             visit.writing.finish(visit.writing.elements * point.compute_s_each())
+            self.held.add(visit.number)
 
     def _give_up(self, visit: SplitVisit) -> None:
         visit.put_at = 0
+        self._let_go(visit)
         if visit.writing is not None:
             visit.writing.abandon()
+
+    @staticmethod
+    def _let_go(visit: SplitVisit) -> None:
+        claim, visit.claim = visit.claim, None
+        if claim is not None:
+            claim.release()
 
     def passed(self, point: CachePoint, visit: SplitVisit) -> Sequence[SplitVisit]:
         """Return the visits before this one, which are complete; the highest point forgets them."""
@@ -283,10 +394,13 @@ class SplitKeeping:
 
     def close(self, point: CachePoint) -> None:
         if point.number == self.highest:
+            self._closed = True
             self._choice.close()
+            for visit in list(self.visits):
+                self._give_up(visit)
 
 
-def _tell(choice: Chooses, highest: int, point: CachePoint, visit: SplitVisit, count: int) -> None:
+def tell_choice(choice: Chooses, highest: int, point: CachePoint, visit: SplitVisit, count: int) -> None:
     if point.number != highest:
         return
     if visit is PASS_END:
@@ -301,111 +415,3 @@ def _saves(point: CachePoint, visit: SplitVisit) -> Callable[[], float]:
         return 0.0 if writing is None else writing.elements * point.compute_s_each() / max(1, writing.nbytes)
 
     return saves
-
-
-class ElementKeeping:
-    """For a source that is read by index."""
-
-    def __init__(self, points: Sequence[CachePoint], choice: Chooses) -> None:
-        self._points = points
-        self._choice = choice
-        self._indices: dict[int, PackIndex] = {p.number: pack_index(p.store, p.prefix) for p in points}
-        self._packs: dict[int, EntryWriting | None] = {}
-        self.frozen = any(point.frozen for point in points)
-        self.highest = len(points)
-        """The number of the last point on the way to the reader."""
-
-    def reset(self) -> None:
-        for index in self._indices.values():
-            index.refresh()
-
-    def at(
-        self, source: IndexableSource, indices: Sequence[int], place: int
-    ) -> tuple[SplitVisit, int, Sequence[Element] | None]:
-        """Return the visit of the first of some elements, how many they are, and the elements, if they are kept.
-
-        Either all of them are, or none.
-        """
-        visit = SplitVisit(place)
-        chosen = self._choice.point()
-        point = next((point for point in self._points if point.number == chosen), None)
-        if point is None:
-            return visit, len(indices), None
-        keys = self._keys(point, source, indices)
-        packs = self._indices[chosen]
-        there = [key is not None and packs.has(key) for key in keys]
-        count = next((k for k, found in enumerate(there) if found != there[0]), len(there))
-        if there[0]:
-            elements = packs.read([key for key in keys[:count] if key is not None])
-            if elements is not None:
-                point.store.counts.count(hits=count)
-                visit.made_at = chosen
-                return visit, count, elements
-        point.store.counts.count(misses=count)
-        visit.put_at = chosen
-        visit.keys = {int(index): key for index, key in zip(indices[:count], keys) if key is not None}
-        return visit, count, None
-
-    def _keys(self, point: CachePoint, source: IndexableSource, indices: Sequence[int]) -> list[bytes | None]:
-        short, key = point.store.secret.short, point.key
-        return [
-            None if stamp is None else short(key, stamp, str(index) if point.frozen else "")
-            for index, stamp in zip(indices, element_stamps(source, indices))
-        ]
-
-    def went_through(self, point: CachePoint, visit: SplitVisit, count: int) -> None:
-        """Elements have passed a point; the last one tells what decides."""
-        _tell(self._choice, self.highest, point, visit, count)
-
-    def keep(self, point: CachePoint, chunk: Chunk, visit: SplitVisit) -> None:
-        assert chunk.idents is not None
-        for element, index in zip(chunk.elements, chunk.idents[:, 1].tolist()):
-            key = visit.keys.get(index)
-            if key is None:
-                continue
-            pack = self._packs.get(point.number)
-            if pack is None or pack.given_up:
-                pack = self._packs[point.number] = self._begin(point)
-            if pack is None:
-                point.store.counts.count(left=1)
-                return
-            try:
-                frame = encode_frame([element])
-            except CodecError:
-                return
-            if pack.add(frame, 1, ids=[key]) and pack.nbytes >= (TRIED_BYTES if self._choice.trying else PACK_BYTES):
-                self._end_pack(point)
-
-    def _begin(self, point: CachePoint) -> EntryWriting | None:
-        name = f"{point.prefix}/{point.store.new_name()}.entry"
-        found: list[EntryWriting] = []
-
-        def saves() -> float:
-            return found[0].elements * point.compute_s_each() / max(1, found[0].nbytes) if found else 0.0
-
-        made = point.store.write(point.prefix, name, point.label, saves)
-        if made is not None:
-            found.append(made)
-        return made
-
-    def _end_pack(self, point: CachePoint) -> None:
-        pack = self._packs.pop(point.number, None)
-        if pack is not None and pack.elements:
-            pack.finish(pack.elements * point.compute_s_each())
-
-    def finish(self, point: CachePoint, visit: SplitVisit) -> None:
-        """Packs end when they are full."""
-
-    def passed(self, point: CachePoint, visit: SplitVisit) -> Sequence[SplitVisit]:
-        if visit is PASS_END:
-            self._end_pack(point)
-        return ()
-
-    def interrupted(self) -> None:
-        """An element is kept or not, whatever became of its neighbours."""
-
-    def close(self, point: CachePoint) -> None:
-        if point.number == self.highest:
-            self._choice.close()
-        self._end_pack(point)
-        self._indices[point.number].close()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
+from penstock.caching.elsewhere import OtherHosts
 from penstock.caching.store import open_store
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label
-from penstock.runtime.cache_choice import CacheJudge, LiveChoice, evidence_about
+from penstock.runtime.cache_choice import CacheJudge, LiveChoice, evidence_about, own_job
 from penstock.runtime.cache_points import MarkedPoint
-from penstock.runtime.keeping import CachePoint, ElementKeeping, SplitKeeping
+from penstock.runtime.keeping import CachePoint, SplitKeeping
+from penstock.runtime.keeping_elements import ElementKeeping
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.stats import CachingStatistics, StageMeter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheTerms:
+class CacheTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What a run says to what is kept."""
 
     seed: int
@@ -30,6 +32,8 @@ class CacheTerms:
     epoch: int
     judge: CacheJudge | None
     """Who decides what is kept; None: this process does."""
+    hosts: OtherHosts | None
+    """Those that may have what this host does not; None: nobody else keeps anything."""
     cores: int
     reader_times: Callable[[], tuple[float, float]]
     """How long the reader has waited, and how long it has been busy."""
@@ -88,7 +92,9 @@ class KeptPoints:
             return None
         skipped = partial(_skipped, self._quarantines)
         self._first_meter = self._meters.index(source_meter)
-        self._keeping = kept = SplitKeeping(self._points, self.choice, skipped)
+        self._keeping = kept = SplitKeeping(
+            self._points, self.choice, skipped, self._terms.hosts, held_splits(self._terms)
+        )
         return kept
 
     def elements(self, source_meter: StageMeter) -> ElementKeeping | None:
@@ -96,8 +102,10 @@ class KeptPoints:
         if not self._terms.split_local:
             return None
         self._first_meter = self._meters.index(source_meter)
-        self.choice.reads_ahead = False
-        self._keeping = kept = ElementKeeping(self._points, self.choice)
+        self.choice.reads_ahead, judge = False, self._terms.judge
+        self._keeping = kept = ElementKeeping(
+            self._points, self.choice, self._terms.hosts, own_job() if judge is None else judge.job
+        )
         return kept
 
     def statistics(self) -> CachingStatistics:
@@ -110,6 +118,7 @@ class KeptPoints:
             point=verdict.point,
             reason=verdict.reason,
             hits=counts.hits,
+            fetched=counts.fetched,
             misses=counts.misses,
             put=counts.put,
             put_bytes=counts.put_bytes,
@@ -134,6 +143,14 @@ class KeptPoints:
         *below, point.meter = self._meters[self._first_meter :]
         point.meters = tuple(below)
         return point, self._keeping
+
+
+_held: dict[tuple[object, ...], set[int]] = {}
+
+
+def held_splits(terms: CacheTerms) -> set[int]:
+    """Return the numbers of the splits of a pipeline's source that this host keeps: one set for all runs."""
+    return _held.setdefault((*terms.pipeline, terms.source, id(terms.judge)), set())
 
 
 def _skipped(quarantines: list[Quarantine]) -> int:

@@ -11,12 +11,15 @@ makes the groups keeps its rest, or is fed the rests of other streams.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
 from pkgutil import iter_modules
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
@@ -30,12 +33,10 @@ from penstock.graph.traverse import walk
 from penstock.runtime import ops as stage_modules
 from penstock.runtime.budget import Budget
 from penstock.runtime.building import KeptAt, Site, build_stage
-from penstock.runtime.cache_choice import CacheJudge
 from penstock.runtime.cache_points import points_over
 from penstock.runtime.calling import Calling
 from penstock.runtime.contract import RegroupingStage, Stage, State
 from penstock.runtime.empty_passes import EmptyPasses
-from penstock.runtime.kept_points import CacheTerms, KeptPoints
 from penstock.runtime.ops.grouping import ROUNDS
 from penstock.runtime.ops.source import IndexedSource, RandomOrder, Reading, SplitSource
 from penstock.runtime.ops.transform import transform
@@ -51,6 +52,11 @@ from penstock.runtime.streaming.rounds import Dealing
 from penstock.runtime.streaming.units import UnitSource
 from penstock.runtime.streams import Left, StreamPart
 from penstock.sources.base import IndexableSource, Source
+
+if TYPE_CHECKING:
+    from penstock.caching.elsewhere import OtherHosts
+    from penstock.runtime.cache_choice import CacheJudge
+    from penstock.runtime.kept_points import CacheTerms, KeptPoints
 
 
 def _register_stages() -> None:
@@ -88,6 +94,8 @@ class Lowering:
     """Whose entries autocache() finds and makes."""
     cache_judge: CacheJudge | None = None
     """Who decides what is kept; None: this process does."""
+    cache_hosts: OtherHosts | None = None
+    """Those that may have what this host does not."""
     _kept: dict[Node, KeptPoints] = field(default_factory=dict)
     _wants_idents: set[Node] = field(default_factory=set)
     _source_numbers: dict[Node, int] = field(default_factory=dict)
@@ -142,6 +150,8 @@ class Lowering:
             raise InvalidPipelineError(
                 "autocache() after distribute(): put it before it, where elements are made; here, cache() keeps them"
             )
+        from penstock.runtime.kept_points import KeptPoints  # few pipelines keep anything
+
         by_index = isinstance(base, SourceNode) and self._reads_by_index(base)
         points = points_over(chain, base, by_index=by_index)
         assert isinstance(base, SourceNode)
@@ -219,6 +229,8 @@ class Lowering:
         return self._kept[node].stand(node) if node in self._kept else None
 
     def _cache_terms(self, source: SourceNode, number: int) -> CacheTerms:
+        from penstock.runtime.kept_points import CacheTerms
+
         placement = self._placement
         return CacheTerms(
             seed=self.seed,
@@ -227,6 +239,7 @@ class Lowering:
             pipeline=self._pipeline_key(),
             epoch=self.epoch,
             judge=self.cache_judge,
+            hosts=self.cache_hosts,
             cores=max(1, self.budget.threads),
             reader_times=self.reader_times,
             split_local=not placement.shards_at(source) and placement.units is None,
@@ -276,7 +289,8 @@ class Lowering:
         assert self.part is not None and self._root is not None
         parts = left.shuffle_parts or self.part.shuffle_parts
         part = replace(self.part, leftovers=(), rest="keep", shuffle_parts=parts, keep=left.keep, torn=left.torn)
-        stage = replace(self, pool=None, part=part, meters=[], quarantines=[], regrouping=None).lower(self._root)
+        alone = dataclasses.replace(self, pool=None, part=part, meters=[], quarantines=[], regrouping=None)
+        stage = alone.lower(self._root)
         state, due = left.state, left.outputs
         try:
             stage.open(pass_, state)

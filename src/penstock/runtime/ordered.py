@@ -17,9 +17,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from time import perf_counter, sleep
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.core.element import element_bytes
 from penstock.runtime.contract import Chunk, Fixed, Stage, State
@@ -35,22 +37,19 @@ UNDER_WAY_SHARE = 0.25  # of a stage's memory, for what its threads are making
 HAND_OVER_S = 5e-5
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What became of a chunk: the results so far and, if a user function failed, its error."""
 
     chunk: Chunk
     error: BaseException | None = None
 
 
-@dataclass(slots=True)
-class _Slot:
+class _Slot(msgspec.Struct):
     outcome: Outcome | None = None
     nbytes: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class Buffering:
+class Buffering(msgspec.Struct, kw_only=True):
     """How far a stage may run ahead of its reader."""
 
     max_bytes: int

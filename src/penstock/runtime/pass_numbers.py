@@ -12,7 +12,7 @@ an operator makes at most `most` passes. Numbers go over the wire in 64 bits, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
@@ -24,8 +24,7 @@ BITS = 64
 VERY_MANY = 1 << 16  # more passes than this are numbered as if there were no end to them
 
 
-@dataclass(frozen=True, slots=True)
-class PassesOver:
+class PassesOver(msgspec.Struct, frozen=True):
     """The passes of an operator over one of its inputs.
 
     >>> PassesOver(label="repeat(3)", count=3, most=3).number(outer=2, own=1)

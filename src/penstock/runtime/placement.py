@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.core.element import Array
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError

@@ -13,9 +13,10 @@ import json
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from penstock.core.errors import (
     CannotWriteError,
@@ -144,8 +145,7 @@ class Quarantine:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     """One skipped element, read back."""
 
     id: str

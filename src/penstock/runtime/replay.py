@@ -8,7 +8,8 @@ Everything happens in the caller's thread: a `breakpoint()` in the user's functi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.core.element import Element
 from penstock.core.errors import ReplayError
@@ -29,8 +30,7 @@ from penstock.sources.base import Source
 from penstock.sources.registry import open_source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the element: a result, or an error."""
 
     result: Element = None

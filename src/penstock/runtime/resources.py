@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.graph import ops
 from penstock.runtime.budget import Budget
@@ -15,8 +15,7 @@ BUFFERS_SHARE = 0.5  # of the memory budget: work under way, and what an allocat
 LARGEST_SHARE = 0.5  # of that, for one buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(msgspec.Struct, frozen=True):
     budget: Budget
     pool: ThreadPool | None
     buffers: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from time import perf_counter, thread_time
+
+import msgspec
 
 from penstock.core.element import Element, element_bytes
 from penstock.sources.coalescing import ReadingStatistics
@@ -87,8 +88,7 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-@dataclass(slots=True)
-class PaddingCount:
+class PaddingCount(msgspec.Struct):
     """Batches of one bucket, and what they were filled with."""
 
     batches: int = 0
@@ -238,8 +238,7 @@ class StageMeter:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddingStatistics:
+class PaddingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Padded batches of one bucket of lengths."""
 
     up_to: int | None
@@ -256,8 +255,7 @@ class PaddingStatistics:
         return self.padding / (self.values + self.padding) if self.padding else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageStatistics:
+class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a running pipeline. An operator may run as several: `node` and `name` together say which."""
 
     node: int
@@ -292,8 +290,7 @@ class StageStatistics:
         return self.busy_s / self.elements if self.elements else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachingStatistics:
+class CachingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What autocache() does over one source, and what became of the entries of its location in this process."""
 
     location: str
@@ -306,6 +303,8 @@ class CachingStatistics:
     """Why; empty: it is still being measured."""
     hits: int
     """Splits that were found, or elements of a source that is read by index."""
+    fetched: int
+    """How many of those were on another host."""
     misses: int
     put: int
     """Entries that were written."""
@@ -321,8 +320,7 @@ class CachingStatistics:
     """Times that storage failed or did not answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline's stages from source to sink, and how the reader fared."""
 
     stages: tuple[StageStatistics, ...]

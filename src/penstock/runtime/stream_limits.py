@@ -11,7 +11,8 @@ passes for ever gets what it needs of a later one; of a mix that ends it may get
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.graph import ops
 from penstock.graph.node import Node
@@ -21,8 +22,7 @@ from penstock.graph.traits import Inputs
 from penstock.graph.traverse import walk
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimit:
+class StreamLimit(msgspec.Struct, frozen=True):
     """`operator` can be cut into at most so many streams, because `source` has no more splits."""
 
     most: int
@@ -30,8 +30,7 @@ class StreamLimit:
     operator: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
+class _Reach(msgspec.Struct, frozen=True):
     """How many streams get something of a source."""
 
     streams: int

@@ -14,9 +14,9 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from penstock.core.errors import PenstockError
@@ -51,6 +51,9 @@ class SplitFeed(Protocol):
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         """Return the same without waiting; None where it is not known yet, or there is no more."""
+
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        """Hear which splits of a pass this host keeps the elements of. Where there is a choice, they come first."""
 
     def select(self, leftover: int) -> None:
         """Answer for that leftover from now on; only a tail calls it."""
@@ -103,8 +106,7 @@ class Left(NamedTuple):
     """The torn rounds that the stream was opened with, if it has given no round since."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPart:
+class StreamPart(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of a job a run is."""
 
     feed: SplitFeed

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from resource import RUSAGE_THREAD, getrusage
 from time import perf_counter, thread_time
 from typing import Protocol
+
+import msgspec
 
 from penstock.policies.parallelism import (
     CallCost,
@@ -23,8 +24,7 @@ TRIAL_CALLS = 4
 RETRY_S = 2.0  # a verdict under load may be wrong: it is tried again, each time after twice as long
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """What one piece of work took, and how often the thread went to sleep by itself or lost its core."""
 
     elapsed_s: float

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+import msgspec
 import pyarrow as pa
 
 from penstock.core.errors import CorruptRecordError, DataError, FileChangedError, InvalidArgumentError, PenstockError
@@ -123,8 +123,7 @@ def _cut(node: ReadArrow, projection: Projection, path: str, part: _Part, row: i
             yield kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """A record batch; None in place of one that was passed over."""
 
     number: int
@@ -132,8 +131,7 @@ class _Part:
     batch: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True):
     schema: pa.Schema
     is_stream: bool
     blocks: list[MessageSpan] | None

@@ -7,9 +7,8 @@ same position gives the same elements, whatever was read before; an error names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 
@@ -43,16 +42,14 @@ class Split(msgspec.Struct, frozen=True, array_like=True):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPosition:
+class SplitPosition(msgspec.Struct, frozen=True):
     """Where to begin in a split: after `index` elements; `offset` is the reader's own hint how to get there fast."""
 
     index: int = 0
     offset: int | None = None
 
 
-@dataclass(slots=True)
-class Records:
+class Records(msgspec.Struct):
     """Up to `want` elements in order. An empty list is the end of the split.
 
     `offsets[i]` is the hint for the position just after element i; None where an index alone is enough.
@@ -91,6 +88,11 @@ class SkipsBadRecords(Protocol):
     on_bad: Callable[[DataError, int], None] | None
 
 
+def tell_of_bad(source: Source, on_bad: OnBad) -> None:
+    """Have a source whose node has `on_error` tell this reader of bad records from now on."""
+    cast(SkipsBadRecords, source).on_bad = on_bad
+
+
 @runtime_checkable
 class LocatesRecords(Protocol):
     """A source that can say in which file a record lies, and at which byte, from the hints around it."""
@@ -122,6 +124,14 @@ class IndexableSource(Source, Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, indices: Sequence[int]) -> Sequence[Element]: ...
+
+
+@runtime_checkable
+class FetchesAhead(Protocol):
+    """An indexable source that has elements under way before they are fetched, if it is told of them."""
+
+    def expect(self, coming: Callable[[], Iterable[int]]) -> None:
+        """Be told what is fetched next and after that, as far as it is known; it is asked for if need be."""
 
 
 @runtime_checkable

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from penstock.core.element import Array, Element, slice_batch
 from penstock.core.errors import CorruptRecordError, DataError
@@ -37,8 +38,7 @@ CHUNKS_AHEAD = 2
 ROWS_PER_BLOCK = 1024  # dicts are made in blocks that fit in a cache; asking for single rows does not cost more
 
 
-@dataclass(frozen=True, slots=True)
-class RowChunk:
+class RowChunk(msgspec.Struct, frozen=True):
     """Consecutive rows of one file, without those the predicate is not true for."""
 
     batch: pa.RecordBatch
@@ -79,8 +79,7 @@ class RowChunk:
         return replace(self, batch=kept.filter(mask), indices=indices)
 
 
-@dataclass(frozen=True, slots=True)
-class BadChunk:
+class BadChunk(msgspec.Struct, frozen=True):
     """Rows that could not be read, from the row `first` of the split on."""
 
     error: DataError

@@ -5,6 +5,10 @@ step is the power of two that makes 256 to 512 of them, within a least size (a s
 and an opened file) and a most size (a split is what is repeated at most when a stream moves). Data that grows a little
 is cut at the same steps; when it has doubled, every other cut goes.
 
+How long the work on a byte takes is not known here, and a few megabytes may be an hour of it. So data too small for
+256 splits of the least size is cut finer, into 128 to 256: what these cost more is bounded by their number, a tenth of
+a second an epoch, where with fewer the epoch's end waits for the worker that took the last.
+
 Files that share a split are cut after a step, or, once half of it is full, before a file whose name says so: a file
 that is added in the middle moves the cuts around it, and those behind stay where they were.
 """
@@ -12,11 +16,14 @@ that is added in the middle moves the cuts around it, and those behind stay wher
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from zlib import crc32
 
+import msgspec
+
 WANTED_SPLITS = 512
+FEWEST_SPLITS = 256  # a step of small data is the one that makes as many, or half
 LEAST_BYTES = 512 << 10  # some milliseconds of parsing, beside which an opened file and a message cost little
+FINEST_BYTES = 16 << 10  # of small data, to which the least size does not apply
 LEAST_REMOTE_BYTES = 2 << 20  # a request of less spends more time on its way than on bytes
 LEAST_COLUMNAR_BYTES = 4 << 20  # decoding columns pays for many rows; and batches that a source makes end with a split
 MOST_BYTES = 64 << 20  # about a second of work
@@ -25,8 +32,7 @@ LEAST_REMOTE_FILES = 32  # as many as are asked for at once
 MOST_FILES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class SplitStep:
+class SplitStep(msgspec.Struct, frozen=True):
     """The most that a split has of each."""
 
     nbytes: int
@@ -38,10 +44,13 @@ def split_step(total_bytes: float, files: int, *, remote: bool = False, columnar
 
     >>> split_step(100e6, 1), split_step(101e6, 1) == split_step(100e6, 1)
     (SplitStep(nbytes=524288, files=4), True)
+    >>> split_step(6e6, 40)
+    SplitStep(nbytes=32768, files=4)
     >>> split_step(3_000 * 100e3, 3_000).files, split_step(1e12, 10_000).nbytes >> 20
     (8, 64)
     """
-    least = LEAST_REMOTE_BYTES if remote else LEAST_BYTES
+    fine = max(FINEST_BYTES, _power_of_two(total_bytes / FEWEST_SPLITS))
+    least = LEAST_REMOTE_BYTES if remote else min(LEAST_BYTES, fine)
     if columnar:
         least = max(least, LEAST_COLUMNAR_BYTES)
     least_files = LEAST_REMOTE_FILES if remote else LEAST_FILES

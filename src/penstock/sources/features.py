@@ -29,6 +29,7 @@ from penstock.sources.hive import partition_texts
 from penstock.sources.listing import FileSplits
 from penstock.sources.parquet_groups import matching_groups, row_groups
 from penstock.sources.predicates import Bounds, may_be_true, row_mask
+from penstock.sources.recycled import RecycledMemory
 from penstock.sources.side_tables import SideTables
 from penstock.sources.storage import is_remote, normal_path
 from penstock.sources.table_keys import storage_options
@@ -56,6 +57,7 @@ class FeaturesSource(FileSplits):
         self.remote = any(map(is_remote, node.paths))
         self._footers = FooterCache()
         self._meter = ReadingMeter()
+        self._memory = RecycledMemory()
 
     def reading(self) -> ReadingStatistics:
         """Return what was asked of the storage so far."""
@@ -222,7 +224,7 @@ class _SplitStripes:
             found = {name: column.filter(chosen) for name, column in found.items()}
         if self._injected:
             found.update(self._side.columns(day or "", found["key"]))
-        return FeatureBlock(self._node, found, kept), np.flatnonzero(mask) + first
+        return FeatureBlock(self._node, found, kept, self._source._memory), np.flatnonzero(mask) + first
 
     def _predicate_mask(self, found: dict[str, pa.Array], rows: int, day: str | None) -> Array:
         def column_of(name: str) -> pa.Array:

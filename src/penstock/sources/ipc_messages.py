@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 FILE_MAGIC = b"ARROW1"
 FEATHER_1_MAGIC = b"FEA1"
@@ -24,8 +25,7 @@ class MalformedMessageError(Exception):
     """Bytes that are no IPC message or footer."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSpan:
+class MessageSpan(msgspec.Struct, frozen=True):
     """Where a message lies: its header (with the length in front) and its body."""
 
     offset: int
@@ -37,8 +37,7 @@ class MessageSpan:
         return self.offset + self.header_bytes + self.body_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     kind: int
     rows: int
     body_bytes: int

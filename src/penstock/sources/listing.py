@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from penstock.core.errors import NoFilesError
@@ -44,8 +44,7 @@ class FileInfo(NamedTuple):
     relative: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayHeader:
+class ArrayHeader(msgspec.Struct, frozen=True):
     """What the header of a numpy file says."""
 
     dtype: np.dtype[Any]
@@ -54,8 +53,7 @@ class ArrayHeader:
     fortran_order: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileListing:
+class FileListing(msgspec.Struct, frozen=True, kw_only=True):
     """Files field by field: millions of them must not be millions of objects."""
 
     paths: list[str]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.core.element import Array, Element
@@ -41,8 +42,7 @@ REQUEST_BYTES = 8 << 20
 ALLOWED = "read_numpy reads .npy files, and raw files of values if dtype= names their type"
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayFile:
+class ArrayFile(msgspec.Struct, frozen=True):
     """The elements of one file: `count` of `shape`, each `step_bytes` after the one before, from `offset` on."""
 
     path: str

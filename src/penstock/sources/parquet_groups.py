@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from penstock.graph.expressions import Expression
@@ -18,8 +18,7 @@ UNITS_AT_ONCE = 4  # each is up to a chunk of memory
 LEAST_BYTES_PER_VALUE = 8.0  # an encoded column may take next to nothing: what it decodes to does not
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
+class RowGroup(msgspec.Struct, frozen=True):
     number: int
     first_row: int
     rows: int

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
@@ -224,8 +224,7 @@ def _everywhere(array: pa.Array, truth: bool) -> Any:
     return pc.if_else(array.is_valid(), pa.scalar(truth), pa.scalar(None, pa.bool_()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a column in a group of rows: no value lies outside [low, high]; None: not known."""
 
     rows: int
@@ -288,8 +287,7 @@ def _value_outcomes(bounds: Bounds, op: str, literals: tuple[Scalar, ...], colum
     return holds[op], fails[op] or bounds.nans
 
 
-@dataclass(frozen=True, slots=True)
-class TimeBound:
+class TimeBound(msgspec.Struct, frozen=True):
     """A bound of a column of times."""
 
     nanoseconds: int

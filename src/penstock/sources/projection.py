@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from penstock.core.errors import DataError
@@ -22,8 +22,7 @@ T = TypeVar("T")
 LISTING_THREADS = 32  # footers far away are waited for; those at hand are parsed without the GIL
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(msgspec.Struct, frozen=True):
     """What a node reads of one file."""
 
     names: tuple[str, ...]

@@ -14,9 +14,9 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element
@@ -34,13 +34,12 @@ MORE_BYTES = 1 << 20  # how much more is asked for when a record reaches beyond 
 NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
-@dataclass(slots=True)
-class Block:
+class Block(msgspec.Struct):
     """Consecutive records of one file. `ends[i]` is the offset just after element i."""
 
     elements: Sequence[Element]
     ends: Offsets
-    bad: list[tuple[int, DataError]] = field(default_factory=list)
+    bad: list[tuple[int, DataError]] = []
     """(which record of this block, why), ascending."""
     numbers: Sequence[int] | None = None
     """Which record of this block each element is; None where there are no bad ones among them."""

@@ -25,6 +25,13 @@ class StampsElements(Protocol):
         """Return a stamp for each element; None: it cannot be told whether it is the same later."""
 
 
+@runtime_checkable
+class StampsSplits(Protocol):
+    """A source that knows itself what its splits are read from."""
+
+    def split_stamp(self, split: Split) -> str | None: ...
+
+
 def file_stamp(path: str, options: Options = ()) -> str | None:
     """Return what tells this file from what it was or will be; None: nothing does, or it cannot be read."""
     if not is_remote(path):
@@ -52,6 +59,8 @@ def options_of(source: Any) -> Options:
 
 def split_stamp(source: Source, split: Split) -> str | None:
     """Return a text that stands for all that a split is read from, as it is now; None: it cannot be told."""
+    if isinstance(source, StampsSplits):
+        return source.split_stamp(split)
     options = options_of(source)
     parts = [f"{split.start} {split.stop} {split.note!r}"]
     for file in split.files:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -144,8 +143,7 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """All that was loaded, for one consumer."""
 
     states: tuple[ConsumerState, ...]

@@ -133,6 +133,10 @@ class Consumer:
         found, self._instructions = self._instructions, []
         return found
 
+    def arrive(self) -> None:
+        """The trainer has come to this epoch, which was opened ahead."""
+        self.ahead = False
+
     # The view
 
     def follow(self, view: JobView, now: float, changed: Sequence[StreamView] | None = None) -> None:

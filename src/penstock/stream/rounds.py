@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from penstock.core.element import Element
 from penstock.wire.jobs import Cut
@@ -38,8 +39,7 @@ class Outputs(Protocol):
     def marks(self) -> OutputMarks: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """`count` whole rounds from `seq` on, and where the stream stands after them."""
 
     seq: int
@@ -56,8 +56,7 @@ class Taken:
         return list(self.outputs[skip * width + consumer :: width])
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True):
     """Outputs that follow each other in one chunk."""
 
     elements: Sequence[Element]

@@ -24,8 +24,9 @@ is what the trainer itself said with its credit: everything from there on is kep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from penstock.core.ids import AttemptId, StreamId
 from penstock.stream.instructions import FRAME_BYTES, End

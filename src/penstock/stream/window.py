@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from penstock.wire.jobs import Cut
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """`count` rounds from `seq` on; `cut` is the state after them. `payload` is the caller's."""
 
     seq: int

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import structs
 
 from penstock.policies.allotting import Allotment, JobClaim, PoolWorker, allot
 from penstock.policies.scaling import model_first
@@ -97,6 +98,17 @@ class JobRecord:
     used_s: float = 0.0
     """Of it, the share in which workers were busy."""
     ended_s: float | None = None
+
+    def read(self, seconds: float, *, per_s: float, waiting: float, workers: float, busy: float) -> None:
+        """It was read for so long: batches a second, the trainer's share of waiting, workers, and their use."""
+        self.batches += per_s * seconds
+        self.reading_s += seconds
+        self.waiting_s += waiting * seconds
+        self.worker_s += workers * seconds
+        self.used_s += workers * busy * seconds
+
+    def end(self, now: float) -> None:
+        self.ended_s = now
 
     @property
     def workers(self) -> int:
@@ -192,7 +204,7 @@ class Fleet:
     def _alive(self, job: FleetJob) -> bool:
         record = self.record.jobs[job.name]
         if record.ended_s is None and (self.now >= job.ends_s or record.batches >= job.batches):
-            record.ended_s = self.now
+            record.end(self.now)
         return job.starts_s <= self.now and record.ended_s is None
 
     def _made(self) -> tuple[Floats, float]:
@@ -226,12 +238,13 @@ class Fleet:
         waiting = np.where(demand > 0, 1 - taken / np.maximum(demand, 1e-12), 0.0)
         busy = np.where(made > 0, taken / np.maximum(made, 1e-12), 0.0)
         for number in np.flatnonzero(alive):
-            job = record.jobs[self.jobs[number].name]
-            job.batches += float(taken[number]) * self.beat_s
-            job.reading_s += self.beat_s
-            job.waiting_s += float(waiting[number]) * self.beat_s
-            job.worker_s += float(held[number]) * self.beat_s
-            job.used_s += float(held[number] * busy[number]) * self.beat_s
+            record.jobs[self.jobs[number].name].read(
+                self.beat_s,
+                per_s=float(taken[number]),
+                waiting=float(waiting[number]),
+                workers=float(held[number]),
+                busy=float(busy[number]),
+            )
 
     def _decide(self, number: int, job: FleetJob, demand: float, made: float, taken: float) -> None:
         if self._fixed is not None:
@@ -342,5 +355,5 @@ def settle(job: FleetJob, *, policy: ScalingPolicy[Any], beat_s: float, until_s:
     [1, 4]
     """
     pool = [PoolWorker(worker=str(number)) for number in range(700)]
-    lone = replace(job, limits=replace(job.limits, most=min(job.limits.most, len(pool))))
+    lone = replace(job, limits=structs.replace(job.limits, most=min(job.limits.most, len(pool))))
     return Fleet([lone], pool, policy=policy, beat_s=beat_s, move_s=0.0, **given).run(until_s).jobs[job.name]

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.api.loader import make_loader
 from penstock.client.options import check_options
 from penstock.graph.value_digest import arrays_unchanged
-from penstock.processes.nursery_start import start_nursery
+from penstock.processes.nursery_start import start_own_service
 from penstock.torch.fetching import BatchAnswer, SampleFetch
 from penstock.torch.orders import LARGEST
 
@@ -74,12 +74,12 @@ class Channel:
             limits=ps.Limits(timeout_s=self._timeout_s),
         )
         # As `Dataset.distribute` does it, with torch imported once, before workers are forked.
-        nursery = start_nursery(preload="torch") if isinstance(self._to, int) else None
+        processes = start_own_service(self._to, preload="torch") if isinstance(self._to, int) else None
         try:
-            return make_loader(self._pipeline, self._to, options, nursery)
+            return make_loader(self._pipeline, self._to, options, processes)
         except BaseException:
-            if nursery is not None:
-                nursery.abandon()
+            if processes is not None:
+                processes.close()
             raise
 
     def close(self) -> None:

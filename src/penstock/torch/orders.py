@@ -46,7 +46,7 @@ def write_order(order: BatchOrder) -> list[int]:
     """
     head = [order.task, *_halves(order.base_seed), *_halves(order.seed), order.epoch]
     key = order.key
-    if type(key) is list and all(type(index) is int and 0 <= index < LARGEST for index in key):
+    if type(key) is list and set(map(type, key)) == {int} and min(key) >= 0 and max(key) < LARGEST:
         return [*head, _LIST, *key]
     packed = msgspec.msgpack.encode(_plain(key))
     words = [int.from_bytes(packed[start : start + _BYTES], "little") for start in range(0, len(packed), _BYTES)]

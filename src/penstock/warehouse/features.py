@@ -23,6 +23,7 @@ REGISTRY = "features.json"
 
 StoredKind: TypeAlias = Literal["dense", "sparse", "scored"]
 Lifecycle: TypeAlias = Literal["beta", "experimental", "active", "deprecated", "reaped"]
+STORED_KINDS, LIFECYCLES = get_args(StoredKind), get_args(Lifecycle)
 WRITTEN: frozenset[Lifecycle] = frozenset({"experimental", "active", "deprecated"})
 _NEXT: Mapping[str, tuple[str, ...]] = {
     "beta": ("experimental", "active", "deprecated", "reaped"),
@@ -55,9 +56,10 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.id < 0:
             raise InvalidArgumentError(f"a feature's id is a number from 0 on, not {self.id}")
-        for name, value, known in (("kind", self.kind, StoredKind), ("lifecycle", self.lifecycle, Lifecycle)):
-            if value not in get_args(known):
-                raise choice(name, value, get_args(known))
+        if self.kind not in STORED_KINDS:
+            raise choice("kind", self.kind, STORED_KINDS)
+        if self.lifecycle not in LIFECYCLES:
+            raise choice("lifecycle", self.lifecycle, LIFECYCLES)
 
     @property
     def column(self) -> str:
@@ -68,6 +70,25 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     def written(self) -> bool:
         """Whether new rows have it."""
         return self.lifecycle in WRITTEN
+
+
+class FeatureIndex:
+    """Features by id, by column and by name: a session asks for thousands of them, among tens of thousands.
+
+    >>> index = FeatureIndex({7: Feature(id=7, name="age")})
+    >>> index.get(7) is index.get("age") is index.get("f7"), index.get("f8")
+    (True, None)
+    """
+
+    def __init__(self, features: Mapping[int, Feature]) -> None:
+        self.by_id = features
+        by_name = {feature.name: feature for feature in features.values() if feature.name}
+        self.by_name = {**by_name, **{feature.column: feature for feature in features.values()}}
+        """By name and by column; a name that is another feature's column is that column."""
+
+    def get(self, wanted: int | str) -> Feature | None:
+        """Return a feature; None: there is none."""
+        return self.by_name.get(wanted) if isinstance(wanted, str) else self.by_id.get(wanted)
 
 
 class Registry:

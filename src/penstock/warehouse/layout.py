@@ -90,8 +90,10 @@ def _rewritten(
 
 def _conformed(part: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table with the columns of a schema; what is not there is null."""
+    there = {name: number for number, name in enumerate(part.column_names)}
     columns = [
-        part[field.name] if field.name in part.column_names else pa.nulls(part.num_rows, field.type) for field in schema
+        part.column(there[field.name]) if field.name in there else pa.nulls(part.num_rows, field.type)
+        for field in schema
     ]
     return pa.table(columns, schema=schema)
 
@@ -104,10 +106,12 @@ def regrouped(stripes: Iterable[pa.Table], size: StripeSize) -> Iterator[pa.Tabl
         held.append(stripe)
         rows += stripe.num_rows
         want = size.rows_of(stripe.nbytes / max(1, stripe.num_rows))
-        while rows >= want:
+        if rows >= want:
             joined = pa.concat_tables(held, promote_options="default").combine_chunks()
-            yield joined.slice(0, want).combine_chunks()
-            held, rows = [joined.slice(want)] if rows > want else [], rows - want
+            whole = rows - rows % want
+            for start in range(0, whole, want):
+                yield joined.slice(start, want).combine_chunks()
+            held, rows = [joined.slice(whole)] if rows > whole else [], rows - whole
     if rows:
         yield pa.concat_tables(held, promote_options="default").combine_chunks()
 

@@ -10,7 +10,7 @@ from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph.expressions import Expression
 from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
-from penstock.warehouse.features import Feature, StoredKind
+from penstock.warehouse.features import Feature, FeatureIndex, StoredKind
 from penstock.warehouse.read_log import ReadLog
 from penstock.warehouse.table import Table, check_date
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
@@ -57,15 +57,53 @@ def read_features(
     """
     opened = table if isinstance(table, Table) else Table(table)
     at, known = _version_and_features(opened, version)
+    if features is None:
+        chosen = [feature for feature in known.values() if feature.written]
+    else:
+        index = FeatureIndex(known)
+        chosen = [_found(index, opened, wanted) for wanted in features]
     injected: list[tuple[str, int, tuple[str, ...]]] = []
-    chosen = [_found(known, opened, wanted) for wanted in features] if features is not None else None
-    chosen = [f for f in known.values() if f.written] if chosen is None else chosen
     side_features: set[str] = set()
     for side in inject:
         side_version, own = _version_and_features(side, None)
         names = tuple(feature.column for feature in chosen if feature.id in own and feature.column not in side_features)
         side_features.update(names)
         injected.append((side.url, side_version, names))
+    if session is not None:
+        ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)
+    return Dataset(
+        features_node(
+            opened,
+            at,
+            chosen,
+            partitions=partitions,
+            columns=columns,
+            where=where,
+            sample=sample,
+            seed=seed,
+            batch=batch,
+            injected=injected,
+            tier=tier,
+        )
+    )
+
+
+def features_node(
+    table: Table,
+    version: int,
+    features: Sequence[Feature],
+    *,
+    partitions: Sequence[str] | None,
+    columns: Sequence[str],
+    where: Expression | None = None,
+    sample: float,
+    seed: int,
+    batch: int,
+    injected: Sequence[tuple[str, int, tuple[str, ...]]] = (),
+    tier: bool = True,
+    appended: bool = False,
+) -> ReadFeatures:
+    """Return the source of features that were found already, at a version that is known."""
     for day in partitions or ():
         check_date(day)
     for name in columns:
@@ -73,11 +111,11 @@ def read_features(
             raise InvalidArgumentError(
                 f"columns: {name!r} is no column of the rows; there are {', '.join(ROW_COLUMNS)}"
             )
-    kinds = {kind: tuple(f.column for f in chosen if f.kind == kind) for kind in KINDS}
-    node = ReadFeatures(
-        paths=(opened.url,),
-        storage_options=opened.private_options,
-        version=at,
+    kinds = {kind: tuple(feature.column for feature in features if feature.kind == kind) for kind in KINDS}
+    return ReadFeatures(
+        paths=(table.url,),
+        storage_options=table.private_options,
+        version=version,
         dense=kinds["dense"],
         sparse=kinds["sparse"],
         scored=kinds["scored"],
@@ -89,10 +127,8 @@ def read_features(
         batch=batch,
         injected=tuple(injected),
         tier=tier,
+        appended=appended,
     )
-    if session is not None:
-        ReadLog(opened.own_folder).add((feature.id for feature in chosen), partitions, session=session)
-    return Dataset(node)
 
 
 def _version_and_features(table: Table, version: int | None) -> tuple[int, dict[int, Feature]]:
@@ -117,12 +153,15 @@ def known_features(table: Table, snapshot: TableSnapshot) -> dict[int, Feature]:
     }
 
 
-def _found(known: Mapping[int, Feature], table: Table, wanted: int | str) -> Feature:
-    found = known.get(wanted) if isinstance(wanted, int) else None
-    if isinstance(wanted, str):
-        found = next((feature for feature in known.values() if wanted in (feature.name, feature.column)), None)
+def _found(index: FeatureIndex, table: Table, wanted: int | str) -> Feature:
+    found = index.get(wanted)
     if found is None:
         raise InvalidArgumentError(f"features: {wanted!r} is no feature of {table.url}; Table.features has them")
+    return not_reaped(table, found)
+
+
+def not_reaped(table: Table, found: Feature) -> Feature:
+    """Return the feature, unless it was reaped."""
     if found.lifecycle == "reaped":
         raise SnapshotGoneError(table.url, f"feature {found.column} ({found.name or 'without a name'}) was reaped")
     return found

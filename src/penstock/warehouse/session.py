@@ -15,14 +15,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from msgspec import structs
+
 from penstock.api.dataset import Dataset
 from penstock.api.services import OwnedService
 from penstock.core.errors import InvalidArgumentError, SnapshotGoneError
 from penstock.graph import transforms as tr
-from penstock.graph.readers import ReadFeatures
 from penstock.sources.delta_log import TableSnapshot
-from penstock.warehouse.features import Feature
-from penstock.warehouse.reading import known_features, read_features
+from penstock.warehouse.features import FeatureIndex
+from penstock.warehouse.reading import features_node, known_features, not_reaped
 from penstock.warehouse.session_reader import POLL_S, SessionReader
 from penstock.warehouse.table import Table
 from penstock.warehouse.writing import KINDS, ROW_COLUMNS
@@ -30,7 +31,6 @@ from penstock.warehouse.writing import KINDS, ROW_COLUMNS
 ValueKind: TypeAlias = Literal["float", "whole", "ids", "floats"]
 """What a feature has in a row: a number, a whole number, a list of ids, a list of numbers."""
 _OF_TABLE: Mapping[str, ValueKind] = {"dense": "float", "sparse": "ids", "scored": "ids"}
-_NAMED = ("input", "other", "features", "offset", "file", "row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Session:
     goes on with rows that are committed later, of whatever day.
 
     >>> import tempfile, pyarrow as pa, penstock as ps
-    >>> table = ps.Table.create(tempfile.mkdtemp(), [Feature(id=1), Feature(id=2, kind="sparse")])
+    >>> table = ps.Table.create(tempfile.mkdtemp(), [ps.Feature(id=1), ps.Feature(id=2, kind="sparse")])
     >>> rows = pa.table({"key": [7, 8], "time": [0, 0], "label": [1.0, 0.0], "f1": [0.5, 0.25], "f2": [[3, 4], []]})
     >>> _ = table.append(rows, date="2026-01-31")
     >>> hashed = ps.transforms.SigridHash("f2", out="h2", max_value=100)
@@ -180,20 +180,18 @@ def plan_at(session: Session, version: int | None) -> SessionPlan:
 
 def dataset_of(session: Session, plan: SessionPlan, *, appended: bool = False) -> Dataset:
     """Return the pipeline of a plan; `appended`: of the rows that came with the commit of its version alone."""
-    read = read_features(
+    node = features_node(
         plan.table,
-        features=plan.read,
+        plan.version,
+        plan.features,
         partitions=None if appended else session.partitions,
         columns=plan.columns,
         sample=session.sample,
         seed=session.seed,
         batch=session.batch,
-        version=plan.version,
+        appended=appended,
     )
-    if appended:
-        assert isinstance(read.node, ReadFeatures)
-        read = Dataset(replace(read.node, appended=True))
-    made = read.transform_features(
+    made = Dataset(node).transform_features(
         *plan.transforms, within=plan.within, columns=plan.row_inputs, dense=plan.dense, sparse=plan.sparse
     )
     outputs = [name for name, keys in (("dense", plan.dense), ("sparse", plan.sparse)) if keys]
@@ -207,8 +205,7 @@ class SessionPlan:
         self.table = session.opened_table
         snapshot = self.snapshot = self._snapshot(session)
         self.version = snapshot.version
-        known = known_features(self.table, snapshot)
-        self._columns = {name: each for each in known.values() for name in (each.name, each.column) if name}
+        self._known = FeatureIndex(known_features(self.table, snapshot)).by_name
         made = {name for transform in session.transforms for name in transform.outputs}
         renamed = [self._with_columns(transform, made) for transform in session.transforms]
         kinds = self._kinds(renamed)
@@ -221,8 +218,8 @@ class SessionPlan:
         self.row_inputs = tuple(name for name in needed if name in ROW_COLUMNS)
         self.columns = tuple(dict.fromkeys((*self.row_inputs, session.label)))
         self.read = [name for name in needed if name not in ROW_COLUMNS]
-        of_kind = {name: self._columns[name].kind for name in self.read}
-        self.read_by_kind = {kind: [name for name in self.read if of_kind[name] == kind] for kind in KINDS}
+        self.features = [not_reaped(self.table, self._known[name]) for name in self.read]
+        self.read_by_kind = {kind: [each.column for each in self.features if each.kind == kind] for kind in KINDS}
         self.within = tuple(kind for kind, names in self.read_by_kind.items() if names)
         self.dead_features = [name for name in asked if name not in needed]
         live = {name for each in self.transforms for name in each.outputs}
@@ -246,12 +243,12 @@ class SessionPlan:
     @property
     def feature_ids(self) -> list[int]:
         """The features it reads, by id."""
-        return [self._columns[name].id for name in self.read]
+        return [feature.id for feature in self.features]
 
     def _column(self, name: str) -> str:
         if name in ROW_COLUMNS:
             return name
-        found: Feature | None = self._columns.get(name)
+        found = self._known.get(name)
         if found is None:
             raise InvalidArgumentError(
                 f"{name!r} is no feature of {self.table.url} and no transform before makes it; Table.features has them"
@@ -266,11 +263,13 @@ class SessionPlan:
                 return tuple(map(column, value))
             return value if value is None or value in made else self._column(value)
 
-        named = [field.name for field in dataclasses.fields(transform) if field.name in _NAMED]
-        return replace(transform, **{name: column(getattr(transform, name)) for name in named})
+        named = [name for name in transform.__struct_fields__ if name in tr.NAMING_INPUTS]
+        given = {name: getattr(transform, name) for name in named}
+        renamed = {name: column(value) for name, value in given.items()}
+        return transform if renamed == given else structs.replace(transform, **renamed)
 
     def _kinds(self, transforms: Iterable[tr.FeatureTransform]) -> dict[str, ValueKind | None]:
-        kinds: dict[str, ValueKind | None] = {name: _OF_TABLE[each.kind] for name, each in self._columns.items()}
+        kinds: dict[str, ValueKind | None] = {name: _OF_TABLE[each.kind] for name, each in self._known.items()}
         kinds.update({"key": "whole", "time": "whole", "label": "float"})
         for each in transforms:
             for name in each.inputs:

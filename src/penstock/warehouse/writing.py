@@ -113,7 +113,7 @@ def write_stripes(
     statistics = _Statistics()
     properties = encryption.properties(target.name, schema) if encryption is not None else None
     with open(target, "xb") as file:
-        with pq.ParquetWriter(file, schema, encryption_properties=properties, **_options(schema)) as writer:
+        with pq.ParquetWriter(file, schema, encryption_properties=properties, **_options(schema, properties)) as writer:
             for table in tables:
                 statistics.add(table)
                 writer.write_table(table, row_group_size=stripe.rows_of(table.nbytes / max(1, table.num_rows)))
@@ -125,7 +125,7 @@ def write_stripes(
     return LoggedFile(path, size, partition, statistics.rows), statistics.json()
 
 
-def _options(schema: pa.Schema) -> dict[str, Any]:
+def _options(schema: pa.Schema, encryption: Any) -> dict[str, Any]:
     encodings: dict[str, str] = {}
     for field in schema:
         if pa.types.is_int64(field.type):
@@ -138,7 +138,7 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": False,
         "column_encoding": encodings or None,
         "write_statistics": [name for name in ROW_COLUMNS if name in schema.names],
-        "write_page_checksum": True,
+        "write_page_checksum": encryption is None,  # encrypted pages are signed
         "store_schema": False,
     }
 

@@ -7,7 +7,6 @@ import hashlib
 import ipaddress
 import os
 import socket
-from dataclasses import dataclass
 
 import msgspec
 
@@ -36,8 +35,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerAddress:
+class RunnerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a runner serves: its socket, the public key it has there (TCP), and memory for its own host.
 
     >>> RunnerAddress.parse(RunnerAddress(socket="tcp://10.0.0.7:4001", slab="ab.cd", host="node7-12").text()).slab

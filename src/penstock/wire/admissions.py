@@ -16,13 +16,13 @@ class ExpectRunner(Message, frozen=True, tag="expect_runner"):
 
 
 class WhoReads(Message, frozen=True, tag="who_reads"):
-    """A runner asks who has made the reading key of this verifier, if it reads the runner's job."""
+    """A runner asks whose key this verifier is of: of who reads its job, or of another runner of the same job."""
 
     job: JobName
     verifier: str
 
 
 class KnownReader(Message, frozen=True, tag="known_reader"):
-    """The principal that has made a reading key, as `str` writes it."""
+    """The principal that has the key, as `str` writes it."""
 
     principal: str

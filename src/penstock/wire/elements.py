@@ -26,7 +26,7 @@ import numpy as np
 from penstock.core import keyed as keyed  # fills the table
 from penstock.core.element import Array, Element, Ragged
 from penstock.core.errors import CodecError
-from penstock.core.leaf_types import remedy_for
+from penstock.core.leaf_types import has_mask, remedy_for
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in, watch_table
 from penstock.wire.arrays import ArrayKind, Unpacking, dtype_name, named_dtype, pack_arrays, packing_order
 from penstock.wire.plans import Plans
@@ -121,7 +121,7 @@ def _walk_dict(value: dict[Any, Any], leaves: list[Any]) -> Structure:
 
 def _as_leaf(value: Any) -> Any:
     """Return a subclass's value as one of the class that is sent for it."""
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+    if isinstance(value, np.ndarray) and not has_mask(type(value)):
         return np.asarray(value)
     kinds: tuple[type[Any], ...] = (dict, list, tuple, str, int, float)
     for kind in kinds:

@@ -210,6 +210,69 @@ class StreamLeft(Message, frozen=True, tag="left"):
     opening: int
 
 
+# What a trainer reads for a runner: see `stream.relaying`
+
+
+class AskRows(Message, frozen=True, tag="ask_rows"):
+    """A runner asks one who reads for it for a part of a source: a split from a place on, or elements by index."""
+
+    ask: int
+    """Its number: the runner uses none twice."""
+    source: int
+    """The source's number in the job's plan, in the order of `graph.traverse.walk`."""
+    key: str
+    """Of the source as it is read there: both ends have to mean the same."""
+    most_bytes: int
+    """The answer has no more, unless it is one element."""
+    split: int = -1
+    """The number of a split in the job's list; -1: elements by index."""
+    index: int = 0
+    offset: int | None = None
+    """After how many of the split's elements to begin, and the source's own hint how to get there."""
+    indices: tuple[int, ...] = ()
+
+
+class OfferReading(Message, frozen=True, tag="offer"):
+    """First on a connection of one who reads for the runner: asks may go there."""
+
+    name: str
+    """The same on every connection of this one: the newest counts."""
+
+
+class BadRow(msgspec.Struct, frozen=True, array_like=True):
+    """A record that could not be read, where such are left out."""
+
+    index: int
+    """In its split, or of the element."""
+    path: str
+    offset: int | None
+    failure: RemoteFailure
+
+
+class RelayRows(Message, frozen=True, tag="relay_rows"):
+    """The elements that were asked for, in order: in `layout` and the buffers that come in the same message."""
+
+    ask: int
+    count: int
+    layout: bytes = b""
+    indices: tuple[int, ...] = ()
+    """Of each in its split; empty: consecutive."""
+    offsets: tuple[int, ...] = ()
+    """The source's hint for the place after each; empty: it has none."""
+    covers: int = 0
+    """How many of the indices that were asked for these are all of; of those, `bad` ones are left out."""
+    bad: tuple[BadRow, ...] = ()
+    ended: bool = False
+    """Nothing follows."""
+
+
+class RelayFailed(Message, frozen=True, tag="relay_failed"):
+    """It cannot be read; nothing follows."""
+
+    ask: int
+    failure: RemoteFailure
+
+
 class Output(Message, frozen=True, tag="output"):
     """What the user's code printed or logged."""
 
@@ -217,5 +280,6 @@ class Output(Message, frozen=True, tag="output"):
     text: str
 
 
-ToRunner: TypeAlias = OpenStream | UseSlabs | Credit | ReturnLeases | CloseStream | Units
-FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | StreamLeft | Output
+Relayed: TypeAlias = OfferReading | RelayRows | RelayFailed
+ToRunner: TypeAlias = OpenStream | UseSlabs | Credit | ReturnLeases | CloseStream | Units | Relayed
+FromRunner: TypeAlias = Rounds | StreamEnded | StreamFailed | StreamRefused | StreamLeft | Output | AskRows

@@ -4,7 +4,8 @@
 - The control plane: an ask or a tell is one message. Its version is looked at before anything else is: what is too old
   or too new is refused. The body of an ask is encoded once, however often it is sent.
 - The data plane, from a runner: a header and its buffers (`pack`, `Assembly`).
-- Requests to either, larger than a listener's frames: cut into pieces (`cut_request`, `RequestAssembler`).
+- Requests to either, larger than a listener's frames: cut into pieces (`cut_request`, `RequestAssembler`). One that has
+  buffers is packed into one frame first.
 
 libzmq promises that the parts of a message arrive together. When a connection is lost while they are being taken it may
 break that promise, with an assertion that ends the process. So no message has parts: a small header with its buffers
@@ -30,7 +31,6 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -167,7 +167,8 @@ def _class_name(kind: str) -> str:
 
 # A header and its buffers
 
-MARK = 0xC1  # of what no msgpack begins with: a header with buffers, or a piece of a request
+_MARK = b"\xc1"
+MARK = _MARK[0]  # of what no msgpack begins with: a header with buffers, or a piece of a request
 FOLLOWS = (1 << 32) - 1
 FOLLOW_FROM_BYTES = 64 << 10  # a zero-copy frame costs about what copying this much does
 ONE_FRAME_BYTES = 256 << 10  # and so does a message of its own
@@ -183,15 +184,15 @@ class ReceivedBuffer:
         self.buffer = buffer
 
 
-def pack(header: bytes, buffers: Sequence[Any]) -> tuple[bytes, list[Any]]:
-    """Return the frame, and the buffers that follow it, each in a message of its own."""
+def pack(header: bytes, buffers: Sequence[Any], *, whole: bool = False) -> tuple[bytes, list[Any]]:
+    """Return the frame, and the buffers that follow it, each in a message of its own; of a `whole` frame, none do."""
     if not buffers:
         return header, []
     views = [memoryview(buffer) for buffer in buffers]
-    together = sum(view.nbytes for view in views) < ONE_FRAME_BYTES
+    together = whole or sum(view.nbytes for view in views) < ONE_FRAME_BYTES
     inside = [together or view.nbytes < FOLLOW_FROM_BYTES for view in views]
     sizes = [view.nbytes if here else FOLLOWS for view, here in zip(views, inside)]
-    out = [bytes((MARK,)), struct.pack(f"<{2 + len(sizes)}I", len(header), len(sizes), *sizes), header]
+    out = [_MARK, struct.pack(f"<{2 + len(sizes)}I", len(header), len(sizes), *sizes), header]
     at = sum(map(len, out))
     for view in (view for view, here in zip(views, inside) if here):
         out.append(bytes(-at % _ALIGN))
@@ -277,14 +278,14 @@ _PIECE_BYTES = PIECE_FRAME_BYTES - _HEAD.size
 
 
 def cut_request(message: bytes) -> list[bytes]:
-    """Return a message as the frames that carry it: one if it is small.
+    """Return a message as the frames that carry it: one if it is small. One with buffers is always a piece.
 
     >>> cut_request(b"small")
     [b'small']
     >>> [len(frame) for frame in cut_request(bytes(20_000))]
     [8128, 8128, 3771]
     """
-    if len(message) <= PIECE_FRAME_BYTES:
+    if len(message) <= PIECE_FRAME_BYTES and message[:1] != _MARK:
         return [message]
     check_request_size(len(message))
     return [
@@ -302,13 +303,12 @@ def check_request_size(nbytes: int) -> None:
         )
 
 
-@dataclass(slots=True)
-class _Unfinished:
+class _Unfinished(msgspec.Struct):
     principal: Hashable
     size: int
     heard_at: float
     received: int = 0
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: list[bytes] = []
 
 
 class RequestAssembler:
@@ -331,7 +331,7 @@ class RequestAssembler:
         >>> len(assembler.add(b"peer", second, principal="trainer/a", now=0.0))
         10000
         """
-        if frame[:1] != b"\xc1":
+        if frame[:1] != _MARK:
             return frame
         if len(frame) <= _HEAD.size:
             raise ProtocolError("a piece of a request without its head; dropped")

@@ -20,7 +20,6 @@ And a view as a consumer holds it (`HeldView`) is begun with a whole one, and ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -273,8 +272,7 @@ class ViewChange(Message, frozen=True):
 DeliveryKind: TypeAlias = Literal["by arrival", "in turns", "owned", "shared"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     kind: DeliveryKind
     consumers: int
     width: int
@@ -284,6 +282,8 @@ class Delivery:
     sharing: Share | None
     streams: int | None
     """How many there are, where that is the job's to say; None: as workers join."""
+    reach: int
+    """From how many workers a consumer with streams of its own reads, about, where there are more."""
 
     @property
     def owned(self) -> bool:
@@ -322,6 +322,23 @@ class Delivery:
             return None
         return 0 if feed.kind == "tail" else number % self.consumers
 
+    def streams_on(self, processes: int) -> int:
+        """Return how many streams each of so many processes is given, where they come as workers join.
+
+        Where streams have owners that is one for each consumer, until a consumer would read from more processes than
+        its reach: then each serves a part of the consumers, whose streams are dealt by their numbers, so that all have
+        as many. The streams are never fewer than the consumers.
+
+        >>> owned = Delivery(
+        ...     kind="owned", consumers=512, width=1, in_turn=False, sharing=None, streams=None, reach=32
+        ... )
+        >>> owned.streams_on(32), owned.streams_on(5000), 5000 * owned.streams_on(5000) // 512
+        (512, 4, 39)
+        """
+        if not self.owned or self.streams is not None:
+            return 1
+        return min(self.consumers, -(-self.consumers * self.reach // max(1, processes)))
+
     def seat_of(self, consumer: int) -> int:
         """Return which output of a round is that consumer's."""
         return consumer if self.width > 1 else 0
@@ -338,6 +355,7 @@ def delivery_of(spec: JobSpec) -> Delivery:
         in_turn=in_turn,
         sharing=spec.sharing,
         streams=_fixed_streams(spec, in_turn=in_turn),
+        reach=ranks.reach,
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.admissions import ExpectRunner, KnownReader, WhoReads
 from penstock.wire.caching import CachingJudged, JudgeCaching
+from penstock.wire.fetching import FellowsFound, FindFellows
 from penstock.wire.figures import JobFigures, RunnerFigures
 from penstock.wire.jobs import Cut, JobSpec, JobView, Message, Ranges, Resume, Slot, ViewChange
 from penstock.wire.scaling import (
@@ -257,6 +258,8 @@ class GrantSplits(Message, frozen=True, tag="grant_splits"):
     after: int | None
     seconds_per_split: float = 0.0
     """How long the last ones took: short ones are granted several at a time."""
+    preferred: tuple[int, ...] = ()
+    """Splits that the runner's host keeps the elements of: they are granted first, if nobody has them."""
 
 
 class GetBlob(Message, frozen=True, tag="get_blob"):
@@ -430,6 +433,7 @@ Request: TypeAlias = (
     | ScaleJob
     | GetDecisions
     | JudgeCaching
+    | FindFellows
     | Provide
     | LearnMetric
     | RecallMetric
@@ -449,6 +453,7 @@ Answer: TypeAlias = (
     | KnownReader
     | Decisions
     | CachingJudged
+    | FellowsFound
     | Provided
     | RecalledMetric
     | NotKnown

@@ -31,6 +31,8 @@ Policy: TypeAlias = Literal["dynamic", "off", "file", "data", "file_or_data", "h
 Guarantee: TypeAlias = Literal["exactly_once", "at_most_once", "zero_or_more"]
 ShareKind: TypeAlias = Literal["skip", "wait"]
 Target: TypeAlias = Literal["local", "remote", "any"]
+ReadBy: TypeAlias = Literal["workers", "trainer"]
+"""workers: they open files and storage themselves. trainer: it reads for them, and they compute."""
 WorkersAsked: TypeAlias = Literal["auto"] | int | tuple[int, int] | None
 """auto: as many as the trainer needs. A number: so many. (least, most): as auto, within these. None: all that fit."""
 Transport: TypeAlias = Literal["auto", "sockets", "lz4", "zstd"]
@@ -43,6 +45,8 @@ LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLUR
 """Where launchers say which process this is, and of how many. The first that does is believed."""
 STATIC_POLICIES = frozenset({"file", "data", "file_or_data", "hint", "custom"})
 SMALLEST_WINDOW_BYTES = 4096
+REACH = 32
+"""So many workers keep a rank supplied, though some of them are slow or lost, and are few connections."""
 MOST_PRIORITY = 1000
 MOST_WEIGHT = 1000.0
 
@@ -55,7 +59,7 @@ class Ranks(Mode, frozen=True):
     """How many processes read one job together, and which of them this one is. All take the same number of steps.
 
     >>> Ranks(8, 3)
-    Ranks(count=8, rank=3, uneven='drop', coordinated=False, replica=0)
+    Ranks(count=8, rank=3, uneven='drop', coordinated=False, replica=0, reach=32)
     >>> Ranks(8, 8)
     Traceback (most recent call last):
         ...
@@ -73,12 +77,16 @@ class Ranks(Mode, frozen=True):
     step all of them have batches of one bucket, padded alike."""
     replica: int = 0
     """Processes of one rank and different replicas read the same. Its own."""
+    reach: int = REACH
+    """With `uneven="allow"`: where there are more workers than this, a rank reads from about so many of them, and not
+    from all. Ranks that take equal steps read from all workers."""
 
     def __post_init__(self) -> None:
         check_count("count", self.count)
         check_whole("replica", self.replica, 0)
         check_choice("uneven", self.uneven, get_args(Uneven))
         check_flag("coordinated", self.coordinated)
+        check_count("reach", self.reach)
         if self.rank is not None:
             check_whole("rank", self.rank, 0)
             if self.rank >= self.count:
@@ -98,6 +106,7 @@ class Ranks(Mode, frozen=True):
         uneven: Uneven = "drop",
         coordinated: bool = False,
         replica: int = 0,
+        reach: int = REACH,
         environment: Mapping[str, str] | None = None,
     ) -> Ranks:
         """Return the rank that the launcher gave this process: torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID).
@@ -115,7 +124,7 @@ class Ranks(Mode, frozen=True):
                     f"{launcher} sets ${own} and ${all_} to whole numbers, and here they are {rank!r} and {count!r}; "
                     "give ranks=Ranks(count, rank)"
                 )
-            return cls(int(count), int(rank), uneven, coordinated, replica)
+            return cls(int(count), int(rank), uneven, coordinated, replica, reach)
         names = " or ".join(f"${own} and ${all_}" for own, all_ in LAUNCHERS.values())
         raise InvalidArgumentError(
             f"no launcher says which rank this is: {names} are not set; start the process with torchrun or srun, or "
@@ -303,9 +312,16 @@ class Placement(Mode, frozen=True):
     guests: str = ""
     """The name of workers that a trainer lets join for its own jobs; for `target` they are local, and all others
     remote. Empty: it has none."""
+    guest_pace: float = 1.0
+    """How fast a guest works, beside a worker elsewhere: where order is deterministic, streams are dealt so."""
+    read_by: ReadBy = "workers"
+    """Who opens what the sources name. A trainer reads for all workers but its guests, and sends them what it read: of
+    files that only its host has, or has nearer."""
 
     def __post_init__(self) -> None:
         check_choice("target", self.target, get_args(Target))
+        check_choice("read_by", self.read_by, get_args(ReadBy))
+        check_positive("guest_pace", self.guest_pace)
         force_setattr(self, "requires", check_names("requires", self.requires, "tags of workers: names"))
         if self.max_workers is not None:
             check_count("max_workers", self.max_workers)

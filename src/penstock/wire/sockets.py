@@ -105,14 +105,18 @@ class Dialled(Monitored):
     """A dialled socket and the events of its connection, which it owns: `Watch` reads them."""
 
 
-def dial(context: Context, credentials: Credentials, address: str, *, data: bool) -> Dialled:
-    """Return a connecting DEALER. It can be written to once it polls for output: the other side has let us in."""
+def dial(context: Context, credentials: Credentials, address: str, *, data: bool, queue: int = 0) -> Dialled:
+    """Return a connecting DEALER. It can be written to once it polls for output: the other side has let us in.
+
+    `queue`: how many frames may wait in it to be sent; 0: any number, where credit says how many there are.
+    """
     unix = is_unix(address)
     if not unix and not credentials.server:
         raise InvalidArgumentError(f"{address} is reached by TCP, and the key for it does not say who is there")
     socket = cast(Dialled, context.socket(zmq.DEALER, socket_class=Dialled))
     try:
         prepare_dealer(socket, credentials, data=data, unix=unix)
+        socket.setsockopt(zmq.SNDHWM, queue)
         if unix:
             check_folder(os.path.dirname(unix_path(address)))
         # Before connecting: on loopback a refusal comes at once. In a shadow of the context, so that the context's

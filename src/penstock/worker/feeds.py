@@ -1,9 +1,10 @@
 """Where a stream's splits come from, as the engine asks for them, and which of them its cuts still need.
 
-granted: one after the other from the dispatcher, the next ones asked for when the last known one is taken, so that
-reading does not wait for an answer. While the dispatcher is away the feed waits, for as long as the stream is open.
-fed: units that the stream's reader sends. dealt, listed: known beforehand. tail: what the ended streams still had, one
-leftover after the other.
+granted: one after the other from the dispatcher, the next ones asked for when half of a grant is taken, so that reading
+does not wait for the answer of a busy dispatcher. While the dispatcher is away the feed waits, for as long as the
+stream is open.
+fed: units that the stream's reader sends (`fed_feed`). dealt, listed: known beforehand. tail: what the ended streams
+still had, one leftover after the other.
 
 A list of granted splits for (source, pass) only grows, and is in the order in which the dispatcher granted. An engine
 state names places in these lists. By rule 2 of `runtime.streams` what comes before the lowest place of a pass is done,
@@ -14,8 +15,9 @@ its beginning.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from time import monotonic
 from typing import NamedTuple, TypeAlias
 
@@ -23,7 +25,6 @@ from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.contract import State
 from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
 from penstock.wire.caching import JudgeCaching
-from penstock.wire.frames import Units
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
 
@@ -34,6 +35,7 @@ PassKey: TypeAlias = tuple[int, int]
 """(source, pass)"""
 
 ASK_AGAIN_S = 0.5  # after an answer that says neither yes nor no
+MOST_PREFERRED = 16  # splits that are named in one question
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
 UNKNOWN = -2
 """Answer of `StreamLedger.following`: the dispatcher must be asked."""
@@ -59,6 +61,9 @@ class StreamFeed(SplitFeed):
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after)
+
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        return  # there is no choice, but for what is granted
 
     def select(self, leftover: int) -> None:
         raise TypeError("only a tail has leftovers")
@@ -88,6 +93,8 @@ class _List:
         self.ended = False
         self.last: int | None = None
         """The last ordinal ever known; it stays when the list is forgotten."""
+        self._grant = 0
+        """How many the last answer brought."""
 
     def place_after(self, after: int | None) -> int:
         if after is None or after not in self.ordinals:
@@ -102,6 +109,7 @@ class _List:
     def extend(self, ordinals: Sequence[int], *, handed: bool = False) -> None:
         """The dispatcher granted these; none: there are no more."""
         self.ordinals.extend(ordinals)
+        self._grant = len(ordinals)
         self.handed += len(ordinals) if handed else 0
         self.last = ordinals[-1] if ordinals else self.last
         self.ended = not ordinals
@@ -120,6 +128,11 @@ class _List:
             self.handed += 1
             self.last = ordinal if self.last is None else self.last
         return self.ordinals.index(ordinal)
+
+    @property
+    def runs_out(self) -> bool:
+        """Whether the engine was given half of the last grant, and there may be more."""
+        return not self.ended and len(self.ordinals) - self.handed <= self._grant // 2
 
     @property
     def is_through(self) -> bool:
@@ -161,10 +174,9 @@ class StreamLedger:
         last = self._lists[key].last
         return after if last is None else last
 
-    def all_handed(self, key: PassKey) -> bool:
-        """Say whether the next split of this pass has to be asked for."""
-        found = self._lists[key]
-        return not found.ended and found.handed == len(found.ordinals)
+    def runs_out(self, key: PassKey) -> bool:
+        """Say whether more of this pass should be asked for."""
+        return self._lists[key].runs_out
 
     def granted(self, key: PassKey, after: int | None, ordinals: Sequence[int]) -> None:
         """Take an answer in; the same answer twice changes nothing."""
@@ -225,6 +237,12 @@ class GrantedFeed(StreamFeed):
         self._taken_at: float | None = None
         self._seconds_per_split = 0.0
         self._plenty = False
+        self._preferred: dict[PassKey, deque[int]] = {}
+        """Splits of a pass that this host keeps, as far as they may still be had."""
+
+    def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
+        with self._changed:
+            self._preferred[source, pass_] = deque(ordinals)
 
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
         key = (source, pass_)
@@ -237,7 +255,7 @@ class GrantedFeed(StreamFeed):
                 raise StaleStream(self._refusal) if self._refusal else StreamStopped
             if found is not None:
                 self._measure(began)
-                if self._plenty and self._ledger.all_handed(key):
+                if self._plenty and self._ledger.runs_out(key):
                     self._ask(key, found)
         return found
 
@@ -269,6 +287,7 @@ class GrantedFeed(StreamFeed):
             return
         self._asked[key] = float("inf")
         after = self._ledger.last(key, read)
+        preferred = tuple(islice(self._preferred.get(key, ()), MOST_PREFERRED))
         request = GrantSplits(
             job=self._job,
             attempt=self._attempt,
@@ -278,13 +297,15 @@ class GrantedFeed(StreamFeed):
             pass_=key[1],
             after=after,
             seconds_per_split=self._seconds_per_split,
+            preferred=preferred,
         )
-        self._post(request, lambda answer: self._answered(key, after, answer))
+        self._post(request, lambda answer: self._answered(key, after, preferred, answer))
 
-    def _answered(self, key: PassKey, after: int | None, answer: Answer) -> None:
+    def _answered(self, key: PassKey, after: int | None, preferred: Sequence[int], answer: Answer) -> None:
         with self._changed:
             if isinstance(answer, Granted):
                 self._ledger.granted(key, after, answer.ordinals)
+                self._forget_preferred(key, preferred, answer.ordinals)
                 self._plenty = answer.plenty
                 self._asked[key] = 0.0
             elif isinstance(answer, Refused):
@@ -293,95 +314,12 @@ class GrantedFeed(StreamFeed):
                 self._asked[key] = monotonic() + ASK_AGAIN_S
             self._changed.notify_all()
 
-
-# Fed by a reader
-
-
-MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
-
-
-class FedUnits:
-    """What is known of one stream's units. Any thread may call.
-
-    The reader sends units ahead, a bounded number of them, and all it still needs again with each opening. A unit's
-    number in its stream says which it is, so nothing depends on when, how often or by which opening it came.
-    """
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.start = 0
-        """The number of the first unit, in the whole epoch."""
-        self._units: dict[int, tuple[int, ...]] = {}
-        self._end: int | None = None
-        self._taken = 0
-
-    def take(self, message: Units) -> None:
-        with self.changed:
-            if len(self._units) + len(message.units) <= MOST_UNITS:
-                self._units.update(enumerate(message.units, message.first))
-            self.start = message.start
-            if message.ended:
-                self._end = message.first + len(message.units)
-            # Those that are held are looked through, not those that were taken: nobody has checked that number.
-            for ordinal in [held for held in self._units if held < message.taken]:
-                del self._units[ordinal]
-            self._taken = max(self._taken, message.taken)
-            self.changed.notify_all()
-
-    def get(self, ordinal: int) -> tuple[int, ...] | None:
-        """Return a unit; None: it is not known yet, or there is none."""
-        return self._units.get(ordinal)
-
-    def ends_before(self, ordinal: int) -> bool:
-        return self._end is not None and ordinal >= self._end
-
-    def is_behind(self, ordinal: int) -> bool:
-        """Say whether the reader has this unit's output and will not send the unit again."""
-        return ordinal < self._taken
-
-
-class FedFeed(StreamFeed):
-    """Units 0, 1, 2, ... of a stream, as its reader sends them. Waits while it is behind."""
-
-    def __init__(self, units: FedUnits, feed: FeedSpec) -> None:
-        self._known = units
-        self._feed = feed
-        self._stopped = False
-
-    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
-        ordinal = 0 if after is None else after + 1
-        known = self._known
-        with known.changed:
-            while known.get(ordinal) is None:
-                if self._stopped:
-                    raise StreamStopped
-                if known.ends_before(ordinal):
-                    return None
-                if known.is_behind(ordinal):
-                    raise _read(ordinal)
-                known.changed.wait(LOOK_AGAIN_S)
-        return ordinal
-
-    def known_split(self, source: int, pass_: int, after: int) -> int | None:
-        return after + 1 if self._known.get(after + 1) is not None else None
-
-    def unit(self, ordinal: int) -> tuple[int, ...]:
-        found = self._known.get(ordinal)
-        if found is None:
-            raise _read(ordinal)
-        return found
-
-    def number(self, ordinal: int) -> int:
-        return self._known.start + ordinal * self._feed.of + self._feed.number
-
-    def stop(self) -> None:
-        with self._known.changed:
-            self._stopped = True
-            self._known.changed.notify_all()
-
-
-def _read(ordinal: int) -> StaleStream:
-    return StaleStream(f"unit {ordinal} has been read, and its reader does not have it any more")
+    def _forget_preferred(self, key: PassKey, named: Sequence[int], granted: Sequence[int]) -> None:
+        """Others have those before the last that was granted; where none was, all that were named."""
+        last = max((at for at, ordinal in enumerate(named) if ordinal in granted), default=len(named) - 1)
+        gone, waiting = set(named[: last + 1]), self._preferred.get(key)
+        while waiting and waiting[0] in gone:
+            waiting.popleft()
 
 
 # Known beforehand

@@ -33,6 +33,10 @@ class DispatcherJudge:
         self._verdicts: dict[int, CacheVerdict] = {}
         self._ask_at: dict[int, float] = {}
 
+    @property
+    def job(self) -> str:
+        return f"job {self._job}"
+
     def verdict(self, source: int) -> CacheVerdict:
         now = monotonic()
         with self._lock:

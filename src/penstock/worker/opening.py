@@ -1,13 +1,6 @@
 """A job as a runner needs it, loaded once, and how the engine's run for a stream is opened.
 
 A run is opened with what it reads, where it begins, and what of the runner it may use.
-
-A tail's run begins with what lies in gaps, and only then takes what is left of its leftovers. Where the number of
-consumers changed, the last outputs of a stream may have been received in part: outputs that nobody has stand before
-ones that somebody has. If the stream ends there, its leftover has these gaps. What is in them are whole outputs, so
-they are made as their own stream made them and given as they are; regrouping is for what comes after the last received
-one. The state there is `["gaps", outputs of gaps given]`: they are fewer than a round a leftover, so opened in their
-middle they are made again.
 """
 
 from __future__ import annotations
@@ -16,17 +9,19 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
-from penstock.core.element import Element
-from penstock.core.errors import DispatcherUnavailableError, ProtocolError
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.errors import DispatcherUnavailableError, NotPermittedError, ProtocolError
 from penstock.core.ids import AttemptId, BlobHash, JobName, StreamId, stream_number
 from penstock.graph import ops
 from penstock.graph.codec import decode_graph
+from penstock.graph.fingerprint import fingerprint
 from penstock.graph.node import Node
 from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.regrouping import last_regrouping, makes_rounds
@@ -34,7 +29,6 @@ from penstock.graph.traverse import walk
 from penstock.passes import optimize
 from penstock.runtime.auto_points import with_points
 from penstock.runtime.budget import Budget
-from penstock.runtime.contract import Chunk, Origin, State
 from penstock.runtime.flight_record import FlightRecord
 from penstock.runtime.iterator import PipelineArguments, Run
 from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, StreamStopped, TornRounds
@@ -47,11 +41,16 @@ from penstock.wire.credentials import user_name
 from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
 from penstock.wire.jobs import Cut, JobSpec, Leftover
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
-from penstock.wire.received import gaps_in, received
-from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StreamFeed, StreamLedger, fixed_feed, leftover_feed
+from penstock.wire.received import received
+from penstock.worker.fed_feed import FedFeed, FedUnits
+from penstock.worker.feeds import GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
+from penstock.worker.fellows import Fellows
 from penstock.worker.figures import Busy, Figures
 from penstock.worker.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 from penstock.worker.judging import DispatcherJudge
+from penstock.worker.relayed_sources import relayed
+from penstock.worker.relays import RunRelays
+from penstock.worker.tail_run import TailRun
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
 SAY_AFTER_S = 30.0
@@ -61,8 +60,7 @@ KEPT_PLANS = 4  # of attempts: consumers are an epoch apart at most, and a check
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedJob:
+class LoadedJob(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     graph: Node
     listings: tuple[Listing, ...]
@@ -71,8 +69,13 @@ class LoadedJob:
     makes_rounds: bool = False
     """Coordinated reads of what the engine has to group into rounds itself: buckets, padded batches."""
 
-    def source_opener(self, storage: SourceStorageOptions) -> Callable[[SourceNode], Source]:
-        """Return the way from a node to its source. Runs share none: a source reports bad records to one run."""
+    def source_opener(
+        self, storage: SourceStorageOptions, relays: RunRelays | None = None
+    ) -> Callable[[SourceNode], Source]:
+        """Return the way from a node to its source. Runs share none: a source reports bad records to one run.
+
+        `relays`: a trainer reads for the run, but for what is in the graph itself.
+        """
         nodes = [node for node in walk(self.graph) if isinstance(node, SourceNode)]
         listing_of = dict(zip(nodes, self.listings))
         options_of = dict(zip(nodes, storage.sources))
@@ -82,7 +85,10 @@ class LoadedJob:
             if node not in opened:
                 options = tuple(options_of.get(node, {}).items())
                 lent = replace(node, storage_options=options) if options and isinstance(node, FileSource) else node
-                opened[node] = open_source(lent, listing_of[node])
+                source = open_source(lent, listing_of[node])
+                if relays is not None and not node.IN_MEMORY:
+                    source = relayed(source, nodes.index(node), fingerprint(node), relays)
+                opened[node] = source
             return opened[node]
 
         return source_of
@@ -126,7 +132,7 @@ class RunnerJob:
         known = self._plans.get(attempt) or self._plans[None]
         try:
             request = GetSpec(job=self.name, attempt=attempt)
-            answer = self._control.ask(request, timeout_s=REFRESH_S, what="what to run, and what to leave out")
+            answer = self._ask_once(request, REFRESH_S, "what to run, and what to leave out")
         except DispatcherUnavailableError:
             return known
         if isinstance(answer, Spec):
@@ -189,11 +195,18 @@ class RunnerJob:
             if is_stopped():
                 raise StreamStopped
             try:
-                return self._control.ask(request, timeout_s=ASK_S, what=what)
+                return self._ask_once(request, ASK_S, what)
             except DispatcherUnavailableError as error:
                 if monotonic() > say_at:
                     say_at = monotonic() + SAY_AFTER_S
                     _log.warning("still waiting for the dispatcher: %s", error)
+
+    def _ask_once(self, request: GetSpec | GetBlob, timeout_s: float, what: str) -> object:
+        try:
+            return self._control.ask(request, timeout_s=timeout_s, what=what)
+        except NotPermittedError as refusal:
+            # The dispatcher has let this runner go, and its readers read elsewhere: no failure of the job's.
+            raise StaleStream(str(refusal)) from refusal
 
 
 def _raise_if(is_stopped: Callable[[], bool]) -> None:
@@ -201,11 +214,7 @@ def _raise_if(is_stopped: Callable[[], bool]) -> None:
         raise StreamStopped
 
 
-GAPS = "gaps"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of a stream is opened with, and opened again to mix by other weights."""
 
     stream: StreamId
@@ -219,6 +228,9 @@ class Opening:
     budget: Callable[[], Budget]
     figures: Figures
     judge: DispatcherJudge
+    fellows: Fellows
+    relays: RunRelays | None = None
+    """What a trainer reads for the run; None: it reads by itself."""
 
     @property
     def final(self) -> bool:
@@ -239,6 +251,12 @@ class Opening:
         self.figures.watch(pump, run)
         return run
 
+    def stop(self) -> None:
+        """Let whoever waits for a split, or for elements of one, go, with `StreamStopped`."""
+        self.feed.stop()
+        if self.relays is not None:
+            self.relays.stop()
+
     def _run(self, cut: Cut, weights: Weights | None) -> Run:
         job, excluded = self.plan
         spec, feed = job.spec, self.terms.feed
@@ -247,9 +265,10 @@ class Opening:
             # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
             seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
             epoch=self.terms.epoch,
-            source_of=job.source_opener(self.storage()),
-            cache_scope=_cache_scope(spec.owner),
+            source_of=job.source_opener(self.storage(), self.relays),
+            cache_scope=cache_scope(spec.owner),
             cache_judge=self.judge,
+            cache_hosts=self.fellows,
         )
         part = StreamPart(
             feed=self.feed,
@@ -285,12 +304,15 @@ MOST_READERS = 65_536  # of one stream
 class RunOpener:
     """A runner's. What readers say sets what the next run gets; runs are opened in their pumps' threads."""
 
-    def __init__(self, job: RunnerJob, control: ControlClient, flight: FlightRecord, figures: Figures) -> None:
+    def __init__(
+        self, job: RunnerJob, control: ControlClient, flight: FlightRecord, figures: Figures, fellows: Fellows
+    ) -> None:
         self._job = job
         self._control = control
         self._flight = flight
         self._figures = figures
         self._judge = DispatcherJudge(control.post, job.name)
+        self._fellows = fellows
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
         self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
@@ -324,6 +346,7 @@ class RunOpener:
         is_stopped: Callable[[], bool],
         allocate: Allocate,
         budget: Callable[[], Budget],
+        relays: RunRelays | None = None,
     ) -> Opening:
         """Ask for what a run needs. This may wait for the dispatcher."""
         plan = self._job.plan(start.terms.attempt, is_stopped)
@@ -338,6 +361,8 @@ class RunOpener:
             budget=budget,
             figures=self._figures,
             judge=self._judge,
+            fellows=self._fellows,
+            relays=relays,
         )
 
     def _feed(self, stream: StreamId, start: StartRun, split_counts: Sequence[int]) -> StreamFeed:
@@ -356,7 +381,7 @@ class RunOpener:
         )
 
 
-def _cache_scope(owner: str) -> str:
+def cache_scope(owner: str) -> str:
     """Return whose entries a job finds and makes: its principal's. The user of this host is one, and finds what
     pipelines in processes of his own kept."""
     return "user" if owner in ("", user_name()) else f"principal {owner}"
@@ -371,96 +396,3 @@ def _left(leftover: Leftover, job: LoadedJob) -> Left:
 
 def _torn(cut: Cut) -> TornRounds | None:
     return None if cut.regroup is None else TornRounds(cut.regroup.width, cut.regroup.given)
-
-
-@dataclass(frozen=True, slots=True)
-class _GapMarks:
-    given: int
-
-    def at(self, k: int) -> State:
-        return [GAPS, self.given + k]
-
-    def origin(self, k: int) -> Origin | None:
-        return None
-
-
-class TailRun(Run):
-    """See the module. `width` is how many consumers the rounds of `leftovers` were for."""
-
-    def __init__(
-        self,
-        pipeline: PipelineArguments,
-        *,
-        budget: Budget,
-        part: StreamPart,
-        leftovers: Sequence[Leftover],
-        width: int,
-        split_counts: Sequence[int],
-    ) -> None:
-        super().__init__(**pipeline, budget=budget, part=part)
-
-        def run_of(leftover: Leftover) -> Run:
-            own = replace(
-                part,
-                feed=leftover_feed(leftover, split_counts),
-                rest="keep",
-                shuffle_parts=leftover.cut.share,
-                keep=leftover.feed.keep,
-                leftovers=(),
-            )
-            return Run(**pipeline, budget=replace(budget, threads=1), part=own)
-
-        self._run_of = run_of
-        found = [(leftover, gaps_in(received(leftover.cut, width))) for leftover in leftovers]
-        self._gaps = [(leftover, gaps) for leftover, gaps in found if gaps]
-        self._in_gaps = sum(stop - start for _, gaps in self._gaps for start, stop in gaps)
-        self._given = self._in_gaps
-        self._outputs: Iterator[Element] = iter(())
-
-    def open(self, pass_: int, state: State) -> None:
-        self._given = self._in_gaps
-        if state is None or state[0] == GAPS:
-            self._given = 0 if state is None else state[1]
-            self._outputs = islice(self._make_gaps(pass_), self._given, None)
-            state = None
-        super().open(pass_, state)
-
-    def close(self) -> None:
-        super().close()
-        self._outputs = iter(())  # what makes them refers back to this
-
-    def pull(self, want: int) -> Chunk:
-        if self._given < self._in_gaps:
-            elements = list(islice(self._outputs, want))
-            if elements:
-                marks = _GapMarks(self._given)
-                self._given += len(elements)
-                return Chunk(elements, marks)
-            self._given = self._in_gaps
-        return super().pull(want)
-
-    def _make_gaps(self, pass_: int) -> Iterator[Element]:
-        for leftover, gaps in self._gaps:
-            run = self._run_of(leftover)
-            try:
-                run.open(pass_, leftover.cut.engine)
-                made = 0
-                for start, stop in gaps:
-                    made += self._discard(run, start - made)
-                    while made < stop and (elements := self._pull_from(run, stop - made)):
-                        made += len(elements)
-                        yield from elements
-            finally:
-                run.close()
-
-    def _discard(self, run: Run, count: int) -> int:
-        """Make outputs that were received and let go of them; return how many there were."""
-        passed = 0
-        while passed < count and (elements := self._pull_from(run, count - passed)):
-            passed += len(elements)
-        return passed
-
-    def _pull_from(self, run: Run, want: int) -> Sequence[Element]:
-        if self.closed:
-            raise StreamStopped
-        return run.pull(want).elements

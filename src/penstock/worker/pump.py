@@ -118,7 +118,7 @@ class Pump:
             self.abandoned = True
             opening, run = self._opening, self._run
         if opening is not None:
-            opening.feed.stop()
+            opening.stop()
         if run is not None and not run.closed:
             # Closing waits a moment for threads in user code, and nobody here has that moment.
             threading.Thread(target=run.close, name="penstock close", daemon=True).start()
@@ -150,7 +150,7 @@ class Pump:
         try:
             return self._pull_all(opening, self._open(opening, self.start.start))
         finally:
-            opening.feed.stop()
+            opening.stop()
             if self._run is not None:
                 self._run.close()
 

@@ -16,7 +16,7 @@ import mmap
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -29,17 +29,22 @@ from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.flight_record import FlightRecord, HangWatch
+from penstock.runtime.streams import StreamStopped
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
 from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.failures import describe_failure
+from penstock.wire.fetching import FromFellow
 from penstock.wire.figures import RunnerFigures, lines_of
 from penstock.wire.frames import (
     CloseStream,
     Credit,
+    OfferReading,
     OpenStream,
     Output,
+    RelayFailed,
+    RelayRows,
     RemoteFailure,
     ReturnLeases,
     StreamFailed,
@@ -52,9 +57,12 @@ from penstock.wire.frames import (
 from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
+from penstock.worker.fellow_links import FellowLinks
+from penstock.worker.fellows import Fellows, KeptServer
 from penstock.worker.figures import Figures
-from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener
+from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener, cache_scope
 from penstock.worker.own_memory import OwnMemory
+from penstock.worker.relays import Relays
 from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -109,6 +117,7 @@ class HostedStreams:
         arena: Arena,
         job: RunnerJob,
         opener: RunOpener,
+        readers: KnownReaders,
         *,
         owns_process: bool = False,
     ) -> None:
@@ -116,13 +125,15 @@ class HostedStreams:
         self._config = config
         self._lending = Lending(arena)
         self._job = job
-        self._opener = opener
+        self._opener, self._readers = opener, readers
         self._streams: dict[StreamId, AnyStream] = {}
         self._host: Host | None = None
         """What the streams share of this process; None until the job is loaded."""
+        self._kept: KeptServer | None = None
+        """What gives other hosts what is kept here; None until one asks."""
         self._load_failure: RemoteFailure | None = None
-        self._early: list[tuple[bytes, OpenStream]] = []
-        """Openings that came before the job was loaded, each with who sent it."""
+        self._early: list[tuple[bytes, OpenStream | OfferReading]] = []
+        """Openings and offers that came before the job was loaded, each with who sent it."""
         self._checked_at = 0.0
         self._owns_process = owns_process
         self._own_memory: OwnMemory | None = None
@@ -131,13 +142,17 @@ class HostedStreams:
     def load(self, is_stopped: Callable[[], bool]) -> None:
         """Fetch the job, in a thread of its own: it may take a while."""
         try:
+            config, job = self._config, self._job.load(is_stopped)
+            # A trainer's guests reach what the trainer does.
+            relayed = job.spec.placement.read_by == "trainer" and not config.guest
             host = Host(
-                config=self._config,
-                job=self._job.load(is_stopped),
+                config=config,
+                job=job,
                 data=self.data,
                 lending=self._lending,
                 opener=self._opener,
                 streams=self._streams,
+                relays=Relays(self.data.send, config.memory_bytes) if relayed else None,
             )
             if host.job.spec.sharing:
                 arena_bytes = int(host.window_bytes * (WINDOWS_SHARE + MAKING_SHARE))
@@ -147,6 +162,8 @@ class HostedStreams:
             else:
                 host.lending.arena.allow_writers()
             self._host = host
+        except StreamStopped:
+            return  # this runner is being ended: whoever opens a stream here is sent elsewhere
         except BaseException as error:
             self._load_failure = describe_failure(error)
         self.data.ask_tick()  # readers may have come before it
@@ -158,7 +175,7 @@ class HostedStreams:
         """Send text to everybody who reads here; False if nobody does."""
         return self.data.send_all(Output(worker=self._config.worker, text=text))
 
-    def take(self, peer: bytes, message: ToRunner) -> None:
+    def take(self, peer: bytes, message: ToRunner, buffers: Sequence[Any]) -> None:
         if isinstance(message, OpenStream):
             self._open(peer, message)
         elif isinstance(message, UseSlabs):
@@ -172,11 +189,23 @@ class HostedStreams:
                 stream.take_credit(peer, message)
         elif isinstance(message, ReturnLeases):
             self._lending.take_back(peer, message.leases)
+        elif isinstance(message, OfferReading):
+            self._hear_offer(peer, message)
+        elif isinstance(message, (RelayRows, RelayFailed)):
+            if self._host is not None and self._host.relays is not None:
+                self._host.relays.receive(peer, message, buffers)
         elif isinstance(message, CloseStream):
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
             if message.leaving:
                 self.data.send(peer, StreamLeft(stream=message.stream, opening=message.opening))
+
+    def take_from_fellow(self, peer: bytes, message: FromFellow) -> None:
+        if self._kept is None and self._host is not None:
+            job = self._host.job
+            self._kept = KeptServer(job.graph, cache_scope(job.spec.owner), self.data.send)
+        if self._kept is not None:
+            self._kept.take(peer, message)
 
     def _open(self, peer: bytes, message: OpenStream) -> None:
         if message.storage.sources:
@@ -202,6 +231,17 @@ class HostedStreams:
         else:
             self._early.append((peer, message))
 
+    def _hear_offer(self, peer: bytes, message: OfferReading) -> None:
+        """Let the job's owner read for it, and nobody else: what others make of the rows is the owner's."""
+        if self._host is None:
+            if self._load_failure is None and len(self._early) < MOST_STREAMS:
+                self._early.append((peer, message))
+            return
+        reader = self._readers.principal_of(self.data.key_of(peer))
+        owned = reader is not None and reader.name == self._host.job.spec.owner
+        if owned and self._host.relays is not None:
+            self._host.relays.offer(peer, message)
+
     def _new_stream(self, message: OpenStream, host: Host) -> AnyStream:
         others = self.all()
         for other in others:
@@ -213,6 +253,8 @@ class HostedStreams:
         return stream
 
     def lose(self, peer: bytes) -> None:
+        if self._host is not None and self._host.relays is not None:
+            self._host.relays.lose(peer)
         for stream in self.all():
             stream.close_reader(peer)
 
@@ -224,7 +266,7 @@ class HostedStreams:
         if self._host is not None or self._load_failure is not None:
             early, self._early = self._early, []
             for peer, message in early:
-                self._open(peer, message)
+                self.take(peer, message, ())
         for stream in self.all():
             if now - stream.served.idle_since > stream.forget_after_s:
                 stream.close()
@@ -278,8 +320,9 @@ class JobRunner:
             host=config.host,
         )
         job = RunnerJob(self._control, config.job)
-        opener = RunOpener(job, self._control, self._flight, self._figures)
-        self.streams = HostedStreams(config, socket, self._arena, job, opener, owns_process=owns_process)
+        self._links = FellowLinks(self._context, self._control, config.credentials, config.job)
+        opener = RunOpener(job, self._control, self._flight, self._figures, Fellows(self._links))
+        self.streams = HostedStreams(config, socket, self._arena, job, opener, readers, owns_process=owns_process)
         self._loading = threading.Thread(
             target=self.streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
         )
@@ -306,6 +349,7 @@ class JobRunner:
             return
         self._closed = True
         self.streams.close()
+        self._links.close()
         self._control.close()
         self._loading.join(STOP_WAIT_S)
         self._arena.close()

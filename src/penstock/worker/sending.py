@@ -15,21 +15,23 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import monotonic
+from functools import partial
+from time import monotonic, sleep
 from typing import Any, Protocol
 
 import msgspec
 import zmq
 
-from penstock.core.errors import PenstockError, ProtocolError
+from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import JobName
 from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.control import ControlClient
+from penstock.wire.fetching import FromFellow, ToFellow
 from penstock.wire.frames import FromRunner, ToRunner
-from penstock.wire.framing import RequestAssembler, decode_message, key_of, pack
+from penstock.wire.framing import RequestAssembler, decode_message, key_of, pack, sender_of, unpack
 from penstock.wire.guard import Socket
 from penstock.wire.messages import Answer, NotKnown
-from penstock.wire.principals import Principal
+from penstock.wire.principals import Principal, Role
 from penstock.wire.sockets import Bell
 
 MAX_KNOWN = 10_000  # of readers of one job; the oldest are asked about again
@@ -37,7 +39,8 @@ TRIES, AGAIN_S = 10, 0.2  # a dispatcher that has just begun again hears of its 
 
 
 class KnownReaders:
-    """Who reads from a runner: trainers, known by the reading keys that they made and told the dispatcher.
+    """Who reads from a runner: trainers, known by the reading keys that they made and told the dispatcher, and other
+    runners of its job, known by the keys that their agents made for them.
 
     A key that was not met before is asked about while its handshake waits; what the dispatcher says is kept, so that a
     reader whose connection was lost is known while the dispatcher is away. Any thread may ask.
@@ -60,9 +63,7 @@ class KnownReaders:
             if isinstance(answer, KnownReader):
                 tell(self._keep(verifier, Principal.parse(answer.principal)))
             elif isinstance(answer, NotKnown) and tries > 1:
-                again = threading.Timer(AGAIN_S, self._ask, (verifier, tell, tries - 1))
-                again.daemon = True
-                again.start()
+                _later(AGAIN_S, lambda: self._ask(verifier, tell, tries - 1))
             else:
                 tell(None)
 
@@ -79,6 +80,14 @@ class KnownReaders:
         return principal
 
 
+def _later(delay_s: float, act: Callable[[], None]) -> None:
+    def wait() -> None:
+        sleep(delay_s)
+        act()
+
+    threading.Thread(target=wait, name="penstock again", daemon=True).start()
+
+
 TICK_S = 0.1
 RECEIVE_AT_ONCE = 200
 CLOSE_WAIT_S = 2.0
@@ -88,12 +97,16 @@ _MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 
 _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToRunner] = msgspec.msgpack.Decoder(ToRunner)
+_fellows: msgspec.msgpack.Decoder[FromFellow] = msgspec.msgpack.Decoder(FromFellow)
 
 
 class Listener(Protocol):
     """Who is told what happens at the socket, in its thread, where nothing may block."""
 
-    def take(self, peer: bytes, message: ToRunner) -> None: ...
+    def take(self, peer: bytes, message: ToRunner, buffers: Sequence[Any]) -> None:
+        """Hear a message; `buffers`: what came with it."""
+
+    def take_from_fellow(self, peer: bytes, message: FromFellow) -> None: ...
 
     def lose(self, peer: bytes) -> None:
         """A peer was not there when something was sent to it."""
@@ -115,16 +128,21 @@ class DataSocket:
         self._stopping = self._tick_asked = False
         self._assembler = RequestAssembler()
         self._garbage, self._complain_at = 0, float("-inf")
-        self._peers: dict[bytes, str] = {}
-        """Peers that have said something and are not known to be gone, and the keys they showed. A peer chooses the
-        name it goes by here, and may choose that of one who was here before."""
+        self._peers: dict[bytes, tuple[str, Role]] = {}
+        """Peers that have said something and are not known to be gone, the keys they showed, and as what. A peer
+        chooses the name it goes by here, and may choose that of one who was here before."""
         self._thread = threading.Thread(target=self._serve, name="penstock data", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def send(
-        self, peer: bytes, header: FromRunner, buffers: Sequence[Any] = (), *, unsent: Callable[[], None] | None = None
+        self,
+        peer: bytes,
+        header: FromRunner | ToFellow,
+        buffers: Sequence[Any] = (),
+        *,
+        unsent: Callable[[], None] | None = None,
     ) -> None:
         """Send now, without waiting. If the peer is gone `unsent` is called soon, in another thread."""
         frame, following = pack(msgspec.msgpack.encode(header), buffers)
@@ -155,11 +173,16 @@ class DataSocket:
             socket.send(buffer, _LAST, copy=False)
 
     def send_all(self, header: FromRunner) -> bool:
-        """Send the same to everybody who reads here; False if nobody does."""
-        peers = list(self._peers)
+        """Send the same to every trainer that reads here; False if none does."""
+        peers = [peer for peer, (_, role) in list(self._peers.items()) if role != "runner"]
         for peer in peers:
             self.send(peer, header)
         return bool(peers)
+
+    def key_of(self, peer: bytes) -> str:
+        """Return the verifier of the key that a peer has shown; empty: it is gone."""
+        known = self._peers.get(peer)
+        return "" if known is None else known[0]
 
     def forget(self, peer: bytes) -> None:
         """A peer is known to be gone."""
@@ -230,22 +253,31 @@ class DataSocket:
             try:
                 if len(frames) != 1:
                     raise ProtocolError(f"{len(frames)} frames where one is expected")
-                key = key_of(frames[0])
-                if self._peers.setdefault(peer, key) != key:
+                key, role = key_of(frames[0]), sender_of(frames[0]).role
+                if self._peers.setdefault(peer, (key, role)) != (key, role):
                     self.forget(peer)  # somebody else, who is nobody's successor
-                    self._peers[peer] = key
+                    self._peers[peer] = key, role
                 whole = self._assembler.add(peer, frames[0].bytes, principal=key, now=now)
                 if whole is None:
                     continue
-                message = decode_message(_decoder, whole)
-            except ProtocolError as error:
+                told = self._understood(peer, role, whole)
+            except (ProtocolError, CodecError) as error:
                 self._complain(now, str(error))
                 continue
             try:
-                self._listener.take(peer, message)
+                told()
             except Exception:  # one reader's nonsense must not keep the others from being served
-                _log.exception("a message could not be dealt with", extra={"kind": type(message).__name__})
+                _log.exception("a message could not be dealt with", extra={"peer": peer.hex()})
         return len(messages) == RECEIVE_AT_ONCE
+
+    def _understood(self, peer: bytes, role: Role, whole: bytes) -> Callable[[], None]:
+        """Return what telling the listener of a message is: runners ask for what is kept, and trainers for all else."""
+        if role == "runner":
+            return partial(self._listener.take_from_fellow, peer, decode_message(_fellows, whole))
+        header, buffers = unpack(memoryview(whole))
+        if None in buffers:
+            raise ProtocolError("a buffer of a message does not come with it")
+        return partial(self._listener.take, peer, decode_message(_decoder, header), buffers)
 
     def _complain(self, now: float, reason: str) -> None:
         """Write down what was dropped, now and then: all readers are shown it, and one of them decides how often."""

@@ -11,10 +11,11 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from penstock.core.element import Element
 from penstock.core.ids import AttemptId, StreamId
@@ -32,6 +33,7 @@ from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
 from penstock.worker.opening import LoadedJob, Opening, RunOpener
 from penstock.worker.pump import Pump
+from penstock.worker.relays import Relays, RunRelays
 from penstock.worker.sending import DataSocket
 
 SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
@@ -50,8 +52,7 @@ AnyStream: TypeAlias = "HostedStream[Served[Any]]"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
+class Host(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What the streams of a process work with, and share."""
 
     config: RunnerConfig
@@ -60,6 +61,8 @@ class Host:
     lending: Lending
     opener: RunOpener
     streams: dict[StreamId, AnyStream]
+    relays: Relays | None = None
+    """What a trainer reads for the runs; None: they read by themselves."""
 
     @cached_property
     def window_bytes(self) -> int:
@@ -90,8 +93,7 @@ class Host:
             _log.warning(text)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, eq=False):
     """`count` rounds from `seq` on, encoded."""
 
     seq: int
@@ -215,6 +217,7 @@ class HostedStream(ABC, Generic[ServedKind]):
             is_stopped=lambda: pump.abandoned,
             allocate=partial(self._allocate, pump),
             budget=self._host.budget,
+            relays=None if self._host.relays is None else RunRelays(self._host.relays),
         )
 
     @abstractmethod
@@ -264,8 +267,7 @@ class HostedStream(ABC, Generic[ServedKind]):
         self._sent_bytes += header.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(msgspec.Struct, frozen=True):
     """A reader's frame, ready to be sent."""
 
     frame: Frame

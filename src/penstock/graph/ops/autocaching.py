@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.functions import UserFunction
@@ -14,8 +15,7 @@ from penstock.graph.ops.passing import Prefetch, Shuffle
 from penstock.graph.traits import Flow, GroupedBy, Length, Traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Autocache(Unary):
+class Autocache(Unary, frozen=True, kw_only=True, eq=False):
     """A point up to which elements may be kept, split by split. It changes nothing but the time that they take.
 
     Other pipelines find the same entries and may need other columns, so that what is needed above says nothing below.

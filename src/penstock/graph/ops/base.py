@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeGuard
+
+import msgspec
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
@@ -11,8 +12,7 @@ from penstock.graph.node import Node
 NEVER_ENDS = -1  # a count of -1 means "all" for take and "for ever" for repeat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkipErrors:
+class SkipErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Leave out failing elements, up to a budget: a count if it is an int, a fraction of the elements if a float."""
 
     budget: int | float = 0.01
@@ -30,8 +30,7 @@ class MemorySlot:
     """Names what the runtime remembers for an operator between two iterations of one process; holds nothing itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Unary(Node):
+class Unary(Node, frozen=True, kw_only=True, eq=False):
     """An operator with one input."""
 
     upstream: Node
@@ -47,8 +46,7 @@ class Unary(Node):
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hole(Node):
+class Hole(Node, frozen=True, kw_only=True, eq=False):
     """Stands for the input of a fused step."""
 
 

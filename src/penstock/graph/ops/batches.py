@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.functions import UserFunction
@@ -12,8 +13,7 @@ from penstock.graph.ops.base import Unary, check_at_least
 from penstock.graph.traits import Flow, GroupedBy, Inputs, Length, OnWorkers, Regroups, RoundGrouping, Traits, varied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batches(Unary):
+class Batches(Unary, frozen=True, kw_only=True, eq=False):
     """Base of operators that make one output of each `size` elements that follow each other."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -42,8 +42,7 @@ class Batches(Unary):
         return batches_of(inputs[0], self.size, drop_last=self.drop_last)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch(Batches):
+class Batch(Batches, frozen=True, kw_only=True, eq=False):
     """The leaves of the elements stacked into arrays; with `collate`, what that function makes of the list of them.
 
     With `mask` a short batch is filled up with copies of its last row, and the column of that name says which rows are
@@ -74,8 +73,7 @@ class Batch(Batches):
         return self.TRAITS if plain else varied(self.TRAITS, same_columns=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PaddedBatch(Batches):
+class PaddedBatch(Batches, frozen=True, kw_only=True, eq=False):
     """Arrays padded to the longest of the batch, to `length`, or to a multiple of `multiple_of`, along every axis."""
 
     TRAITS: ClassVar[Traits] = replace(
@@ -91,13 +89,11 @@ class PaddedBatch(Batches):
         check_at_least("multiple_of", self.multiple_of, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RaggedBatch(Batches):
+class RaggedBatch(Batches, frozen=True, kw_only=True, eq=False):
     """One-dimensional leaves become `Ragged`; others are batched as usual."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rebatch(Unary):
+class Rebatch(Unary, frozen=True, kw_only=True, eq=False):
     """Batches of another size, cut and joined by columns without touching rows."""
 
     TRAITS: ClassVar[Traits] = replace(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from penstock.graph.functions import UserFunction
 from penstock.graph.ops.base import Unary, check_at_least
 from penstock.graph.traits import Flow, Inputs, OnWorkers, Traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FlatMap(Unary):
+class FlatMap(Unary, frozen=True, kw_only=True, eq=False):
     """Zero or more outputs, any iterable, for one input."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -30,8 +30,7 @@ class FlatMap(Unary):
     salt: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Interleave(Unary):
+class Interleave(Unary, frozen=True, kw_only=True, eq=False):
     """Iterables made from `cycle` inputs at a time, read in turns of `block` elements."""
 
     TRAITS: ClassVar[Traits] = replace(FlatMap.TRAITS, order_bound=True)
@@ -45,8 +44,7 @@ class Interleave(Unary):
         check_at_least("block", self.block, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Unbatch(Unary):
+class Unbatch(Unary, frozen=True, kw_only=True, eq=False):
     """The rows of each batch: as many as its shortest column has, so that all columns count."""
 
     TRAITS: ClassVar[Traits] = FlatMap.TRAITS

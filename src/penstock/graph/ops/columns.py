@@ -8,8 +8,9 @@ the place of old ones. All further columns pass by it. How it is computed is reg
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
@@ -17,8 +18,7 @@ from penstock.graph.ops.base import Unary
 from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, either
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ColumnOperator(Unary):
+class ColumnOperator(Unary, frozen=True, kw_only=True, eq=False):
     """Base of operators that make columns of columns, each element by itself."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -58,15 +58,13 @@ class ColumnOperator(Unary):
         return named if named.keys().isdisjoint(self.gives) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ColumnChoice(ColumnOperator):
+class ColumnChoice(ColumnOperator, frozen=True, kw_only=True, eq=False):
     """Base of operators that leave columns out or name them, and change no value: passes may remove them."""
 
     TRAITS: ClassVar[Traits] = replace(ColumnOperator.TRAITS, threads=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Select(ColumnChoice):
+class Select(ColumnChoice, frozen=True, kw_only=True, eq=False):
     """These columns, in this order."""
 
     columns: tuple[str, ...]
@@ -93,8 +91,7 @@ class Select(ColumnChoice):
         return named if named.keys() <= set(self.columns) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drop(ColumnChoice):
+class Drop(ColumnChoice, frozen=True, kw_only=True, eq=False):
     """All columns but these, which must be there."""
 
     columns: tuple[str, ...]
@@ -121,8 +118,7 @@ class Drop(ColumnChoice):
         return named if named.keys().isdisjoint(self.columns) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rename(ColumnChoice):
+class Rename(ColumnChoice, frozen=True, kw_only=True, eq=False):
     """Columns under other names, in their places."""
 
     names: tuple[tuple[str, str], ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.functions import UserFunction
@@ -13,8 +14,7 @@ from penstock.graph.ops.base import NEVER_ENDS
 from penstock.graph.traits import Columns, Flow, Inputs, Length, OnWorkers, Traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Zip(Node):
+class Zip(Node, frozen=True, kw_only=True, eq=False):
     """Tuples of one element of each input; ends with the shortest."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -42,8 +42,7 @@ class Zip(Node):
         return None if None in inputs else inputs[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Concatenate(Node):
+class Concatenate(Node, frozen=True, kw_only=True, eq=False):
     """All elements of the first input, then those of the second, and so on."""
 
     TRAITS: ClassVar[Traits] = replace(Zip.TRAITS, on_workers=OnWorkers.RUNS, inputs=Inputs.ANY, same_columns=True)
@@ -61,8 +60,7 @@ MixStop: TypeAlias = Literal["first", "all", "never"]
 MIX_STOPS = ("first", "all", "never")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mix(Node):
+class Mix(Node, frozen=True, kw_only=True, eq=False):
     """Elements of the inputs in proportion to the weights; `unit` measures an element (None counts elements)."""
 
     TRAITS: ClassVar[Traits] = replace(

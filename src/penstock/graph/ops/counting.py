@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.graph.node import Node
 from penstock.graph.ops.base import NEVER_ENDS, MemorySlot, Unary, check_at_least
 from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits, varied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Take(Unary):
+class Take(Unary, frozen=True, kw_only=True, eq=False):
     """The first `count` elements. -1 is all."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -51,8 +52,7 @@ class Take(Unary):
         return inputs[0] if self.count == NEVER_ENDS else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Skip(Unary):
+class Skip(Unary, frozen=True, kw_only=True, eq=False):
     """All but the first `count` elements."""
 
     TRAITS: ClassVar[Traits] = Take.TRAITS
@@ -72,8 +72,7 @@ class Skip(Unary):
         return None if inputs[0] is None else max(0, inputs[0] - self.count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Enumerate(Unary):
+class Enumerate(Unary, frozen=True, kw_only=True, eq=False):
     """Pairs `(start + i, element)`."""
 
     TRAITS: ClassVar[Traits] = replace(Take.TRAITS, same_columns=False)
@@ -83,8 +82,7 @@ class Enumerate(Unary):
         return inputs[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Repeat(Unary):
+class Repeat(Unary, frozen=True, kw_only=True, eq=False):
     """`count` passes over the input; each reshuffles. -1 is for ever."""
 
     TRAITS: ClassVar[Traits] = replace(Take.TRAITS, on_workers=OnWorkers.RUNS)
@@ -114,8 +112,7 @@ class Repeat(Unary):
         return inputs[0] if self.count else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WithLength(Unary):
+class WithLength(Unary, frozen=True, kw_only=True, eq=False):
     """Declares how many elements there are, for `len()`; more or fewer is an error at the end of the pass."""
 
     TRAITS: ClassVar[Traits] = replace(Take.TRAITS, on_workers=OnWorkers.LEFT_TO_READER)
@@ -128,14 +125,13 @@ class WithLength(Unary):
         return self.count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WithEpoch(Unary):
+class WithEpoch(Unary, frozen=True, kw_only=True, eq=False):
     """Epochs of `count` elements; epoch e begins where e - 1 ended, passing over the input as often as needed."""
 
     PRIVATE: ClassVar[frozenset[str]] = frozenset({"slot"})
     TRAITS: ClassVar[Traits] = Take.TRAITS
     count: int
-    slot: MemorySlot = field(default_factory=lambda: MemorySlot(), repr=False)
+    slot: MemorySlot = msgspec.field(default_factory=lambda: MemorySlot())
 
     def __post_init__(self) -> None:
         check_at_least("count", self.count, 1)

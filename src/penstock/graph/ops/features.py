@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
@@ -16,8 +17,7 @@ from penstock.graph.traverse import walk
 DENSE, SPARSE = "dense", "sparse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransformFeatures(ColumnOperator):
+class TransformFeatures(ColumnOperator, frozen=True, kw_only=True, eq=False):
     """Features of a batch made of others, by transforms that each may read what those before it made.
 
     A feature is a column, or, if keyed columns are named in `within`, one of theirs. What is made becomes columns; or
@@ -67,7 +67,7 @@ class TransformFeatures(ColumnOperator):
     @property
     def samples(self) -> bool:
         """Return whether it changes how many rows there are."""
-        return any(isinstance(transform, Sampling) for transform in self.transforms)
+        return Sampling in map(type, self.transforms)
 
     @property
     def made(self) -> tuple[str, ...]:

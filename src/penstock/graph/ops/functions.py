@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.expressions import Expression
@@ -13,8 +14,7 @@ from penstock.graph.ops.base import SkipErrors, Unary, check_at_least
 from penstock.graph.traits import Columns, Flow, Inputs, OnWorkers, Traits, either, varied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Map(Unary):
+class Map(Unary, frozen=True, kw_only=True, eq=False):
     """One output for one input. With `batch_size`, the function is called with a list of up to that many elements."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -58,8 +58,7 @@ class Map(Unary):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Filter(Unary):
+class Filter(Unary, frozen=True, kw_only=True, eq=False):
     """Keeps the elements for which the function, or the expression on columns, is true."""
 
     TRAITS: ClassVar[Traits] = replace(Map.TRAITS, may_skip=True)

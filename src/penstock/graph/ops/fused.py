@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
@@ -14,8 +15,7 @@ from penstock.graph.ops.passing import Prefetch
 from penstock.graph.traits import Length, Traits, varied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OfSteps(Unary):
+class OfSteps(Unary, frozen=True, kw_only=True, eq=False):
     """Base of operators that run others as steps, each of which stands on a `Hole`."""
 
     steps: tuple[Node, ...]
@@ -25,8 +25,7 @@ class OfSteps(Unary):
             raise InvalidArgumentError("a fused operator needs at least one step")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fused(OfSteps):
+class Fused(OfSteps, frozen=True, kw_only=True, eq=False):
     """Steps that run over a chunk in one go."""
 
     TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, same_columns=False)
@@ -37,8 +36,7 @@ class Fused(OfSteps):
         return varied(self.TRAITS, may_skip=may_skip, threads=threads_of(self.steps))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FusedBatch(OfSteps):
+class FusedBatch(OfSteps, frozen=True, kw_only=True, eq=False):
     """One-to-one steps whose results are written straight into the batch's buffer."""
 
     TRAITS: ClassVar[Traits] = replace(Batches.TRAITS, same_columns=False, threads=None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.ops.base import Unary, check_at_least
@@ -13,8 +14,7 @@ from penstock.graph.traits import Traits
 Part: TypeAlias = Literal["train", "held out"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holdout(Unary):
+class Holdout(Unary, frozen=True, kw_only=True, eq=False):
     """Keeps the elements that are held out, a `fraction` of all, or the others.
 
     Which they are follows from `seed` and from where in the source they stand, and so is the same in every epoch.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.graph.ops.base import MemorySlot, Unary, check_at_least
 from penstock.graph.traits import Flow, Inputs, Length, OnWorkers, Traits, varied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prefetch(Unary):
+class Prefetch(Unary, frozen=True, kw_only=True, eq=False):
     """Made ahead on a thread, up to `size` elements (None: as many as the memory budget allows)."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -32,8 +33,7 @@ class Prefetch(Unary):
         check_at_least("size", self.size, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shuffle(Unary):
+class Shuffle(Unary, frozen=True, kw_only=True, eq=False):
     """A random order: of blocks of `size` elements, or of everything where the source below is indexable."""
 
     TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, flow=Flow.OWN, order_bound=True, threads=0)
@@ -53,8 +53,7 @@ class Shuffle(Unary):
         return inputs[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cache(Unary):
+class Cache(Unary, frozen=True, kw_only=True, eq=False):
     """Computed in the first whole pass, read back afterwards: from memory, or from files below `path`.
 
     Other pipelines read the same cache and may need other columns, so that what is needed above says nothing below.
@@ -66,7 +65,7 @@ class Cache(Unary):
     )
     path: str | None = None
     max_bytes: int | None = None
-    slot: MemorySlot = field(default_factory=lambda: MemorySlot(), repr=False)
+    slot: MemorySlot = msgspec.field(default_factory=lambda: MemorySlot())
 
     def __post_init__(self) -> None:
         check_at_least("max_bytes", self.max_bytes, 1)
@@ -75,15 +74,13 @@ class Cache(Unary):
         return inputs[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shard(Unary):
+class Shard(Unary, frozen=True, kw_only=True, eq=False):
     """Marks where a job with `sharding="hint"` gives each worker its part of the elements. Alone, it does nothing."""
 
     TRAITS: ClassVar[Traits] = replace(Prefetch.TRAITS, flow=Flow.IN_PLACE, same_columns=False, threads=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Identified(Unary):
+class Identified(Unary, frozen=True, kw_only=True, eq=False):
     """Pairs `(element, identity)`: the end of what workers run where a function that takes `rng` stands behind it.
 
     No method makes it. `first_source` is the number of the graph's first source in the pipeline that reads it.

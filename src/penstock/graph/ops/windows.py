@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.graph.functions import UserFunction
@@ -11,8 +12,7 @@ from penstock.graph.ops.base import Unary, check_at_least
 from penstock.graph.traits import Columns, Flow, GroupedBy, Inputs, OnWorkers, Regroups, RoundGrouping, Traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BucketByLength(Unary):
+class BucketByLength(Unary, frozen=True, kw_only=True, eq=False):
     """Padded batches of elements of like length; `batch_sizes` has one entry a bucket (len(boundaries) + 1)."""
 
     TRAITS: ClassVar[Traits] = Traits(
@@ -50,8 +50,7 @@ class BucketByLength(Unary):
         return self.drop_last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupByWindow(Unary):
+class GroupByWindow(Unary, frozen=True, kw_only=True, eq=False):
     """Lists of `size` elements with equal keys, each given to `reduce` (None keeps the list).
 
     With more than `max_pending` elements waiting, the window that waits longest is given short.
@@ -78,8 +77,7 @@ PackLong: TypeAlias = Literal["split", "truncate", "drop"]
 PACK_LONGS = ("split", "truncate", "drop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pack(Unary):
+class Pack(Unary, frozen=True, kw_only=True, eq=False):
     """Sequences laid side by side into rows of `length`, with segment ids and positions.
 
     Sequences are gathered in blocks of `lookahead` and fitted within a block, so that the state is a position. A block

@@ -14,7 +14,9 @@ every 30 s, are ours.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.policies.scaling.records import Measured, ScalingLimits, WorkerTarget
 
@@ -23,8 +25,7 @@ STEP = 0.1
 PERIOD_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuffersMemory:
+class BuffersMemory(msgspec.Struct, frozen=True, kw_only=True):
     target: int = 0
     """0: nothing decided yet."""
     looked_at: float = -math.inf

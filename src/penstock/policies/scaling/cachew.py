@@ -14,8 +14,10 @@ look after ten reports the mean of the ten counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.policies.scaling.records import Measured, ScalingLimits, WorkerTarget
 
@@ -26,16 +28,14 @@ THRESHOLD = 0.03
 QUEUE_GREW = 0.4
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What clients say after 100 batches."""
 
     batch_s: float
     queue: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachewMemory:
+class CachewMemory(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float = THRESHOLD
     phase: Literal["adding", "removing", "converged"] = "adding"
     target: int = 1

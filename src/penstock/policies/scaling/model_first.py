@@ -23,8 +23,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.policies.scaling.records import WORTHWHILE, Measured, Rent, ScalingLimits, WorkerTarget
 
@@ -38,8 +40,7 @@ TOLERATED = 2.5 * WORTHWHILE  # a decision allows for some waiting already, and 
 SPARE = 0.97  # workers that are busy for more of their time have nothing to give back
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True):
     """What came of a number of workers."""
 
     workers: float
@@ -50,8 +51,7 @@ class Tried:
     processor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
     """What a run leaves to the next of the same pipeline, trainer and kind of worker."""
 
     workers: int
@@ -59,8 +59,7 @@ class Learned:
     worker_per_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
+class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     held: int = 0
     """The decision in force; 0: none yet."""
     reason: str = ""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import msgspec
 
 Memory = TypeVar("Memory")
 
@@ -21,8 +22,7 @@ WORTHWHILE = 0.03
 """A gain in batch time below it is not worth a worker, where nobody says what either costs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderPace:
+class ReaderPace(msgspec.Struct, frozen=True, kw_only=True):
     """One trainer over a window."""
 
     batches: float
@@ -44,8 +44,7 @@ def leading_pace(trainers: Iterable[ReaderPace]) -> ReaderPace | None:
     return max(trainers, key=lambda pace: pace.ranks / max(pace.step_s, 1e-9), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did over a window of time, by the clocks of those who counted."""
 
     seconds: float
@@ -99,8 +98,7 @@ class Measured:
         return 0.0 if self.pace is None or not self.batch_s else self.pace.wait_s / self.batch_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rent:
+class Rent(msgspec.Struct, frozen=True, kw_only=True):
     """What is paid an hour while a job runs."""
 
     trainer_per_h: float
@@ -108,8 +106,7 @@ class Rent:
     worker_per_h: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingLimits:
+class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the user and the job allow."""
 
     least: int = 1
@@ -138,8 +135,7 @@ class ScalingLimits:
         return self.streams / math.ceil(self.streams / min(workers, self.streams))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTarget:
+class WorkerTarget(msgspec.Struct, frozen=True):
     """How many workers of size 1 a job should have, and why, with the numbers that were looked at."""
 
     workers: int

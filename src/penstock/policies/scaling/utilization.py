@@ -14,7 +14,9 @@ to (section 6.1).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.policies.scaling.records import Measured, ScalingLimits, WorkerTarget
 
@@ -26,8 +28,7 @@ MOST_GROWTH = 2.0
 MOST_MORE = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UtilizationMemory:
+class UtilizationMemory(msgspec.Struct, frozen=True, kw_only=True):
     target: int = 0
     """0: nothing decided yet."""
     looked_at: float = -math.inf

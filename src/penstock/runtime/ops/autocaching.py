@@ -8,7 +8,8 @@ from __future__ import annotations
 from penstock.graph import ops
 from penstock.runtime.building import Site, builds
 from penstock.runtime.contract import Chunk, Stage, State
-from penstock.runtime.keeping import PASS_END, CachePoint, ElementKeeping, SplitKeeping, SplitVisit
+from penstock.runtime.keeping import PASS_END, CachePoint, SplitKeeping, SplitVisit
+from penstock.runtime.keeping_elements import ElementKeeping
 from penstock.runtime.stats import StageMeter
 
 

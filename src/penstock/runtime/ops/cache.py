@@ -11,9 +11,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element, copied, element_bytes
@@ -111,8 +111,7 @@ def memory_store(slot: MemorySlot, max_bytes: int | None) -> MemoryStore:
     return store
 
 
-@dataclass(frozen=True, slots=True)
-class _CacheMarks:
+class _CacheMarks(msgspec.Struct, frozen=True):
     given: int
     marks: Marks | None
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element, batch_rows
@@ -27,8 +27,7 @@ from penstock.runtime.stats import StageMeter
 PARENTS_AT_ONCE = 64
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(msgspec.Struct):
     """Consecutive children of one parent inside an output chunk."""
 
     first: int
@@ -39,8 +38,7 @@ class _Run:
     complete: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _RunMarks:
+class _RunMarks(msgspec.Struct, frozen=True):
     runs: list[_Run]
     total: int
 

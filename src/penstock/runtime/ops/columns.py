@@ -7,8 +7,9 @@ those that it needs. That is called once an element: of a row with values, of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
@@ -26,8 +27,7 @@ Compute: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 AnyColumnOperator = TypeVar("AnyColumnOperator", bound=ops.ColumnOperator)
 
 
-@dataclass(slots=True)
-class ColumnsStep:
+class ColumnsStep(msgspec.Struct):
     """Makes another dict of each; what `change` cannot find is missing from the element."""
 
     label: str
@@ -43,8 +43,7 @@ class ColumnsStep:
         return Outcome(Chunk(out, chunk.marks, chunk.idents))
 
 
-@dataclass(slots=True)
-class ComputeStep:
+class ComputeStep(msgspec.Struct):
     """Adds the columns that an operator gives, or puts them in the place of those with their names."""
 
     label: str

@@ -6,7 +6,8 @@ In a stream of a job, what is over must show in the state: there the ends of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.core.element import Element
 from penstock.graph import ops
@@ -15,8 +16,7 @@ from penstock.runtime.contract import Chunk, Fixed, Marks, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(frozen=True, slots=True)
-class _ZipMarks:
+class _ZipMarks(msgspec.Struct, frozen=True):
     """The state is the list of the inputs' states."""
 
     marks: Sequence[Marks]
@@ -63,8 +63,7 @@ class Zipping(Stage):
         return min(stage.skip(count) for stage in self.inputs)
 
 
-@dataclass(frozen=True, slots=True)
-class _WhichMarks:
+class _WhichMarks(msgspec.Struct, frozen=True):
     """The state is `[number of the input, its state]`, and the ends of those behind where they are kept."""
 
     which: int

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Ragged
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from penstock.runtime.feature_batches import FeatureBatches
 
 
-@dataclass(slots=True)
-class FeaturesStep:
+class FeaturesStep(msgspec.Struct):
     """Makes features of each batch; one of which no row is left is left out."""
 
     label: str

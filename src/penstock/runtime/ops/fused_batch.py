@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Array, Element, element_bytes, opened, rebuild_like
@@ -155,8 +155,7 @@ def _fill_like(structure: Element, columns: Any) -> Element:
     return next(columns)
 
 
-@dataclass(slots=True)
-class _Segment:
+class _Segment(msgspec.Struct):
     """Rows of one task that belong to one batch."""
 
     batch: BatchUnderWay | None
@@ -169,8 +168,7 @@ class _Segment:
     """The finished batch, where the task has all of its rows."""
 
 
-@dataclass(slots=True)
-class _Task:
+class _Task(msgspec.Struct):
     chunk: Chunk
     segments: list[_Segment]
     nbytes: int = 0

@@ -5,7 +5,7 @@ What several elements were made of, as of a `flat_map`, they share: children of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.core.errors import InvalidPipelineError
 from penstock.graph import ops
@@ -21,8 +21,7 @@ _WORD = (1 << 64) - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of splitmix64
 
 
-@dataclass(slots=True)
-class HoldoutStep:
+class HoldoutStep(msgspec.Struct):
     label: str
     key: int
     below: int

@@ -7,10 +7,10 @@ children of the present turn have been given.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.graph import ops
@@ -23,15 +23,13 @@ from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(slots=True)
-class _ParentAtWork:
+class _ParentAtWork(msgspec.Struct):
     parent: Waiting
     children: Iterator[Any]
     given: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(msgspec.Struct, frozen=True):
     """A moment: the parents at work in turn order, each with its children given; the first is at its turn."""
 
     pending: Moment

@@ -10,8 +10,8 @@ units are counted anew: shares hold from there on, and nothing is caught up with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element
@@ -25,8 +25,7 @@ from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(slots=True)
-class _Input:
+class _Input(msgspec.Struct):
     stage: Stage
     weight: float
     passes_over: PassesOver
@@ -43,8 +42,7 @@ class _Input:
         return self.chunk.marks, self.next
 
 
-@dataclass(frozen=True, slots=True)
-class _InputAt:
+class _InputAt(msgspec.Struct, frozen=True):
     """Where an input stood at the start of an output chunk."""
 
     pass_: int
@@ -53,8 +51,7 @@ class _InputAt:
     ended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _MixMarks:
+class _MixMarks(msgspec.Struct, frozen=True):
     before: Sequence[_InputAt]
     picks: Sequence[tuple[int, float]]
     weights: Sequence[float] | None

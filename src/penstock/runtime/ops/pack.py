@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Array, Element
@@ -24,8 +24,7 @@ from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(frozen=True, slots=True)
-class _PackMarks:
+class _PackMarks(msgspec.Struct, frozen=True):
     start: tuple[Marks, int]
     end: tuple[Marks, int]
     given: int

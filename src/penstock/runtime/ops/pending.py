@@ -7,8 +7,9 @@ the input before the oldest one, passes over what was given, which costs one-to-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from penstock.runtime.contract import Chunk, Idents, Marks, Origin, Stage, State
 
@@ -19,8 +20,7 @@ class Moment(Protocol):
     def state(self) -> State: ...
 
 
-@dataclass(frozen=True, slots=True)
-class MomentMarks:
+class MomentMarks(msgspec.Struct, frozen=True):
     """`moments[k]` is the moment after k outputs, `origins[k]` where output k came from."""
 
     moments: Sequence[Moment]
@@ -33,8 +33,7 @@ class MomentMarks:
         return self.origins[k]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedAt:
+class OpenedAt(msgspec.Struct, frozen=True):
     """The moment of opening: the state it was opened with."""
 
     given: State
@@ -43,8 +42,7 @@ class OpenedAt:
         return self.given
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     ordinal: int
     element: Any
     place: tuple[Marks, int]
@@ -56,8 +54,7 @@ class Waiting:
         return marks.origin(k)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """What was waiting at one moment, oldest first, and how far the input had been read."""
 
     waiting: tuple[tuple[int, tuple[Marks, int]], ...]

@@ -6,8 +6,8 @@ The state is `[rows taken, state before their batch]`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element, batch_length, slice_batch
@@ -20,8 +20,7 @@ from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(frozen=True, slots=True)
-class _RowMarks:
+class _RowMarks(msgspec.Struct, frozen=True):
     """`points[k]` is (rows taken of a batch, the place before that batch) after k outputs.
 
     `begins[k]` is the batch that has the first row of output k, which may be of a later chunk than the place before.

@@ -7,7 +7,8 @@ stream, which gets a part of every pass.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.graph import ops
 from penstock.graph.ops import NEVER_ENDS, MemorySlot
@@ -18,8 +19,7 @@ from penstock.runtime.pass_numbers import PassesOver
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(frozen=True, slots=True)
-class _PassMarks:
+class _PassMarks(msgspec.Struct, frozen=True):
     passes: int
     marks: Marks
 

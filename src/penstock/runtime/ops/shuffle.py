@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.graph import ops
@@ -52,8 +52,7 @@ class _Block:
         return self._marks[chunk].origin(place - self._firsts[chunk])
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockMarks:
+class _BlockMarks(msgspec.Struct, frozen=True):
     block: _Block
     order: Sequence[int]
     offset: int

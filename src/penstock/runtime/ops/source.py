@@ -6,37 +6,40 @@ Which splits, and what a place in them looks like, is the affair of `ordinals`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.errors import DataError
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, Stage, State
 from penstock.runtime.flight import Flight
-from penstock.runtime.keeping import PASS_END, ElementKeeping, KeptReader, LostEntryError, SplitKeeping, SplitVisit
+from penstock.runtime.keeping import PASS_END, KeptReader, LostEntryError, SplitKeeping, SplitVisit
+from penstock.runtime.keeping_elements import ElementKeeping
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import Permutation, block_permutation, derive_key, derive_word
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.streaming.ordinals import Ordinals, read_place
 from penstock.sources.base import (
+    FetchesAhead,
     IndexableSource,
     LocatesElements,
     LocatesRecords,
     MeasuresReading,
     Reader,
     Records,
-    SkipsBadRecords,
     Source,
     Split,
     SplitPosition,
+    tell_of_bad,
 )
 
+DRAWN_AT_ONCE = 1_024  # positions of a permutation, for a source that is told what is fetched
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomOrder:
+
+class RandomOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a shuffle asks of the source below it."""
 
     seed: int
@@ -47,8 +50,7 @@ class RandomOrder:
         return derive_key("order", self.seed, self.salt, pass_ if self.reshuffle else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """How a source is read, of whatever kind it is."""
 
     number: int
@@ -75,8 +77,7 @@ class Reading:
         return 0 if kept is not None and kept.frozen else pass_
 
 
-@dataclass(frozen=True, slots=True)
-class RunMarks:
+class RunMarks(msgspec.Struct, frozen=True):
     """Consecutive elements of one split."""
 
     ordinals: Ordinals
@@ -122,7 +123,7 @@ class SplitSource(Stage):
         if isinstance(source, MeasuresReading):
             meter.reading = source.reading
         if reading.quarantine is not None:
-            cast(SkipsBadRecords, source).on_bad = self._on_bad
+            tell_of_bad(source, self._on_bad)
 
     def _on_bad(self, error: DataError, index: int) -> None:
         assert self.quarantine is not None and self._ordinal is not None
@@ -145,6 +146,9 @@ class SplitSource(Stage):
         self._position = SplitPosition()
         if self._how.kept_splits is not None:
             self._how.kept_splits.reset()
+            held = self._how.kept_splits.held
+            if held:
+                self._ordinals.prefer(np.flatnonzero(np.isin(self._order, list(held))).tolist())
         place = read_place(state)
         if place is not None:
             self._ordinal, self._position = place[0], SplitPosition(*place[1:])
@@ -165,12 +169,16 @@ class SplitSource(Stage):
             if len(records.elements):
                 if self.quarantine is not None:
                     self.quarantine.entered(len(records.elements))
+                if self._visit is not None:
+                    self._visit.read += len(records.elements)
                 chunk = self._chunk_of(records.elements, records.indices, records.offsets)
                 if len(chunk.elements):
                     return chunk
                 continue
             self._reader.close()
             self._reader = None
+            if self._how.kept_splits is not None and self._visit is not None:
+                self._how.kept_splits.ended(self._visit)
             self._ordinal = self._ordinals.after(self._ordinal)
             self._position = SplitPosition()
 
@@ -261,8 +269,7 @@ def _locates_elements(kind: type) -> bool:
     return issubclass(kind, LocatesElements)  # of a protocol, this takes longer than some user functions
 
 
-@dataclass(frozen=True, slots=True)
-class _IndexMarks:
+class _IndexMarks(msgspec.Struct, frozen=True):
     """Consecutive positions of an indexable source; they may run over several splits."""
 
     ordinals: Ordinals
@@ -300,8 +307,9 @@ class IndexedSource(Stage):
         self._dropped = {self._starts[split] + index for split, index in reading.dropped}
         self._bad: set[int] = set()
         self._over_budget: Exception | None = None
+        self._expecting = source if isinstance(source, FetchesAhead) and reading.kept_elements is None else None
         if reading.quarantine is not None:
-            cast(SkipsBadRecords, source).on_bad = self._on_bad
+            tell_of_bad(source, self._on_bad)
 
     def open(self, pass_: int, state: State) -> None:
         random = self._how.order
@@ -342,7 +350,9 @@ class IndexedSource(Stage):
         while self._enter():
             assert self._ordinal is not None
             start, stop = self._position, min(self._position + want, self._stop)
-            indices: Any = range(start, stop) if self._permutation is None else self._permutation.at(start, stop)
+            indices = self._indices(start, stop)
+            if self._expecting is not None:
+                self._expecting.expect(partial(self._coming, self._ordinal, start))
             self._marks = _IndexMarks(self._ordinals, self._ordinal, self._starts, start, indices, self._source)
             chunk, read = self._kept_or_fetched(indices)
             self._position = start + read
@@ -351,6 +361,21 @@ class IndexedSource(Stage):
         end = None if self._how.kept_elements is None else PASS_END
         marks = _IndexMarks(self._ordinals, self._ordinals.end, self._starts, self._count, (), self._source)
         return Chunk((), marks, visit=end)
+
+    def _indices(self, start: int, stop: int) -> Any:
+        return range(start, stop) if self._permutation is None else self._permutation.at(start, stop)
+
+    def _coming(self, ordinal: int, position: int) -> Iterator[int]:
+        """Give the indices from a position on, over splits that follow for sure."""
+        while True:
+            begin, stop = self._starts[ordinal], self._ordinals.stretch(ordinal, self._starts, self._count)
+            for start in range(position, stop, DRAWN_AT_ONCE):
+                indices = map(int, self._indices(start, min(stop, start + DRAWN_AT_ONCE)))
+                yield from (index for index in indices if index not in self._dropped)
+            later = next(iter(self._ordinals.ahead(ordinal)), None)
+            if later is None or begin <= self._starts[later] < stop:
+                return
+            ordinal, position = later, self._starts[later]
 
     def _kept_or_fetched(self, indices: Sequence[int]) -> tuple[Chunk, int]:
         """Return the elements of the first of some indices, and of how many."""

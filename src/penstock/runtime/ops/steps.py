@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.errors import InvalidPipelineError
@@ -23,14 +23,12 @@ from penstock.runtime.repeating import repeat_some
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(slots=True)
-class CallingStep:
+class CallingStep(msgspec.Struct):
     """Base of steps that call a user's function."""
 
     calls: Calls
 
 
-@dataclass(slots=True)
 class MapStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         out, kept, error = self.calls.results(chunk)
@@ -44,7 +42,6 @@ class MapStep(CallingStep):
         return Outcome(Chunk(out, chunk.marks, idents), error)
 
 
-@dataclass(slots=True)
 class FilterStep(CallingStep):
     def run(self, chunk: Chunk) -> Outcome:
         flags, judged, error = self.calls.results(chunk)
@@ -85,8 +82,7 @@ def _map_step(node: ops.Map, calling: Calling, meter: StageMeter) -> Step:
     return MapStep(calling.calls(node, node.function, node.salt, meter))
 
 
-@dataclass(slots=True)
-class ExpressionFilterStep:
+class ExpressionFilterStep(msgspec.Struct):
     """Keeps the elements for which an expression is true; of a column batch, the rows."""
 
     label: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.core.errors import InvalidPipelineError
@@ -62,8 +62,7 @@ class Transform(Ordered):
         return super().skip(count)
 
 
-@dataclass(frozen=True, slots=True)
-class _GroupMarks:
+class _GroupMarks(msgspec.Struct, frozen=True):
     """Outputs of a group of inputs; the state inside is `[outputs given, state before the group]`."""
 
     start: tuple[Marks, int]
@@ -81,8 +80,7 @@ class _GroupMarks:
         return marks.origin(at)
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(msgspec.Struct):
     elements: list[Any]
     idents: list[Idents]
     start: tuple[Marks, int]

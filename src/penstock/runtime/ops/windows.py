@@ -12,10 +12,11 @@ window comes next depends on nothing but what waits, so the end can be left and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.core.element import Element
 from penstock.core.errors import InvalidPipelineError
@@ -27,8 +28,7 @@ from penstock.runtime.stats import StageMeter
 INPUTS_PER_OUTPUT = 16  # how much is asked of the input at a time for each window wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowRules:
+class WindowRules(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a window: its key, its size, and what is made of it."""
 
     label: str
@@ -48,8 +48,7 @@ class WindowRules:
         return replace(self, size=lambda key: members * size(key), members=members, moves_up=moves_up)
 
 
-@dataclass(frozen=True, slots=True)
-class Torn:
+class Torn(msgspec.Struct, frozen=True):
     """Rounds by other rules of which only some members were received, the first `given[i]` of member i."""
 
     rules: WindowRules
@@ -73,14 +72,13 @@ class _Due(NamedTuple):
     window: list[Waiting]
 
 
-@dataclass(slots=True)
-class _Given:
+class _Given(msgspec.Struct):
     """The windows of one chunk. `moments` has one entry more: the moment before the first."""
 
     moments: list[Moment]
-    elements: list[Element] = field(default_factory=list)
-    origins: list[Origin | None] = field(default_factory=list)
-    idents: list[Idents] = field(default_factory=list)
+    elements: list[Element] = []
+    origins: list[Origin | None] = []
+    idents: list[Idents] = []
 
     def chunk(self) -> Chunk:
         idents = np.concatenate(self.idents) if self.idents else None

@@ -8,9 +8,9 @@ that were waiting come first, as they do for rounds. Where nothing regroups, it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import batch_length, slice_batch
@@ -45,8 +45,7 @@ class PlainRemainder:
         return self._upstream.pull(want)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowsMarks:
+class _RowsMarks(msgspec.Struct, frozen=True):
     rows: int
     """How many rows of the first batch were taken before."""
     marks: Marks
@@ -81,8 +80,7 @@ class RowsRemainder:
         return Chunk(elements, _RowsMarks(rows, chunk.marks), chunk.idents)
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitingMarks:
+class _WaitingMarks(msgspec.Struct, frozen=True):
     """Elements that were waiting: as they are given, the state keeps its anchor and names fewer of them."""
 
     anchor: State
@@ -97,8 +95,7 @@ class _WaitingMarks:
         return self.waiting[k].origin
 
 
-@dataclass(frozen=True, slots=True)
-class _FollowingMarks:
+class _FollowingMarks(msgspec.Struct, frozen=True):
     """Elements that come after those that were waiting."""
 
     marks: Marks
@@ -151,8 +148,7 @@ class RoundsRemainder:
         return Chunk(chunk.elements, _RowsMarks(0, chunk.marks), chunk.idents)
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftMarks:
+class _LeftMarks(msgspec.Struct, frozen=True):
     which: int
     marks: Marks
 

@@ -32,6 +32,9 @@ class Ordinals(Protocol):
     def ahead(self, ordinal: int) -> Iterable[int]:
         """Return ordinals that will follow for sure: it pays to open them early."""
 
+    def prefer(self, ordinals: Sequence[int]) -> None:
+        """Hear which splits should come first, where there is a choice."""
+
     def state(self, ordinal: int, index: int, offset: int | None = None) -> State: ...
 
     # Where splits are ranges of positions, split o is those from starts[o] to starts[o + 1]
@@ -57,6 +60,9 @@ class AllSplits:
 
     def after(self, ordinal: int) -> int:
         return ordinal + 1
+
+    def prefer(self, ordinals: Sequence[int]) -> None:
+        """All come, in their order."""
 
     def ahead(self, ordinal: int) -> Iterable[int]:
         return range(ordinal + 1, min(ordinal + 1 + OPEN_AHEAD, self.end))
@@ -99,6 +105,9 @@ class FedSplits:
             return PASS_ENDED
         self._read[self.source] += 1
         return ordinal
+
+    def prefer(self, ordinals: Sequence[int]) -> None:
+        self._feed.prefer(self.source, self._pass, ordinals)
 
     def ahead(self, ordinal: int) -> Iterable[int]:
         known = self._feed.known_split(self.source, self._pass, ordinal)

@@ -6,8 +6,8 @@ The state is `[members given, state before their round]`. Opened inside a round,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element
@@ -16,8 +16,7 @@ from penstock.runtime.randomness import child_paths
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(frozen=True, slots=True)
-class _MemberMarks:
+class _MemberMarks(msgspec.Struct, frozen=True):
     """`points[k]` is (members given, the place before their round) after k outputs."""
 
     points: Sequence[tuple[int, tuple[Marks, int]]]

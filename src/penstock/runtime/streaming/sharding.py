@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from penstock.runtime.contract import Chunk, CountedMarks, Marks, Origin, Stage, State
 from penstock.runtime.stats import StageMeter
 
 
-@dataclass(slots=True)
-class StreamShare:
+class StreamShare(msgspec.Struct):
     """Read by operators when they are opened. A tail changes it from leftover to leftover."""
 
     shuffle_parts: int = 1
@@ -25,8 +25,7 @@ class StreamShare:
         return max(1, -(-size // self.shuffle_parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptMarks:
+class _KeptMarks(msgspec.Struct, frozen=True):
     counted: int
     marks: Marks
     kept: Sequence[int]

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from penstock.core.element import Element
@@ -28,7 +28,7 @@ from penstock.runtime.randomness import derive_word
 from penstock.runtime.stats import StageMeter
 from penstock.runtime.streaming.ordinals import read_place
 from penstock.runtime.streams import PASS_ENDED, PLACE, UnitFeed
-from penstock.sources.base import IndexableSource, LocatesElements, SkipsBadRecords
+from penstock.sources.base import IndexableSource, LocatesElements, tell_of_bad
 
 Sizes: TypeAlias = Callable[[State], Iterator[int]]
 """From where a stage is opened to the sizes of the batches that follow, each asked for when its first row is there."""
@@ -49,8 +49,7 @@ def unit_sizes(feed: UnitFeed) -> Sizes:
     return sizes
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitMarks:
+class _UnitMarks(msgspec.Struct, frozen=True):
     """Elements of consecutive units."""
 
     number: int
@@ -94,7 +93,7 @@ class UnitSource(Stage):
         self._dropped = {self._starts[split] + index for split, index in reading.dropped}
         self._bad: dict[int, DataError] = {}
         if reading.quarantine is not None:
-            cast(SkipsBadRecords, source).on_bad = self._on_bad
+            tell_of_bad(source, self._on_bad)
 
     def _on_bad(self, error: DataError, index: int) -> None:
         self._bad[index] = error

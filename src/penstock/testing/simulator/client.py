@@ -164,7 +164,8 @@ class FakeClient(Peer):
 
     def arrive(self, after: AttemptId | None) -> None:
         """The trainer has come to this epoch, which was opened ahead."""
-        self.ahead = self.consumer.ahead = False
+        self.ahead = False
+        self.consumer.arrive()
         attempt = self.consumer.view.attempt
         self.ask(replace(self._request, ahead=False, after=after, rejoin=attempt), self._answered)
         self._read()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from penstock.core.ids import BlobHash, Fingerprint, JobName
 from penstock.runtime.streams import PASS_ENDED, PLACE, SplitFeed
 from penstock.wire.jobs import FeedSpec, JobSpec, Leftover
-from penstock.wire.modes import Ranks, Sharding, Share, ShareKind, Uneven
+from penstock.wire.modes import REACH, Ranks, Sharding, Share, ShareKind, Uneven
 from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import UNKNOWN, PassKey, leftover_feed
 
@@ -44,13 +44,18 @@ class Shape:
     trainers: int = 1
     ahead: bool = False
     """Ranks open the next epoch while this one ends."""
+    reach: int = REACH
+    """With `uneven="allow"`: from about so many workers a rank reads."""
+    keeps: bool = False
+    """Hosts keep splits, and would rather be granted those."""
 
     @property
     def kind(self) -> str:
         if self.sharing:
             return f"shared ({self.sharing})"
         in_turn = "fed" if self.fed else "coordinated" if self.coordinated else "deterministic"
-        return in_turn if self.streams else "relaxed"
+        relaxed = "relaxed" if self.reach == REACH else "relaxed in parts"
+        return in_turn if self.streams else relaxed
 
     @property
     def width(self) -> int:
@@ -99,7 +104,7 @@ class Shape:
             splits=BlobHash("splits"),
             split_counts=self.split_counts,
             seed=0,
-            ranks=Ranks(self.consumers, uneven=self.uneven, coordinated=self.coordinated),
+            ranks=Ranks(self.consumers, uneven=self.uneven, coordinated=self.coordinated, reach=self.reach),
             sharding=Sharding(streams=self.streams or None),
             order="deterministic" if self.deals else "relaxed",
             feeds=self.feeds if self.fed else (),

@@ -55,6 +55,9 @@ class Read:
     def __post_init__(self) -> None:
         self.ranks = [[BEGINNING] for _ in range(self.shape.consumers)]
 
+    def enter(self, attempt: AttemptId) -> None:
+        self.attempt = attempt
+
     @property
     def histories(self) -> list[list[FakeBatch]]:
         return [[step.batch for step in steps[1:]] for steps in self.ranks]

@@ -26,7 +26,7 @@ from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World
 from penstock.wire.messages import DrainWorker
-from penstock.wire.modes import ShareKind, Uneven, WorkersAsked
+from penstock.wire.modes import REACH, ShareKind, Uneven, WorkersAsked
 from penstock.wire.principals import Principal
 from penstock.wire.scaling import ScaleJob
 
@@ -130,7 +130,9 @@ def make_schedule(seed: int, *, scaled: bool = True) -> Schedule:
     shape = replace(
         shape,
         concatenated=shape.repeat > 1 and kind.random() < 0.5,
+        reach=random.Random(f"reach {seed}").choice((1, 1, 2, REACH)) if shape.uneven == "allow" else REACH,
         ahead=shape.epochs > 1 and not fed and not shared and random.Random(f"ahead {seed}").random() < 0.7,
+        keeps=random.Random(f"keeps {seed}").random() < 0.5,
     )
     faults = [
         Fault(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from zlib import crc32
 
 from msgspec.structs import replace
 
@@ -32,7 +33,8 @@ from penstock.testing.simulator.engine import (
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.messages import Answer, Granted, GrantSplits
-from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
+from penstock.worker.fed_feed import FedUnits
+from penstock.worker.feeds import Settled, StreamLedger, fixed_feed
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.workers import FakeRunner
@@ -289,8 +291,16 @@ class FakePump:
             pass_=key[1],
             after=after,
             seconds_per_split=self._runner.world.rng.choice((0.0, 0.1)),
+            preferred=self._kept_here(after),
         )
         self._runner.ask(request, answered)
+
+    def _kept_here(self, after: int | None) -> tuple[int, ...]:
+        """Return splits that this host keeps, as it says: some that others have, and some that there are not."""
+        if not self._runner.shape.keeps:
+            return ()
+        word = crc32(f"{self._runner.place.runner} {self._stream.id} {after}".encode())
+        return tuple(word >> shift & 31 for shift in (0, 8, 16)) if word % 3 == 0 else ()
 
     def _wait_room(self) -> Iterator[Wait]:
         while not self._stream.has_room(self._start.number):

@@ -79,7 +79,7 @@ class Trainer:
         before = self.read.attempt not in (None, attempt) or any(each.attempt == attempt for each in self.epochs_read)
         if self.shape.sharing and before:
             self.read = Read(self.shape, joined_late=True)
-        self.read.attempt = attempt
+        self.read.enter(attempt)
 
     def may_step(self, rank: int) -> bool:
         """Whether the others are as far: training is synchronous."""
