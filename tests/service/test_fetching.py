@@ -50,7 +50,7 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
 
 
 def counted(folder: Path):
-    """Return a function that leaves a trace of each of its calls; slow enough for two hosts to share the work."""
+    """Return a function that leaves a trace of each of its calls; slow enough, in one thread, for two hosts to share the work."""
 
     def made(element):
         time.sleep(0.01)
@@ -66,11 +66,11 @@ def noisy(row, rng):
 
 def by_splits(folder: Path, calls: Path) -> ps.Dataset:
     paths = write_texts(folder / "data", files=40, lines=ELEMENTS // 40)
-    return ps.read_text(paths).shuffle(1, seed=1).map(counted(calls)).autocache(always=True)
+    return ps.read_text(paths).shuffle(1, seed=1).map(counted(calls), threads=1).autocache(always=True)
 
 
 def by_index(folder: Path, calls: Path) -> ps.Dataset:
-    return ps.from_items(range(ELEMENTS)).shuffle(seed=2).map(counted(calls)).autocache(always=True)
+    return ps.from_items(range(ELEMENTS)).shuffle(seed=2).map(counted(calls), threads=1).autocache(always=True)
 
 
 def test_the_second_epoch_on_two_hosts_finds_what_either_has_made(tmp_path):

@@ -157,3 +157,10 @@ def test_the_read_log_says_what_is_popular(tmp_path):
     log = ReadLog(table.own_folder).read()
     assert [read.features for read in log] == [(1, 2), (2, 12), (2, 1)] and log[0].partitions == (DAYS[0],)
     assert popularity(log) == [2, 1, 12]
+
+
+def test_sessions_of_one_millisecond_are_read_in_their_order(tmp_path):
+    log = ReadLog(tmp_path)
+    for number in range(20):
+        log.add([number], at_s=1e9 + number / 1e5)
+    assert [read.features for read in log.read()] == [(number,) for number in range(20)]

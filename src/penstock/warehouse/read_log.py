@@ -50,14 +50,14 @@ class ReadLog:
         publish(self._folder / f"{read.at_s:017.3f}-{uuid4().hex[:8]}.json", msgspec.json.encode(read))
 
     def read(self) -> list[LoggedRead]:
-        """Return all sessions, the oldest first."""
+        """Return all sessions, the oldest first: names tell milliseconds, what is inside tells more."""
         found: list[LoggedRead] = []
         for path in sorted(self._folder.glob("[0-9]*.json")):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=LoggedRead))
             except msgspec.DecodeError as error:
                 raise CorruptRecordError(str(path), f"not a read: {error}") from error
-        return found
+        return sorted(found, key=lambda read: read.at_s)
 
 
 def popularity(reads: Iterable[LoggedRead]) -> list[int]:
