@@ -90,7 +90,8 @@ def test_what_a_function_cannot_make_is_left_out_and_counted(tmp_path: Path, mon
     assert loader.state_dict()["skipped"] == 2
 
 
-def test_files_that_cannot_be_read_are_left_out_of_their_list(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_left_out_of_their_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what is left out is written down there
     for name in "abc":
         (tmp_path / f"{name}.txt").write_bytes(name.encode())
 

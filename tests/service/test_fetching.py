@@ -50,7 +50,7 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
 
 
 def counted(folder: Path):
-    """Return a function that leaves a trace of each of its calls; slow enough, in one thread, for two hosts to share the work."""
+    """Return a function that leaves a trace of each call, and is slow enough for two hosts to share the work."""
 
     def made(element):
         time.sleep(0.01)
