@@ -22,7 +22,7 @@ IN_ORDER = {
     "joining": ("api.dataset", "client.options", "client.backend", "client.submit", "client.link"),
 }
 """One thread, or one that waits for another, enters these: their order does not depend on who is faster."""
-ATTEMPTS = 3
+ATTEMPTS = 5
 """Where processors are busy, one may wait where it usually does not: what is told is what is walked as a rule."""
 
 MODULE = r"(?:`([\w.]+)`|(the engine|the dispatcher|a runner starts))"
