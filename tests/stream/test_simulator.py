@@ -170,6 +170,11 @@ def test_a_stream_whose_reader_came_back_from_before_its_end_is_served_though_th
     simulate(501645)
 
 
+def test_states_of_one_number_of_steps_that_do_not_go_together_are_refused_and_earlier_ones_load() -> None:
+    """A rank came back alone, and its streams end in other steps than in its first life, which others' states know."""
+    simulate(203046)
+
+
 def test_a_list_that_had_ended_is_not_asked_for_after_a_journal_is_lost() -> None:
     """The dispatcher knows no split that the stream was through with, and refuses to say what comes after one."""
     simulate(23186)

@@ -144,17 +144,30 @@ class Trainer:
             how, self.read = "fresh", Read(self.shape)
         elif apart:
             how, self.read = "resume", replace(self.read)
-        for steps in self.read.ranks:
-            del steps[step + 1 :]
+        self._forget_after(step)
+        while how == "resume" and step and self._is_refused(self.states()):
+            step -= 1  # what a user does who is told to load states of one step
+            self._forget_after(step)
         if how == "resume" and consumers is not None and not self.shape.fed:
             self._resize(consumers)
         self.world.note(f"{self.name} all ranks come back at {self.read.steps} ({how})")
         self._start(how)
 
+    def _forget_after(self, step: int) -> None:
+        for steps in self.read.ranks:
+            del steps[step + 1 :]
+
+    def _is_refused(self, states: list[FakeState], shape: Shape | None = None) -> bool:
+        """Whether the states do not go together, for that many ranks."""
+        shape = shape or self.shape
+        try:
+            merged(read_states(states, consumer=0, consumers=shape.consumers), self.epoch, shape)
+        except StateMismatchError:
+            return True
+        return False
+
     def _resize(self, consumers: int) -> None:
         read, states, shape = self.read, self.states(), replace(self.shape, consumers=consumers)
-        try:
-            merged(read_states(states, consumer=0, consumers=consumers), self.epoch, shape)
-        except StateMismatchError:
+        if self._is_refused(states, shape):
             return  # only a little later: it says so
         self.read = replace(read, shape=shape, before=read.given, padded=[*read.padded, *read.last], base=states)
