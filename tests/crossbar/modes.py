@@ -226,6 +226,11 @@ RULES: tuple[Rule, ...] = (
         lambda p, m: m.ranks > 1 and m.feed is None and any(step.name == "cache" for step in m.after),
     ),
     (
+        "an epoch that others read is not cut short (sharing.md)",
+        ("share",),
+        lambda p, m: m.sharing is not None and any(step.name == "take" for step in m.after),
+    ),
+    (
         "after a relaxed distribute nothing may hold elements by their order of arrival",
         ("after distribute",),
         lambda p, m: not m.in_order and m.feed is None and any(step.name in ORDER_BOUND for step in m.after),

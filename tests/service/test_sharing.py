@@ -385,6 +385,14 @@ def test_refused_with_a_reason(one_worker: ps.LocalService) -> None:
         dataset.distribute(sharing=ps.Share("skip", "t"))
 
 
+def test_an_epoch_that_others_read_is_not_cut_short(one_worker: ps.LocalService) -> None:
+    """After `take` the next iteration would begin in its middle, and one after the last would be empty."""
+    with trainer(one_worker, rows(40), "a", "short") as loader:
+        assert len(list(loader.take(-1))) == 10
+        with pytest.raises(ps.InvalidPipelineError, match=r"take\(3\) after distribute.*Leave the loop"):
+            loader.take(3)
+
+
 def test_parameters_that_differ_from_the_jobs_are_refused(one_worker: ps.LocalService) -> None:
     with trainer(one_worker, rows(40), "one", "differs") as one:
         next(iter(one))

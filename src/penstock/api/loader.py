@@ -285,6 +285,7 @@ class Loader(Operators):
         )
         for source in made._sources:
             _check_cache(node, source.backend.options)
+            _check_take(node, source.backend.options)
             if source.backend.options.order == "relaxed":
                 _check_order(node)
         return made
@@ -312,6 +313,15 @@ def _check_cache(node: Node, options: JobOptions) -> None:
         raise InvalidPipelineError(
             "cache(path) after distribute(): files would be found again by what stands here, not by what the service "
             "reads. Use cache() without a path, in memory"
+        )
+
+
+def _check_take(node: Node, options: JobOptions) -> None:
+    if isinstance(node, ops.Take) and node.count != ops.NEVER_ENDS and options.sharing is not None:
+        raise InvalidPipelineError(
+            f"take({node.count}) after distribute(): trainers that share a job read one epoch of it at a time, which "
+            "goes on for the others, so that the next iteration would begin in its middle. Leave the loop after so many "
+            "elements instead; the next one goes on from there"
         )
 
 
