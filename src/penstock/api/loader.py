@@ -320,8 +320,8 @@ def _check_take(node: Node, options: JobOptions) -> None:
     if isinstance(node, ops.Take) and node.count != ops.NEVER_ENDS and options.sharing is not None:
         raise InvalidPipelineError(
             f"take({node.count}) after distribute(): trainers that share a job read one epoch of it at a time, which "
-            "goes on for the others, so that the next iteration would begin in its middle. Leave the loop after so many "
-            "elements instead; the next one goes on from there"
+            "goes on for the others, so that the next iteration would begin in its middle. Leave the loop after so "
+            "many elements instead; the next one goes on from there"
         )
 
 
