@@ -109,13 +109,16 @@ class Shared(Served[RankReader]):
         self._begin_teams()
 
     def _begin_teams(self) -> None:
-        """Let trainers that hold nothing begin where the window does, once there is one and their ranks are there."""
-        if self._run is None and self._end is None:
-            return
+        """Let trainers that hold nothing begin, once their ranks are there: none of them may hold something.
+
+        They begin after what they were sent in earlier lives, or where the window does, once there is one.
+        """
+        is_made = self._run is not None or self._end is not None
         for trainer, team in self._teams.items():
             if not team.begun and (team.impatient or self._is_complete(trainer)):
-                team.begin_at(self.window.first)
-                self._pass_gaps(trainer, team)
+                if team.before is not None or is_made:
+                    team.begin_at(self.window.first if team.before is None else team.before)
+                    self._pass_gaps(trainer, team)
 
     def _pass_gaps(self, trainer: str, team: Team) -> None:
         """See that no rank of a trainer stands in a gap: what is skipped is not its to have."""
@@ -127,9 +130,9 @@ class Shared(Served[RankReader]):
         for key in [key for key in self.readers if key[0] == trainer]:
             del self.readers[key]
         self._absent = {key: absent for key, absent in self._absent.items() if key[0] != trainer}
-        before = self._teams.get(trainer)
-        had = None if before is None else before.had
-        return Team(message.life, had=had or 0, begun=had is not None or self._trainers > 0)
+        last = self._teams.get(trainer)
+        had = () if last is None else tuple(had for had in (last.had, last.before) if had is not None)
+        return Team(message.life, before=max(had, default=None), begun=not had and self._trainers > 0)
 
     def with_mates(self, readers: list[RankReader]) -> list[RankReader]:
         """Return readers, and all ranks of their trainers."""
@@ -148,6 +151,7 @@ class Shared(Served[RankReader]):
 
     def _admit(self, reader: RankReader, now: float) -> None:
         """See that the run gets to where the reader stands, or was."""
+        self._begin_teams()
         if self._start_at is not None:
             return
         again = [mate for mate in self._mates(reader.trainer) if self._needs_again(mate)]

@@ -60,11 +60,12 @@ class RankReader(ServedReader):
 class Team:
     """The ranks of a trainer, in one life of it: what they were given together, and what they skip together."""
 
-    def __init__(self, life: int, *, had: int, begun: bool) -> None:
-        """`had`: the first round that the trainer was not given in its life before."""
+    def __init__(self, life: int, *, before: int | None, begun: bool) -> None:
         self.life = life
+        self.before = before
+        """The first round that the trainer was not given here in the lives before; None: it had none."""
         self.begun = begun
-        """Whether it is known where the team begins; if not, it begins where the window does."""
+        """Whether it is known where the team begins; if not, it begins after `before`, or where the window does."""
         self.ended: set[int] = set()
         """Seats whose readers were told that the stream has ended."""
         self.alone_since: float | None = None
@@ -73,7 +74,7 @@ class Team:
         """Whether the ranks that are there go on without those that are missing."""
         self.had: int | None = None
         """The first round that no rank was sent, or that none has taken, where they left and said so; None: nothing."""
-        self._begins = had
+        self._begins = 0
         self._next: dict[int, int] = {}
         """By seat: what the rank was to be given next, when it was last heard of."""
         self._gaps: Gaps = ()
@@ -81,10 +82,9 @@ class Team:
         """Where the last of them ends: from there on nothing is skipped."""
         self._left = 0
         """Where ranks stood when they left."""
-        self.skip(0, had)
 
     def hear(self, seat: int, message: OpenStream) -> None:
-        """A rank says where it stands."""
+        """A rank says where it stands. If it has been given something, this life of its trainer began elsewhere."""
         self.ended.discard(seat)
         for start, stop in message.gaps:
             self.skip(start, stop)
