@@ -276,12 +276,14 @@ def draw_after(rng: random.Random, pipeline: Pipeline) -> Iterator[Step]:
 DRAWING = ("noise", "filter_rng", "flat_map_rng", "batch_chance")
 
 
-def _with_chance(pipeline: Pipeline, after: tuple[Step, ...], ranks: int) -> tuple[Step, ...]:
+def _with_chance(pipeline: Pipeline, after: tuple[Step, ...], ranks: int, feed: str | None) -> tuple[Step, ...]:
     """Give some a step after `distribute` that draws random numbers. Not drawn: what else a seed gives stays the same.
 
     Of cases with operators there every other one gets one, of the others every eighth. A rank of several whose rows
-    chance left out would wait for ranks that have stopped.
+    chance left out would wait for ranks that have stopped. Rows that a sampler's lists put together are no rows there.
     """
+    if feed == "lists":
+        return after
     rng = random.Random(zlib.crc32(f"{pipeline} {after}".encode()))
     if rng.random() > (0.5 if after else 0.125):
         return after
@@ -360,12 +362,12 @@ def draw_modes(rng: random.Random, pipeline: Pipeline, way: str) -> Modes:
         sharing=sharing,
         trainers=rng.choice([1, 2, 2, 3]) if sharing else 1,
         trainers_named=sharing == "wait" and rng.random() < 0.6,
-        feed=rng.choice(["indices", "lists", "stateful"]) if way == "feed" else None,
+        feed=(feed := rng.choice(["indices", "lists", "stateful"]) if way == "feed" else None),
         streams=streams,
         transport=_sometimes(rng, 0.2, ["lz4", "zstd"], "auto"),
         memory_bytes=_sometimes(rng, 0.2, [1 << 20, 4 << 20], None),
         max_workers=_sometimes(rng, 0.05, [1, 2], None),
-        after=_with_chance(pipeline, tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (), ranks),
+        after=_with_chance(pipeline, tuple(draw_after(rng, pipeline)) if rng.random() < 0.2 else (), ranks, feed),
         own_processes=way in ("plain", "feed") and ranks == 1 and rng.random() < 0.06,
     )
     moving_cut, reach = _moves_its_cut(pipeline, made), 1 if _reads_a_part(pipeline, made) else made.reach

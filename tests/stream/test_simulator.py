@@ -175,6 +175,19 @@ def test_states_of_one_number_of_steps_that_do_not_go_together_are_refused_and_e
     simulate(203046)
 
 
+def test_a_trainers_new_life_begins_where_its_ranks_say_and_not_where_an_older_one_ended_here() -> None:
+    """A rank without its state came to a process that had served the life before; the others had been given more."""
+    simulate(224446)
+
+
+def test_a_trainer_that_went_back_behind_an_empty_window_is_served() -> None:
+    simulate(228774)
+
+
+def test_a_consumer_that_a_journal_lost_ends_its_streams_once_it_has_opened_them_again() -> None:
+    simulate(301023)
+
+
 def test_a_list_that_had_ended_is_not_asked_for_after_a_journal_is_lost() -> None:
     """The dispatcher knows no split that the stream was through with, and refuses to say what comes after one."""
     simulate(23186)

@@ -13,6 +13,8 @@ def end_stream(draft: Draft, request: EndStream) -> Answer:
     iteration = draft.state.iteration(request.job, request.attempt)
     if iteration is None:
         return NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}")
+    if not any(slot.consumer == request.consumer for slot in iteration.opened):
+        return NotKnown(what=f"consumer {request.consumer} of attempt {request.attempt!r}")
     stream = iteration.streams.get(request.stream)
     if stream is None:
         return NotKnown(what=f"stream {request.stream!r} of attempt {request.attempt!r}")

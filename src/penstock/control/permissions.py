@@ -132,12 +132,12 @@ def _reads_attempt(state: ClusterState, principal: Principal, request: Rebind) -
 
 
 def _is_consumer(state: ClusterState, principal: Principal, request: EndStream) -> bool:
+    """Whether nobody else reads as this consumer: one that a lost journal knew is told to open the epoch again."""
     iteration = state.iteration(request.job, request.attempt)
     if iteration is None:
         return True
-    return any(
-        slot.consumer == request.consumer and held.by == principal.name for slot, held in iteration.opened.items()
-    )
+    readers = [held.by for slot, held in iteration.opened.items() if slot.consumer == request.consumer]
+    return not readers or principal.name in readers
 
 
 def _is_agent(state: ClusterState, principal: Principal, request: AgentBeat | AgentLeaving) -> bool:

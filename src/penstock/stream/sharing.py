@@ -115,10 +115,11 @@ class Shared(Served[RankReader]):
         """
         is_made = self._run is not None or self._end is not None
         for trainer, team in self._teams.items():
-            if not team.begun and (team.impatient or self._is_complete(trainer)):
-                if team.before is not None or is_made:
-                    team.begin_at(self.window.first if team.before is None else team.before)
-                    self._pass_gaps(trainer, team)
+            if team.begun or not (team.impatient or self._is_complete(trainer)):
+                continue
+            if team.before is not None or is_made:
+                team.begin_at(self.window.first if team.before is None else team.before)
+                self._pass_gaps(trainer, team)
 
     def _pass_gaps(self, trainer: str, team: Team) -> None:
         """See that no rank of a trainer stands in a gap: what is skipped is not its to have."""
@@ -250,9 +251,10 @@ class Shared(Served[RankReader]):
         return None if self._lowest_first and not self.make_room(frame_bytes, share) else frame_bytes
 
     def _wanted_by(self) -> str | None:
-        """Return the first trainer that is through with what was made and has credit for more."""
-        end = self.window.end
-        wanting = (reader for reader in self.readers.values() if reader.hungry and reader.next_round >= end)
+        """Return the first trainer for which the window has nothing and that has credit for more."""
+        # Of an empty window even a reader that went back behind it is through: what it lacks is gone.
+        after = self.window.end if len(self.window) else 0
+        wanting = (reader for reader in self.readers.values() if reader.hungry and reader.next_round >= after)
         return next((reader.trainer for reader in wanting if self._may_have(reader)), None)
 
     def _may_have(self, reader: RankReader) -> bool:
