@@ -226,6 +226,11 @@ RULES: tuple[Rule, ...] = (
         lambda p, m: m.ranks > 1 and m.feed is None and any(step.name == "cache" for step in m.after),
     ),
     (
+        "what comes from workers is not read by index (operators.md)",
+        ("shuffle",),
+        lambda p, m: any(step.name == "shuffle" and step.arguments["size"] is None for step in m.after),
+    ),
+    (
         "an epoch that others read is not cut short (sharing.md)",
         ("share",),
         lambda p, m: m.sharing is not None and any(step.name == "take" for step in m.after),

@@ -288,6 +288,7 @@ class Loader(Operators):
             _check_take(node, source.backend.options)
             if source.backend.options.order == "relaxed":
                 _check_order(node)
+            _check_shuffle(node)
         return made
 
 
@@ -322,6 +323,14 @@ def _check_take(node: Node, options: JobOptions) -> None:
             f"take({node.count}) after distribute(): trainers that share a job read one epoch of it at a time, which "
             "goes on for the others, so that the next iteration would begin in its middle. Leave the loop after so "
             "many elements instead; the next one goes on from there"
+        )
+
+
+def _check_shuffle(node: Node) -> None:
+    if isinstance(node, ops.Shuffle) and node.size is None:
+        raise InvalidPipelineError(
+            "shuffle() without a size after distribute(): it permutes what is read by index, and what comes from workers "
+            "is not. Put it before distribute(), or give it a size: shuffle(10_000)"
         )
 
 
