@@ -329,8 +329,8 @@ def _check_take(node: Node, options: JobOptions) -> None:
 def _check_shuffle(node: Node) -> None:
     if isinstance(node, ops.Shuffle) and node.size is None:
         raise InvalidPipelineError(
-            "shuffle() without a size after distribute(): it permutes what is read by index, and what comes from workers "
-            "is not. Put it before distribute(), or give it a size: shuffle(10_000)"
+            "shuffle() without a size after distribute(): it permutes what is read by index, and what comes from "
+            "workers is not. Put it before distribute(), or give it a size: shuffle(10_000)"
         )
 
 
