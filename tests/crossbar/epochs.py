@@ -103,8 +103,8 @@ class Epoch:
 
     def _hidden_fields(self) -> tuple[str, ...]:
         pipeline = self.case.pipeline
-        if self.case.modes.sharding == "off" and pipeline.unseeded:
-            return ("noise", "drawn")  # every worker draws a seed of its own
+        if self.case.modes.sharding == "off":
+            return ("noise", "drawn")  # every worker draws numbers of its own, whatever the seed (options.md)
         return ("noise", "drawn") if cut_otherwise(self.case) else ()
 
     def _check_universe(self, expected: Counter[Row], got: Counter[Row]) -> None:

@@ -202,10 +202,8 @@ def _check_sharing(case: Case, outcomes: list[LegOutcome], plain: Plain) -> None
     Together the trainers read all of it, since nothing is made that none of them asked for.
     """
     modes, pipeline = case.modes, case.pipeline
-    if pipeline.endless or (modes.sharding == "off" and pipeline.unseeded):
-        return
     drawing = any(step.name in WITH_RNG for step in (*pipeline.steps, *modes.after))
-    if drawing and cut_otherwise(case):
+    if pipeline.endless or (drawing and (modes.sharding == "off" or cut_otherwise(case))):
         return
     taken_away = any(step.arguments.get("drop_last") for step in (*pipeline.steps, *modes.after))
     taken_away |= any(step.name in ("take", "skip") for step in modes.after)
