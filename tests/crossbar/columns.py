@@ -102,7 +102,9 @@ def _with_batches(rng: random.Random, pipeline: Pipeline, modes: Modes) -> Pipel
         added = Step("batch", {"size": rng.choice([2, 3, 4]), "drop_last": False})
         pipeline = replace(pipeline, steps=(*pipeline.steps, added))
     batch = pipeline.steps[place]
-    keyed = any(source.kind == "features" for source in pipeline.sources)  # a function of one's own puts together others
+    keyed = any(
+        source.kind == "features" for source in pipeline.sources
+    )  # a function of one's own puts together others
     how = {"collate": True} if rng.random() < 0.5 and not keyed else {}
     later = (*pipeline.steps[place + 1 :], *modes.after)
     if not batch.arguments["drop_last"] and not any(step.name in FORGETS_MASK for step in later):
