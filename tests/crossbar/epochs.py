@@ -102,7 +102,6 @@ class Epoch:
         return any(step.name in names for step in (*self.case.pipeline.steps, *self.case.modes.after))
 
     def _hidden_fields(self) -> tuple[str, ...]:
-        pipeline = self.case.pipeline
         if self.case.modes.sharding == "off":
             return ("noise", "drawn")  # every worker draws numbers of its own, whatever the seed (options.md)
         return ("noise", "drawn") if cut_otherwise(self.case) else ()
