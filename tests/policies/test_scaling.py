@@ -29,6 +29,8 @@ class Job:
     contention: float = 0.0
     storage_per_s: float = math.inf
     processor: float = 1.0
+    waits_inside: bool = False
+    """Who waits for storage does so in a function of one thread, which looks busy."""
     ranks: int = 1
     noise: float = 0.02
     pool: int = 1 << 20
@@ -65,7 +67,7 @@ class Job:
             busy=taken / made,
             queue=min(10 * (made / taken - 1), 16.0),
             buffered=4.0 if taken < made else 0.0,
-            processor=self.processor * taken / alone,
+            processor=taken / made if self.waits_inside else self.processor * taken / alone,
         )
 
     def run(self, seconds: float) -> Job:
@@ -187,6 +189,31 @@ def test_a_fixed_number_of_streams_is_a_staircase() -> None:
     assert job.workers == 4  # 5, 6 and 7 would be no faster
     job = Job(trainer_per_s=45.0, worker_per_s=10.0, limits=ScalingLimits(most=64, streams=8)).run(60)
     assert job.workers == 8
+
+
+def test_a_storage_that_is_waited_for_inside_a_function_is_found_as_fast() -> None:
+    job = known("storage-plateau", waits_inside=True).run(120)
+    assert [workers for _, workers, _ in job.path] == [10, 5]
+    assert "however many share them" in job.reason
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_workers_in_each_others_way_are_told_from_a_storage_by_trying(seed: int) -> None:
+    rng = random.Random(seed)
+    job = Job(
+        trainer_per_s=rng.uniform(60, 200),
+        worker_per_s=10.0,
+        contention=rng.uniform(0.05, 0.3),
+        waits_inside=True,
+        rng=rng,
+    )
+    job.run(90)
+    assert len(job.path) <= 4
+    path, found = list(job.path), job.workers
+    job.run(900)
+    assert job.path == path
+    tried = max(job.made(workers) for _, workers, _ in path)
+    assert job.made(found) >= 0.9 * min(tried, job.trainer_per_s)
 
 
 def test_a_ceiling_is_looked_at_again_after_an_hour() -> None:

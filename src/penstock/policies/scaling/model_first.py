@@ -7,8 +7,8 @@ as a curve, one point for each number of workers that was tried.
 
     made(n) = n x rate                     up to the first number that was tried
               n / (1/rate + s (n - last))  beyond, and between two that were tried: 1/rate grows by s for each worker
-              made                         beyond one that did not pay: the *ceiling*. Where workers there wait for
-                                           something outside, it begins where those of the lower one reach it
+              made                         beyond one that did not pay: the *ceiling*. It begins where those of the
+                                           lower one reach it: they wait for something outside of them, or seem to
     goal    = min(demand, ceiling)
     target  = the smallest n with made(n) >= goal / 1.03     or, with prices, the n where a batch costs least
 
@@ -33,7 +33,6 @@ from penstock.policies.scaling.records import WORTHWHILE, Measured, Rent, Scalin
 MOVED = 0.1  # figures that differ by less are the same: averages over a window differ by a few percent
 SEVERAL = 3  # windows that must agree before a decision that held is left
 LOOK = 2  # windows before a new number of workers is judged; the one in which it changed is not looked at
-HELD_UP = 1 / 3  # below it, it is rather something that does not grow with their number
 PAYS = 0.5  # of what workers make on average: those that bring less are being held up by something they share
 LOOK_AGAIN_S = 3600.0  # a ceiling may have gone away, and cannot be seen from below
 TOLERATED = 2.5 * WORTHWHILE  # a decision allows for some waiting already, and noise is added to it
@@ -73,7 +72,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_per_s: float = math.inf
     ceiling_at: float = 0.0
     knee: bool = False
-    """Whether workers below the ceiling do not disturb each other: it is a limit outside of them."""
+    """Whether workers below the ceiling are taken not to disturb each other: it is a limit outside of them."""
     verified: bool = False
     """Whether the decision was seen to be right."""
     astray: int = 0
@@ -237,25 +236,42 @@ def _learn(memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: f
         demand_per_s=memory.demand_per_s or figures.demand_per_s,
         worker_per_s=rate if rate is not None else memory.worker_per_s,
     )
-    if short and len(curve) > 1 and here is curve[-1]:
-        paid = _judge(curve[-2], here, limits)
+    if memory.knee and short and made < (1 - MOVED) * min(memory.ceiling_per_s, _straight(curve, here, limits)):
+        return replace(memory, knee=False)  # so they are in each other's way after all
+    if short and len(curve) > 1 and here is curve[-1] and math.isinf(memory.ceiling_per_s):
+        paid = _judge(curve, limits)
         if paid != "paid":
             return replace(memory, ceiling_per_s=made, ceiling_at=now, knee=paid == "held up")
     return memory
 
 
-def _judge(below: Tried, here: Tried, limits: ScalingLimits) -> Literal["paid", "in the way", "held up"]:
-    """Say whether the workers between two numbers brought enough, or were in each other's way, or held up outside."""
+def _straight(curve: Sequence[Tried], here: Tried, limits: ScalingLimits) -> float:
+    """Return what so many workers would make if they were as fast as the next smaller number that was tried."""
+    below = next((tried for tried in reversed(curve) if tried.workers < here.workers), here)
+    return limits.useful(here.workers) * below.made_per_s / limits.useful(below.workers)
+
+
+def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in the way", "held up"]:
+    """Say whether the workers between the last two numbers brought enough, or disturb each other, or wait outside.
+
+    They wait if each uses less of its processor than when there were fewer. What waits inside of a function that has
+    one thread looks busy, though: then two points cannot tell the one from the other. Those that bring little are
+    taken to wait, since that is tried at once, with the number that would be enough; unless it was to be expected.
+    """
+    below, here = curve[-2:]
     more = limits.useful(here.workers) - limits.useful(below.workers)
     if more <= 0:
         return "paid"
     alone = below.made_per_s / limits.useful(below.workers)
     brought = (here.made_per_s - below.made_per_s) / more / alone
     fell = 1 - (here.made_per_s / limits.useful(here.workers)) / alone
-    known = below.processor > 0 and here.processor > 0
-    if brought < HELD_UP or (known and fell > MOVED and 1 - here.processor / below.processor >= fell / 2):
-        return "held up"  # each uses less of its processor than when there were fewer
-    return "paid" if brought >= PAYS else "in the way"
+    if below.processor > 0 and here.processor > 0 and fell > MOVED and 1 - here.processor / below.processor >= fell / 2:
+        return "held up"
+    if brought >= PAYS:
+        return "paid"
+    before = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve[-3:-1]]
+    foreseen = len(before) > 1 and here.made_per_s >= (1 - MOVED) * _beyond(before, limits.useful(here.workers))
+    return "in the way" if foreseen else "held up"
 
 
 def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tuple[int, str]:
@@ -276,6 +292,8 @@ def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tu
     wanted = candidates[min(place, len(candidates) - 1)]
     if math.isfinite(memory.ceiling_per_s) and goal < demand:
         why = f"storage or network give {memory.ceiling_per_s:.3g}/s, however many share them"
+        if not memory.knee:
+            why = f"workers are in each other's way, and make {memory.ceiling_per_s:.3g}/s at most"
     elif figures.worker_per_s is None:
         why = f"the trainer takes {demand:.1f}/s, and workers wait for it"
     else:
@@ -287,8 +305,10 @@ def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tu
         short = max((t.workers for t in curve if t.short and t.made_per_s < goal), default=0.0)
     if wanted <= short:
         wanted, why = math.floor(short) + 1, f"{why}, and {short:g} were seen to be too few"
-    fits = min((tried.workers for tried in curve if not tried.short), default=math.inf)
-    return int(min(wanted, fits)) if math.isfinite(fits) else wanted, why
+    most = min((tried.workers for tried in curve if not tried.short), default=math.inf)
+    if math.isfinite(memory.ceiling_per_s):
+        most = min(most, math.ceil(curve[-1].workers))  # there it was seen
+    return int(min(wanted, most)) if math.isfinite(most) else wanted, why
 
 
 def _made(curve: Sequence[Tried], memory: ModelMemory, limits: ScalingLimits, workers: float) -> float:
@@ -355,7 +375,8 @@ def _as_good(memory: ModelMemory, figures: Measured, wanted: int) -> bool:
         return False
     if wanted > held:
         goal = min(figures.demand_per_s, memory.ceiling_per_s)
-        return memory.verified and figures.taken_per_s * (1 + TOLERATED) >= goal
+        flat = math.isfinite(memory.ceiling_per_s) and not memory.knee  # one more brings less than can be measured
+        return (memory.verified or flat) and figures.taken_per_s * (1 + TOLERATED) >= goal
     if math.isfinite(memory.ceiling_per_s) and not memory.verified:
         return False  # all but the needed ones wait for what they share, and look busy
     return held - wanted <= max(1.0, MOVED * held) or figures.busy > SPARE * wanted / held
