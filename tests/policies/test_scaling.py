@@ -197,6 +197,30 @@ def test_a_storage_that_is_waited_for_inside_a_function_is_found_as_fast() -> No
     assert "however many share them" in job.reason
 
 
+def test_a_storage_that_gives_most_of_what_is_wanted_is_found_by_one_try_more() -> None:
+    job = Job(trainer_per_s=119.0, worker_per_s=10.0, storage_per_s=101.0, waits_inside=True).run(120)
+    assert [workers for _, workers, _ in job.path][-1] == 10 and len(job.path) == 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_storage_that_is_waited_for_inside_a_function_is_found(seed: int) -> None:
+    rng = random.Random(seed)
+    job = Job(
+        trainer_per_s=rng.uniform(30, 150),
+        worker_per_s=10.0,
+        storage_per_s=rng.uniform(20, 150),
+        waits_inside=True,
+        rng=rng,
+    )
+    job.run(60)
+    assert len(job.path) <= 4
+    path, best = list(job.path), min(job.storage_per_s, job.trainer_per_s)
+    job.run(900)
+    assert job.path == path
+    assert min(job.made(job.workers), job.trainer_per_s) >= 0.92 * best
+    assert job.workers <= 1.12 * job.oracle() + 1
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_workers_in_each_others_way_are_told_from_a_storage_by_trying(seed: int) -> None:
     rng = random.Random(seed)

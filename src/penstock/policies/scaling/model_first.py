@@ -270,8 +270,9 @@ def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in
     if brought >= PAYS:
         return "paid"
     before = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve[-3:-1]]
-    foreseen = len(before) > 1 and here.made_per_s >= (1 - MOVED) * _beyond(before, limits.useful(here.workers))
-    return "in the way" if foreseen else "held up"
+    foreseen = _beyond(before, limits.useful(here.workers)) - below.made_per_s
+    expected = len(before) > 1 and here.made_per_s - below.made_per_s >= foreseen / 2
+    return "in the way" if expected else "held up"
 
 
 def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tuple[int, str]:
@@ -301,7 +302,8 @@ def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tu
     if rent is not None and goal < demand / (1 + WORTHWHILE):
         why += "; one more would cost more than the waiting it saves"
     short = max((t.workers for t in curve if t.short and t.made_per_s * (1 + WORTHWHILE) < goal), default=0.0)
-    if wanted < figures.workers:  # down to one at which the trainer waited a little would be for nothing
+    if wanted < figures.workers and goal == demand:
+        # Down to one at which the trainer waited a little would be for nothing.
         short = max((t.workers for t in curve if t.short and t.made_per_s < goal), default=0.0)
     if wanted <= short:
         wanted, why = math.floor(short) + 1, f"{why}, and {short:g} were seen to be too few"
