@@ -229,11 +229,12 @@ def trainer_of(
 
 
 def sweep(name: str, numbers: range, seconds: float) -> dict[int, list[Run]]:
-    """Return what each fixed number of workers gives, at each speed the trainer ever has."""
+    """Return what each fixed number of workers gives, at each speed the trainer ever has. Numbers go up."""
     found: dict[int, list[Run]] = {}
-    for workers in numbers:
-        with trainer_of(name, workers) as trainer:
-            trainer.wait_for(workers)
+    with trainer_of(name, numbers[0]) as trainer:
+        trainer.wait_for(numbers[0])
+        for workers in numbers:
+            trainer.scale(workers)
             found[workers] = []
             for _, per_s in phases(name):
                 trainer.takes_per_s = per_s
