@@ -40,6 +40,8 @@ class Job:
     workers: int = 1
     now: float = 0.0
     path: list[tuple[float, int, str]] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    """What was asked for, each change once, whatever the pool has."""
     reason: str = ""
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -78,6 +80,8 @@ class Job:
             self.now += WINDOW_S
             self.memory, target = self.policy.decide(self.memory, self.measure(), self.limits, self.now)
             self.reason = target.reason
+            if self.targets[-1:] != [target.workers]:
+                self.targets.append(target.workers)
             given = min(target.workers, self.pool)
             if given != self.workers:
                 self.workers = given
@@ -148,6 +152,26 @@ def test_a_pool_that_is_exhausted_changes_nothing_about_what_is_wanted() -> None
     assert job.workers == 3 and model_first.learned_by(job.memory) is None
     assert job.memory.held == 8
     assert re.fullmatch(r"the trainer takes 7\d\.\d/s, a worker makes (10\.\d|9\.9)/s", job.reason)
+
+
+def test_what_cannot_be_had_is_not_asked_for_anew_by_every_window() -> None:
+    job = known("needs-8", pool=3, noise=0.08).run(600)
+    assert len(job.targets) <= 3, job.targets
+    assert model_first.learned_by(job.memory) is None
+
+
+def test_a_trainer_that_changes_its_speed_does_not_change_what_is_known_of_workers() -> None:
+    job = known("storage-plateau", waits_inside=True, pool=12)
+    job.trainer_per_s = 80.0
+    job.run(10)
+    job.trainer_per_s = 98.0
+    job.run(60)
+    assert job.workers == 5 and len(job.targets) <= 4, job.path
+    job.trainer_per_s = 20.0
+    assert job.run(30).workers == 2
+    job.trainer_per_s = 100.0
+    assert job.run(30).workers == 5
+    assert job.targets[-2:] == [2, 5], "what a storage gives was found out before"
 
 
 def test_model_first_asks_for_nothing_while_nobody_reads() -> None:

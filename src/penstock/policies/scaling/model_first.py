@@ -15,7 +15,8 @@ as a curve, one point for each number of workers that was tried.
 A number at which the trainer was seen to wait is not asked for again, nor more than one that was seen to be enough: so
 the search only narrows. One worker too many, or a tenth of them, is left where it is. The search begins anew for a
 reason: demand or rate moved by more than a tenth, for several windows on end; the trainer waits for longer than
-noise explains; or an hour has passed since a ceiling was found.
+noise explains; or an hour has passed since a ceiling was found. A trainer that changes its speed leaves the curve as it
+is: that is the workers'.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from penstock.policies.scaling.records import WORTHWHILE, Measured, Rent, Scalin
 MOVED = 0.1  # figures that differ by less are the same: averages over a window differ by a few percent
 SEVERAL = 3  # windows that must agree before a decision that held is left
 LOOK = 2  # windows before a new number of workers is judged; the one in which it changed is not looked at
-PAYS = 0.5  # of what workers make on average: those that bring less are being held up by something they share
+LITTLE = 0.6  # of what one alone makes: those that bring less are rather held up than in each other's way
+PAYS = 0.5  # of what workers make on average: those that bring less by being in each other's way are not asked for
 LOOK_AGAIN_S = 3600.0  # a ceiling may have gone away, and cannot be seen from below
 TOLERATED = 2.5 * WORTHWHILE  # a decision allows for some waiting already, and noise is added to it
 SPARE = 0.97  # workers that are busy for more of their time have nothing to give back
@@ -195,28 +197,29 @@ def _average(windows: Sequence[Measured]) -> Measured:
 def _forget_what_moved(
     memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float
 ) -> tuple[ModelMemory, str]:
-    """Begin the search anew where its figures are no longer true; say why, or nothing."""
+    """Begin the search anew where its figures are no longer true, without those; say why, or nothing."""
     known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
     rate = figures.worker_per_s
-    why = ""
+    why, curve = "", memory.curve
     if memory.demand_per_s and _differ(figures.demand_per_s, memory.demand_per_s):
         why = f"the trainer takes {figures.demand_per_s:.3g}/s and no longer {memory.demand_per_s:.3g}/s"
+        enough = figures.demand_per_s / (1 + WORTHWHILE)
+        curve = tuple(replace(tried, short=tried.made_per_s < enough) for tried in curve)  # workers are who they were
     elif known is not None and rate is not None:
         made = rate * limits.useful(known.workers)
         if _differ(made, known.made_per_s) and (made < known.made_per_s or known.short):  # else it was not to be seen
             was = known.made_per_s / limits.useful(known.workers)
-            why = f"a worker makes {rate:.3g}/s and no longer {was:.3g}/s"
+            why, curve = f"a worker makes {rate:.3g}/s and no longer {was:.3g}/s", ()
     if not why and math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
-        why = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had"
+        why, curve = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had", ()
         memory = replace(memory, astray=SEVERAL)
     elif not why:
         return replace(memory, astray=0) if memory.verified else memory, ""
     if memory.verified and memory.astray + 1 < SEVERAL:
         return replace(memory, astray=memory.astray + 1), ""
-    return (
-        replace(memory, curve=(), ceiling_per_s=math.inf, knee=False, demand_per_s=0.0, verified=False, astray=0),
-        why,
-    )
+    if not curve:
+        memory = replace(memory, ceiling_per_s=math.inf, knee=False)
+    return replace(memory, curve=curve, demand_per_s=0.0, verified=False, astray=0), why
 
 
 def _learn(memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float) -> ModelMemory:
@@ -267,7 +270,7 @@ def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in
     fell = 1 - (here.made_per_s / limits.useful(here.workers)) / alone
     if below.processor > 0 and here.processor > 0 and fell > MOVED and 1 - here.processor / below.processor >= fell / 2:
         return "held up"
-    if brought >= PAYS:
+    if brought >= LITTLE:
         return "paid"
     before = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve[-3:-1]]
     foreseen = _beyond(before, limits.useful(here.workers)) - below.made_per_s
@@ -364,7 +367,8 @@ def _settle(
         right = memory.verified or wanted == math.ceil(figures.workers)
         return replace(memory, verified=right, doubts=0), WorkerTarget(held, memory.reason or why)
     if held and not anew and _as_good(memory, figures, wanted):
-        return replace(memory, verified=True, doubts=0), WorkerTarget(held, memory.reason)
+        right = memory.verified or figures.workers == held
+        return replace(memory, verified=right, doubts=0), WorkerTarget(held, memory.reason)
     if memory.verified and memory.doubts + 1 < 2 * SEVERAL:
         return replace(memory, doubts=memory.doubts + 1), WorkerTarget(held, memory.reason)
     return replace(memory, held=wanted, reason=why, verified=False, doubts=0), WorkerTarget(wanted, why)
@@ -373,6 +377,8 @@ def _settle(
 def _as_good(memory: ModelMemory, figures: Measured, wanted: int) -> bool:
     """Say whether the decision in force should stay although another number is wanted."""
     held = memory.held
+    if figures.workers < min(wanted, held):  # a pool that is exhausted
+        return abs(wanted - held) <= max(1.0, MOVED * held)
     if figures.workers != held:
         return False
     if wanted > held:
