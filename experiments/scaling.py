@@ -109,7 +109,7 @@ def run(part: Part, *, quick: bool) -> Swept | Decision | Bound:
     if part.who == ORACLE:
         needs = WORKLOADS[part.name]["needs"]
         numbers = range(max(1, needs - 1), needs + 2) if quick else range(1, POOL + 1)
-        return Swept(sweep(part.name, numbers, 3.0 if quick else 10.0))
+        return Swept(sweep(part.name, numbers, 3.0 if quick else 6.0))
     policy = next(each for each in POLICIES if each == part.who)
     with trainer_of(part.name, "auto", policy=policy) as trainer:
         return Decision(trainer.watch(22.0 if quick else WATCHED_S))
