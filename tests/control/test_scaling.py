@@ -25,10 +25,11 @@ SCALER = Principal("provisioner", "scaler")
 class Fluid:
     """A trainer that takes `demand` batches a second if it never waits, and workers that make `rate` each."""
 
-    def __init__(self, pool: int, *, demand: float = 40.0, rate: float = 10.0, **changes: Any) -> None:
+    def __init__(self, pool: int, *, demand: float = 40.0, rate: float = 10.0, silent: int = 0, **changes: Any) -> None:
+        """Workers say nothing of themselves for `silent` seconds."""
         self.cluster = Cluster()
         self.rules = ScalingRules()
-        self.demand, self.rate = demand, rate
+        self.demand, self.rate, self.silent = demand, rate, silent
         self.cluster.register(*(f"w{i:02}" for i in range(pool)))
         self.changes = {"workers": "auto", **changes}
         self.opened = self.cluster.opening(spec=spec(**self.changes))
@@ -54,8 +55,8 @@ class Fluid:
                 credit_wait_s=was.credit_wait_s + 1.0 - use,
                 stages=(StageFigures(1, "map", busy_s=was.busy_s + use, threads=1),),
             )
-        told = {runner: self.made[runner] for runner in runners}
-        beat = AgentBeat(agent=AgentId("A"), runners=tuple(told), statistics=dict(told))
+        told = {runner: self.made[runner] for runner in runners if self.made[runner].at_s > self.silent}
+        beat = AgentBeat(agent=AgentId("A"), runners=tuple(runners), statistics=told)
         cluster.ask(beat, peer="peer of A")
         self.read_for_a_second(taken)
 
@@ -116,6 +117,16 @@ def test_a_job_gets_demand_over_rate_workers_in_one_step_and_keeps_them() -> Non
     assert last.reason == "the trainer takes 40.0/s, a worker makes 10.0/s"
     assert last.figures["demand_per_s"] == pytest.approx(40.0, rel=0.02) and last.figures["workers"] == 1.0
     assert first.ago_s > last.ago_s > 0
+
+
+def test_a_window_begins_as_soon_as_all_who_serve_have_said_something_of_themselves() -> None:
+    talking, silent = Fluid(12), Fluid(12, silent=1)
+    talking.run(60)
+    silent.run(60)
+    (_, at_once), (_, later) = (
+        [decision.at_s for decision in fluid.cluster.state.jobs[JOB].scaling.decisions] for fluid in (talking, silent)
+    )
+    assert later == at_once + 1
 
 
 def test_a_trainer_that_becomes_slower_gives_workers_back() -> None:

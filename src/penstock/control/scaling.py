@@ -38,7 +38,7 @@ from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimit
 from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
-LOOK_AGAIN_S = 0.5  # at a window that should have ended: some beats come late
+LOOK_AGAIN_S = 0.5  # at a window that should have ended, or begun: some beats come late
 NO_KIND = frozenset({"none"})
 POLICIES: Mapping[PolicyName, ScalingPolicy[Any]] = MappingProxyType(
     {"model_first": model_first, "cachew": cachew, "utilization": utilization, "buffers": buffers}
@@ -154,7 +154,9 @@ def _new_window(draft: Draft, job: JobName, tracking: JobTracking) -> JobTrackin
     workers = sum(window.sizes.values())
     if isinstance(memory, ModelMemory) and memory.workers != workers:
         memory = model_first.with_workers(memory, workers)
-    tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=draft.now + WINDOW_S)
+    awaited = there - window.runners.keys()  # the window begins anew with their first words
+    look_at = draft.now + (LOOK_AGAIN_S if awaited else WINDOW_S)
+    tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=look_at)
     draft.emit(e.JobTracked(job, tracking))
     return tracking
 
