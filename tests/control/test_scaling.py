@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -25,11 +26,20 @@ SCALER = Principal("provisioner", "scaler")
 class Fluid:
     """A trainer that takes `demand` batches a second if it never waits, and workers that make `rate` each."""
 
-    def __init__(self, pool: int, *, demand: float = 40.0, rate: float = 10.0, silent: int = 0, **changes: Any) -> None:
-        """Workers say nothing of themselves for `silent` seconds."""
+    def __init__(
+        self,
+        pool: int,
+        *,
+        demand: float = 40.0,
+        rate: float = 10.0,
+        storage: float = math.inf,
+        silent: int = 0,
+        **changes: Any,
+    ) -> None:
+        """All workers together make no more than `storage`. They say nothing of themselves for `silent` seconds."""
         self.cluster = Cluster()
         self.rules = ScalingRules()
-        self.demand, self.rate, self.silent = demand, rate, silent
+        self.demand, self.rate, self.storage, self.silent = demand, rate, storage, silent
         self.cluster.register(*(f"w{i:02}" for i in range(pool)))
         self.changes = {"workers": "auto", **changes}
         self.opened = self.cluster.opening(spec=spec(**self.changes))
@@ -42,7 +52,7 @@ class Fluid:
         cluster.now += 1.0
         cluster.ready()
         runners = [runner.runner for runner in cluster.state.runners.get(JOB, {}).values() if runner.ready]
-        all_made = self.rate * len(runners)
+        all_made = min(self.rate * len(runners), self.storage)
         taken = min(all_made, self.demand)
         use = taken / all_made if all_made else 0.0
         for runner in runners:
@@ -50,7 +60,7 @@ class Fluid:
             self.made[runner] = RunnerFigures(
                 at_s=was.at_s + 1.0,
                 streams=1,
-                rounds=was.rounds + round(self.rate * use),
+                rounds=was.rounds + round(all_made / len(runners) * use),
                 busy_s=was.busy_s + use,
                 credit_wait_s=was.credit_wait_s + 1.0 - use,
                 stages=(StageFigures(1, "map", busy_s=was.busy_s + use, threads=1),),
@@ -127,6 +137,15 @@ def test_a_window_begins_as_soon_as_all_who_serve_have_said_something_of_themsel
         [decision.at_s for decision in fluid.cluster.state.jobs[JOB].scaling.decisions] for fluid in (talking, silent)
     )
     assert later == at_once + 1
+
+
+def test_workers_that_wait_for_storage_in_a_function_of_one_thread_are_given_back() -> None:
+    fluid = Fluid(12, demand=100.0, storage=50.0)
+    fluid.run(60)
+    assert fluid.targets == [1, 10, 5] and fluid.workers == 5
+    fluid.demand = 85.0
+    fluid.run(60)
+    assert fluid.targets == [1, 10, 5], "what storage gives is known"
 
 
 def test_a_trainer_that_becomes_slower_gives_workers_back() -> None:
