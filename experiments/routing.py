@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from penstock.control.decide import decide, tick
+from penstock.control.decide import decide
 from penstock.control.state import ClusterState
 from penstock.control.views import view_of
 from penstock.core.ids import AgentId, AttemptId, BlobHash, ClientId, Fingerprint, JobName, WorkerId
@@ -60,9 +60,6 @@ class Dispatcher:
         self._take(
             decide(self.state, request, principal=principal, now=self.now, peer=peer, draw=self._draw, blobs=BLOBS)
         )
-
-    def tick(self) -> None:
-        self._take(tick(self.state, now=self.now, draw=self._draw))
 
     def _draw(self) -> str:
         return f"r{next(self._ids)}"
