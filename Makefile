@@ -21,7 +21,7 @@ OLDEST_STAMP := $(OLDEST)/.installed
 OLDEST_TESTS = wire graph passes control dispatcher security/test_decoders.py
 OLDEST_IGNORED = --ignore=tests/wire/test_leaf_types.py  # needs torch
 EXPERIMENTS_STAMP := $(VENV)/.experiments
-EXPERIMENTS = caching caching_jobs caching_timeline coordinated dsi epochs fleet offloading scaling sharing stalls visitation
+EXPERIMENTS = caching caching_jobs caching_timeline coordinated dsi epochs fleet offloading routing scaling sharing stalls visitation
 BENCHES = $(patsubst benchmarks/bench_%.py,%,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # Services start processes: without byte code on disk each of them would compile everything again.
@@ -153,7 +153,7 @@ $(EXPERIMENTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[experiments]"
 	touch $@
 
-experiment: $(EXPERIMENTS_STAMP) $(if $(filter caching caching_jobs caching_timeline dsi fleet offloading scaling stalls visitation,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
+experiment: $(EXPERIMENTS_STAMP) $(if $(filter caching caching_jobs caching_timeline dsi fleet offloading routing scaling stalls visitation,$(E)),,$(PEERS_STAMP))  ## repeat an experiment of the paper: make experiment E=coordinated [ARGS=--quick]
 	@test -n "$(filter $(E),$(EXPERIMENTS))" || { echo "say which: make experiment E=name, one of: $(EXPERIMENTS)"; exit 2; }
 	$(BIN)/python experiments/$(E).py $(ARGS)
 

@@ -1,6 +1,6 @@
 """Scaling by published numbers: Cachew's, tf.data service's and DPP's experiments in the fleet simulator.
 
-python experiments/fleet.py [--quick]     or: make experiment E=fleet
+python experiments/fleet.py [--quick] [--only PART ...]     or: make experiment E=fleet
 
 The policies and the allotting that run are those of the service; trainers, workers, storage and network are fluids
 (`penstock.testing.fleet`). `workloads.toml` has every workload, which published points fix its figures, and what is
@@ -15,7 +15,7 @@ import random
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -384,23 +384,37 @@ def large(hours: float) -> Iterator[Shown]:
     yield at_least("5,000 workers, 500 jobs: of the fair-share optimum", record.utilization, 0.9)
 
 
+PARTS: dict[str, Callable[[], Iterator[Shown]]] = {
+    "cachew-6": figure_6,
+    "cachew-7": figure_7,
+    "cachew-9": figure_9,
+    "cachew-10": figure_10,
+    "cachew-11": figure_11,
+    "tf-data-service-9": sweep_m1,
+    "dpp": dpp,
+    "a-day": a_day,
+    "large": partial(large, 24.0),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two hours of the large fleet instead of a day")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--plots", type=Path, default=ROOT / "build" / "experiments")
     options = parser.parse_args()
     claims: list[Claim] = []
     curves: list[Curve] = []
-    parts = [figure_6(), figure_7(), figure_9(), figure_10(), figure_11(), sweep_m1(), dpp(), a_day()]
-    for part in (*parts, large(2.0 if options.quick else 24.0)):
-        for each in part:
-            match each:
+    parts = PARTS | ({"large": partial(large, 2.0)} if options.quick else {})
+    for name in options.only:
+        for part in parts[name]():
+            match part:
                 case Claim():
-                    claims.append(each)
+                    claims.append(part)
                 case Curve():
-                    curves.append(each)
+                    curves.append(part)
                 case _:
-                    print(each, flush=True)
+                    print(part, flush=True)
         print()
     for claim in claims:
         print(claim.line())

@@ -100,23 +100,23 @@ def write_jpegs(folder: Path, rng: random.Random) -> ps.Dataset:
 SPLITS = {"jsonl": (write_jsonl, WAIT_S), "texts": (write_texts, WAIT_S), "jpegs": (write_jpegs, ALONE_S / 3_000)}
 
 
-def speed_up(name: str) -> tuple[float, float, int]:
-    """Return the seconds that one worker takes for a data set, those of eight, and how many elements it has."""
+def speed_up(name: str, rounds: int = 5) -> tuple[float, list[float], int]:
+    """Return the seconds that one worker takes for a data set, those of eight, `rounds` times, and its elements."""
     write, wait_s = SPLITS[name]
+    took: list[float] = []
+    counts = set()
     with tempfile.TemporaryDirectory() as folder:
         dataset = write(Path(folder), random.Random(5)).map(NotedWait(wait_s), threads=1).batch(10)
-        took = {}
-        counts = set()
-        for workers in (1, WORKERS):
+        for number, workers in enumerate([1] + [WORKERS] * rounds):
             with (
                 ps.LocalService(workers=workers, threads=1) as service,
-                dataset.distribute(service, job=f"{name}-{workers}", limits=LIMITS) as loader,
+                dataset.distribute(service, job=f"{name}-{number}", limits=LIMITS) as loader,
             ):
                 began = time.monotonic()
                 counts.add(sum(len(batch) for batch in loader))
-                took[workers] = time.monotonic() - began
-        (count,) = counts
-        return took[1], took[WORKERS], count
+                took.append(time.monotonic() - began)
+    (count,) = counts
+    return took[0], sorted(took[1:]), count
 
 
 # Epochs

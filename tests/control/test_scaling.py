@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -25,10 +26,25 @@ SCALER = Principal("provisioner", "scaler")
 class Fluid:
     """A trainer that takes `demand` batches a second if it never waits, and workers that make `rate` each."""
 
-    def __init__(self, pool: int, *, demand: float = 40.0, rate: float = 10.0, **changes: Any) -> None:
+    def __init__(
+        self,
+        pool: int,
+        *,
+        demand: float = 40.0,
+        rate: float = 10.0,
+        storage: float = math.inf,
+        silent: int = 0,
+        warm_up: int = 0,
+        **changes: Any,
+    ) -> None:
+        """All workers together make no more than `storage`.
+
+        They say nothing of themselves for `silent` seconds, and make nothing for `warm_up` seconds.
+        """
         self.cluster = Cluster()
         self.rules = ScalingRules()
-        self.demand, self.rate = demand, rate
+        self.demand, self.rate, self.storage = demand, rate, storage
+        self.silent, self.warm_up = silent, warm_up
         self.cluster.register(*(f"w{i:02}" for i in range(pool)))
         self.changes = {"workers": "auto", **changes}
         self.opened = self.cluster.opening(spec=spec(**self.changes))
@@ -41,21 +57,22 @@ class Fluid:
         cluster.now += 1.0
         cluster.ready()
         runners = [runner.runner for runner in cluster.state.runners.get(JOB, {}).values() if runner.ready]
-        all_made = self.rate * len(runners)
+        making = [r for r in runners if self.made.get(r, RunnerFigures()).at_s >= self.warm_up]
+        all_made = min(self.rate * len(making), self.storage)
         taken = min(all_made, self.demand)
-        use = taken / all_made if all_made else 0.0
+        use = taken / all_made if all_made else 1.0
         for runner in runners:
             was = self.made.get(runner, RunnerFigures())
             self.made[runner] = RunnerFigures(
                 at_s=was.at_s + 1.0,
                 streams=1,
-                rounds=was.rounds + round(self.rate * use),
+                rounds=was.rounds + (round(all_made / len(making) * use) if runner in making else 0),
                 busy_s=was.busy_s + use,
                 credit_wait_s=was.credit_wait_s + 1.0 - use,
                 stages=(StageFigures(1, "map", busy_s=was.busy_s + use, threads=1),),
             )
-        told = {runner: self.made[runner] for runner in runners}
-        beat = AgentBeat(agent=AgentId("A"), runners=tuple(told), statistics=dict(told))
+        told = {runner: self.made[runner] for runner in runners if self.made[runner].at_s > self.silent}
+        beat = AgentBeat(agent=AgentId("A"), runners=tuple(runners), statistics=told)
         cluster.ask(beat, peer="peer of A")
         self.read_for_a_second(taken)
 
@@ -116,6 +133,31 @@ def test_a_job_gets_demand_over_rate_workers_in_one_step_and_keeps_them() -> Non
     assert last.reason == "the trainer takes 40.0/s, a worker makes 10.0/s"
     assert last.figures["demand_per_s"] == pytest.approx(40.0, rel=0.02) and last.figures["workers"] == 1.0
     assert first.ago_s > last.ago_s > 0
+
+
+def test_a_window_begins_as_soon_as_all_who_serve_have_said_something_of_themselves() -> None:
+    talking, silent = Fluid(12), Fluid(12, silent=1)
+    talking.run(60)
+    silent.run(60)
+    (_, at_once), (_, later) = (
+        [decision.at_s for decision in fluid.cluster.state.jobs[JOB].scaling.decisions] for fluid in (talking, silent)
+    )
+    assert later == at_once + 1
+
+
+def test_what_a_process_needs_to_begin_is_not_taken_for_its_rate() -> None:
+    fluid = Fluid(12, warm_up=3)
+    fluid.run(60)
+    assert fluid.targets == [1, 4]
+
+
+def test_workers_that_wait_for_storage_in_a_function_of_one_thread_are_given_back() -> None:
+    fluid = Fluid(12, demand=100.0, storage=50.0)
+    fluid.run(60)
+    assert fluid.targets == [1, 10, 5] and fluid.workers == 5
+    fluid.demand = 85.0
+    fluid.run(60)
+    assert fluid.targets == [1, 10, 5], "what storage gives is known"
 
 
 def test_a_trainer_that_becomes_slower_gives_workers_back() -> None:
@@ -192,7 +234,7 @@ class SizedFluid(Fluid):
         serving = {r.runner: r.worker for r in cluster.state.runners.get(JOB, {}).values() if r.ready}
         all_made = sum(self.rate * self.sizes[worker] for worker in serving.values())
         taken = min(all_made, self.demand)
-        use = taken / all_made if all_made else 0.0
+        use = taken / all_made if all_made else 1.0
         for worker in self.sizes:
             told = {}
             for runner in (runner for runner, its in serving.items() if its == worker):

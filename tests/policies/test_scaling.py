@@ -29,6 +29,8 @@ class Job:
     contention: float = 0.0
     storage_per_s: float = math.inf
     processor: float = 1.0
+    waits_inside: bool = False
+    """Who waits for storage does so in a function of one thread, which looks busy."""
     ranks: int = 1
     noise: float = 0.02
     pool: int = 1 << 20
@@ -38,6 +40,8 @@ class Job:
     workers: int = 1
     now: float = 0.0
     path: list[tuple[float, int, str]] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    """What was asked for, each change once, whatever the pool has."""
     reason: str = ""
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -65,7 +69,7 @@ class Job:
             busy=taken / made,
             queue=min(10 * (made / taken - 1), 16.0),
             buffered=4.0 if taken < made else 0.0,
-            processor=self.processor * taken / alone,
+            processor=taken / made if self.waits_inside else self.processor * taken / alone,
         )
 
     def run(self, seconds: float) -> Job:
@@ -76,6 +80,8 @@ class Job:
             self.now += WINDOW_S
             self.memory, target = self.policy.decide(self.memory, self.measure(), self.limits, self.now)
             self.reason = target.reason
+            if self.targets[-1:] != [target.workers]:
+                self.targets.append(target.workers)
             given = min(target.workers, self.pool)
             if given != self.workers:
                 self.workers = given
@@ -148,6 +154,26 @@ def test_a_pool_that_is_exhausted_changes_nothing_about_what_is_wanted() -> None
     assert re.fullmatch(r"the trainer takes 7\d\.\d/s, a worker makes (10\.\d|9\.9)/s", job.reason)
 
 
+def test_what_cannot_be_had_is_not_asked_for_anew_by_every_window() -> None:
+    job = known("needs-8", pool=3, noise=0.08).run(600)
+    assert len(job.targets) <= 3, job.targets
+    assert model_first.learned_by(job.memory) is None
+
+
+def test_a_trainer_that_changes_its_speed_does_not_change_what_is_known_of_workers() -> None:
+    job = known("storage-plateau", waits_inside=True, pool=12)
+    job.trainer_per_s = 80.0
+    job.run(10)
+    job.trainer_per_s = 98.0
+    job.run(60)
+    assert job.workers == 5 and len(job.targets) <= 4, job.path
+    job.trainer_per_s = 20.0
+    assert job.run(30).workers == 2
+    job.trainer_per_s = 100.0
+    assert job.run(30).workers == 5
+    assert job.targets[-2:] == [2, 5], "what a storage gives was found out before"
+
+
 def test_model_first_asks_for_nothing_while_nobody_reads() -> None:
     job = known("needs-4").run(30)
     idle = replace(job.measure(), pace=None)
@@ -187,6 +213,55 @@ def test_a_fixed_number_of_streams_is_a_staircase() -> None:
     assert job.workers == 4  # 5, 6 and 7 would be no faster
     job = Job(trainer_per_s=45.0, worker_per_s=10.0, limits=ScalingLimits(most=64, streams=8)).run(60)
     assert job.workers == 8
+
+
+def test_a_storage_that_is_waited_for_inside_a_function_is_found_as_fast() -> None:
+    job = known("storage-plateau", waits_inside=True).run(120)
+    assert [workers for _, workers, _ in job.path] == [10, 5]
+    assert "however many share them" in job.reason
+
+
+def test_a_storage_that_gives_most_of_what_is_wanted_is_found_by_one_try_more() -> None:
+    job = Job(trainer_per_s=119.0, worker_per_s=10.0, storage_per_s=101.0, waits_inside=True).run(120)
+    assert [workers for _, workers, _ in job.path][-1] == 10 and len(job.path) == 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_storage_that_is_waited_for_inside_a_function_is_found(seed: int) -> None:
+    rng = random.Random(seed)
+    job = Job(
+        trainer_per_s=rng.uniform(30, 150),
+        worker_per_s=10.0,
+        storage_per_s=rng.uniform(20, 150),
+        waits_inside=True,
+        rng=rng,
+    )
+    job.run(60)
+    assert len(job.path) <= 4
+    path, best = list(job.path), min(job.storage_per_s, job.trainer_per_s)
+    job.run(900)
+    assert job.path == path
+    assert min(job.made(job.workers), job.trainer_per_s) >= 0.92 * best
+    assert job.workers <= 1.12 * job.oracle() + 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_workers_in_each_others_way_are_told_from_a_storage_by_trying(seed: int) -> None:
+    rng = random.Random(seed)
+    job = Job(
+        trainer_per_s=rng.uniform(60, 200),
+        worker_per_s=10.0,
+        contention=rng.uniform(0.05, 0.3),
+        waits_inside=True,
+        rng=rng,
+    )
+    job.run(90)
+    assert len(job.path) <= 4
+    path, found = list(job.path), job.workers
+    job.run(900)
+    assert job.path == path
+    tried = max(job.made(workers) for _, workers, _ in path)
+    assert job.made(found) >= 0.9 * min(tried, job.trainer_per_s)
 
 
 def test_a_ceiling_is_looked_at_again_after_an_hour() -> None:

@@ -7,6 +7,7 @@ may hold several epochs, or the end of one and the beginning of the next.
 
 - A worker's rate is taken from workers that waited for credit for less than 1 - FULL of the window.
 - A stage that has one thread and is never idle is as good as a processor in use, whatever it does: it can do no more.
+- Until a worker has made its first output it starts, imports and opens: a window begins anew with that (`scaling`).
 - A worker counts by its size, and its rate is that of so many workers of size 1.
 - A worker that waits for credit holds one batch that is made and not sent; what its engine has made ahead is not seen.
 """

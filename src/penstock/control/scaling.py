@@ -38,7 +38,7 @@ from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimit
 from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
-LOOK_AGAIN_S = 0.5  # at a window that should have ended: some beats come late
+LOOK_AGAIN_S = 0.5  # at a window that should have ended, or begun: some beats come late
 NO_KIND = frozenset({"none"})
 POLICIES: Mapping[PolicyName, ScalingPolicy[Any]] = MappingProxyType(
     {"model_first": model_first, "cachew": cachew, "utilization": utilization, "buffers": buffers}
@@ -152,17 +152,19 @@ def _new_window(draft: Draft, job: JobName, tracking: JobTracking) -> JobTrackin
     there, window = serving(draft.state, job), count(draft.state, job, draft.now)
     memory = tracking.memory
     workers = sum(window.sizes.values())
-    if isinstance(memory, ModelMemory) and memory.workers != workers:
+    if isinstance(memory, ModelMemory) and (memory.workers != workers or window.making != tracking.window.making):
         memory = model_first.with_workers(memory, workers)
-    tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=draft.now + WINDOW_S)
+    awaited = there - window.making  # the window begins anew with their first outputs
+    look_at = draft.now + (LOOK_AGAIN_S if awaited else WINDOW_S)
+    tracking = replace(tracking, memory=memory, window=window, serving=there, look_at=look_at)
     draft.emit(e.JobTracked(job, tracking))
     return tracking
 
 
 def _look(draft: Draft, job: Job, tracking: JobTracking, limits: ScalingLimits) -> JobTracking:
     now = count(draft.state, job.name, draft.now)
-    if now.runners.keys() != tracking.window.runners.keys():
-        return _new_window(draft, job.name, tracking)  # what serves has said its first word since
+    if now.runners.keys() != tracking.window.runners.keys() or now.making != tracking.window.making:
+        return _new_window(draft, job.name, tracking)  # what serves has made its first output since
     if not has_ended(tracking.window, now):
         tracking = replace(tracking, look_at=draft.now + LOOK_AGAIN_S)
         draft.emit(e.JobTracked(job.name, tracking))

@@ -62,6 +62,11 @@ class JobCounters(msgspec.Struct, frozen=True):
     sizes: dict[RunnerId, float] = {}
     """Of those that serve, in the unit of targets."""
 
+    @property
+    def making(self) -> set[RunnerId]:
+        """Those that had made something: before, they start, import and open."""
+        return {runner for runner, figures in self.runners.items() if figures.rounds}
+
 
 class JobTracking(msgspec.Struct, frozen=True):
     """A job as it is measured: where the window began, and what its policy keeps in mind."""

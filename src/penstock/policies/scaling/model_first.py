@@ -7,15 +7,16 @@ as a curve, one point for each number of workers that was tried.
 
     made(n) = n x rate                     up to the first number that was tried
               n / (1/rate + s (n - last))  beyond, and between two that were tried: 1/rate grows by s for each worker
-              made                         beyond one that did not pay: the *ceiling*. Where workers there wait for
-                                           something outside, it begins where those of the lower one reach it
+              made                         beyond one that did not pay: the *ceiling*. It begins where those of the
+                                           lower one reach it: they wait for something outside of them, or seem to
     goal    = min(demand, ceiling)
     target  = the smallest n with made(n) >= goal / 1.03     or, with prices, the n where a batch costs least
 
 A number at which the trainer was seen to wait is not asked for again, nor more than one that was seen to be enough: so
 the search only narrows. One worker too many, or a tenth of them, is left where it is. The search begins anew for a
 reason: demand or rate moved by more than a tenth, for several windows on end; the trainer waits for longer than
-noise explains; or an hour has passed since a ceiling was found.
+noise explains; or an hour has passed since a ceiling was found. A trainer that changes its speed leaves the curve as it
+is: that is the workers'.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from penstock.policies.scaling.records import WORTHWHILE, Measured, Rent, Scalin
 MOVED = 0.1  # figures that differ by less are the same: averages over a window differ by a few percent
 SEVERAL = 3  # windows that must agree before a decision that held is left
 LOOK = 2  # windows before a new number of workers is judged; the one in which it changed is not looked at
-HELD_UP = 1 / 3  # below it, it is rather something that does not grow with their number
-PAYS = 0.5  # of what workers make on average: those that bring less are being held up by something they share
+LITTLE = 0.6  # of what one alone makes: those that bring less are rather held up than in each other's way
+PAYS = 0.5  # of what workers make on average: those that bring less by being in each other's way are not asked for
 LOOK_AGAIN_S = 3600.0  # a ceiling may have gone away, and cannot be seen from below
 TOLERATED = 2.5 * WORTHWHILE  # a decision allows for some waiting already, and noise is added to it
 SPARE = 0.97  # workers that are busy for more of their time have nothing to give back
@@ -73,7 +74,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_per_s: float = math.inf
     ceiling_at: float = 0.0
     knee: bool = False
-    """Whether workers below the ceiling do not disturb each other: it is a limit outside of them."""
+    """Whether workers below the ceiling are taken not to disturb each other: it is a limit outside of them."""
     verified: bool = False
     """Whether the decision was seen to be right."""
     astray: int = 0
@@ -196,28 +197,29 @@ def _average(windows: Sequence[Measured]) -> Measured:
 def _forget_what_moved(
     memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float
 ) -> tuple[ModelMemory, str]:
-    """Begin the search anew where its figures are no longer true; say why, or nothing."""
+    """Begin the search anew where its figures are no longer true, without those; say why, or nothing."""
     known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
     rate = figures.worker_per_s
-    why = ""
+    why, curve = "", memory.curve
     if memory.demand_per_s and _differ(figures.demand_per_s, memory.demand_per_s):
         why = f"the trainer takes {figures.demand_per_s:.3g}/s and no longer {memory.demand_per_s:.3g}/s"
+        enough = figures.demand_per_s / (1 + WORTHWHILE)
+        curve = tuple(replace(tried, short=tried.made_per_s < enough) for tried in curve)  # workers are who they were
     elif known is not None and rate is not None:
         made = rate * limits.useful(known.workers)
         if _differ(made, known.made_per_s) and (made < known.made_per_s or known.short):  # else it was not to be seen
             was = known.made_per_s / limits.useful(known.workers)
-            why = f"a worker makes {rate:.3g}/s and no longer {was:.3g}/s"
+            why, curve = f"a worker makes {rate:.3g}/s and no longer {was:.3g}/s", ()
     if not why and math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
-        why = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had"
+        why, curve = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had", ()
         memory = replace(memory, astray=SEVERAL)
     elif not why:
         return replace(memory, astray=0) if memory.verified else memory, ""
     if memory.verified and memory.astray + 1 < SEVERAL:
         return replace(memory, astray=memory.astray + 1), ""
-    return (
-        replace(memory, curve=(), ceiling_per_s=math.inf, knee=False, demand_per_s=0.0, verified=False, astray=0),
-        why,
-    )
+    if not curve:
+        memory = replace(memory, ceiling_per_s=math.inf, knee=False)
+    return replace(memory, curve=curve, demand_per_s=0.0, verified=False, astray=0), why
 
 
 def _learn(memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float) -> ModelMemory:
@@ -237,25 +239,43 @@ def _learn(memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: f
         demand_per_s=memory.demand_per_s or figures.demand_per_s,
         worker_per_s=rate if rate is not None else memory.worker_per_s,
     )
-    if short and len(curve) > 1 and here is curve[-1]:
-        paid = _judge(curve[-2], here, limits)
+    if memory.knee and short and made < (1 - MOVED) * min(memory.ceiling_per_s, _straight(curve, here, limits)):
+        return replace(memory, knee=False)  # so they are in each other's way after all
+    if short and len(curve) > 1 and here is curve[-1] and math.isinf(memory.ceiling_per_s):
+        paid = _judge(curve, limits)
         if paid != "paid":
             return replace(memory, ceiling_per_s=made, ceiling_at=now, knee=paid == "held up")
     return memory
 
 
-def _judge(below: Tried, here: Tried, limits: ScalingLimits) -> Literal["paid", "in the way", "held up"]:
-    """Say whether the workers between two numbers brought enough, or were in each other's way, or held up outside."""
+def _straight(curve: Sequence[Tried], here: Tried, limits: ScalingLimits) -> float:
+    """Return what so many workers would make if they were as fast as the next smaller number that was tried."""
+    below = next((tried for tried in reversed(curve) if tried.workers < here.workers), here)
+    return limits.useful(here.workers) * below.made_per_s / limits.useful(below.workers)
+
+
+def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in the way", "held up"]:
+    """Say whether the workers between the last two numbers brought enough, or disturb each other, or wait outside.
+
+    They wait if each uses less of its processor than when there were fewer. What waits inside of a function that has
+    one thread looks busy, though: then two points cannot tell the one from the other. Those that bring little are
+    taken to wait, since that is tried at once, with the number that would be enough; unless it was to be expected.
+    """
+    below, here = curve[-2:]
     more = limits.useful(here.workers) - limits.useful(below.workers)
     if more <= 0:
         return "paid"
     alone = below.made_per_s / limits.useful(below.workers)
     brought = (here.made_per_s - below.made_per_s) / more / alone
     fell = 1 - (here.made_per_s / limits.useful(here.workers)) / alone
-    known = below.processor > 0 and here.processor > 0
-    if brought < HELD_UP or (known and fell > MOVED and 1 - here.processor / below.processor >= fell / 2):
-        return "held up"  # each uses less of its processor than when there were fewer
-    return "paid" if brought >= PAYS else "in the way"
+    if below.processor > 0 and here.processor > 0 and fell > MOVED and 1 - here.processor / below.processor >= fell / 2:
+        return "held up"
+    if brought >= LITTLE:
+        return "paid"
+    before = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve[-3:-1]]
+    foreseen = _beyond(before, limits.useful(here.workers)) - below.made_per_s
+    expected = len(before) > 1 and here.made_per_s - below.made_per_s >= foreseen / 2
+    return "in the way" if expected else "held up"
 
 
 def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tuple[int, str]:
@@ -276,6 +296,8 @@ def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tu
     wanted = candidates[min(place, len(candidates) - 1)]
     if math.isfinite(memory.ceiling_per_s) and goal < demand:
         why = f"storage or network give {memory.ceiling_per_s:.3g}/s, however many share them"
+        if not memory.knee:
+            why = f"workers are in each other's way, and make {memory.ceiling_per_s:.3g}/s at most"
     elif figures.worker_per_s is None:
         why = f"the trainer takes {demand:.1f}/s, and workers wait for it"
     else:
@@ -283,12 +305,15 @@ def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tu
     if rent is not None and goal < demand / (1 + WORTHWHILE):
         why += "; one more would cost more than the waiting it saves"
     short = max((t.workers for t in curve if t.short and t.made_per_s * (1 + WORTHWHILE) < goal), default=0.0)
-    if wanted < figures.workers:  # down to one at which the trainer waited a little would be for nothing
+    if wanted < figures.workers and goal == demand:
+        # Down to one at which the trainer waited a little would be for nothing.
         short = max((t.workers for t in curve if t.short and t.made_per_s < goal), default=0.0)
     if wanted <= short:
         wanted, why = math.floor(short) + 1, f"{why}, and {short:g} were seen to be too few"
-    fits = min((tried.workers for tried in curve if not tried.short), default=math.inf)
-    return int(min(wanted, fits)) if math.isfinite(fits) else wanted, why
+    most = min((tried.workers for tried in curve if not tried.short), default=math.inf)
+    if math.isfinite(memory.ceiling_per_s):
+        most = min(most, math.ceil(curve[-1].workers))  # there it was seen
+    return int(min(wanted, most)) if math.isfinite(most) else wanted, why
 
 
 def _made(curve: Sequence[Tried], memory: ModelMemory, limits: ScalingLimits, workers: float) -> float:
@@ -342,7 +367,8 @@ def _settle(
         right = memory.verified or wanted == math.ceil(figures.workers)
         return replace(memory, verified=right, doubts=0), WorkerTarget(held, memory.reason or why)
     if held and not anew and _as_good(memory, figures, wanted):
-        return replace(memory, verified=True, doubts=0), WorkerTarget(held, memory.reason)
+        right = memory.verified or figures.workers == held
+        return replace(memory, verified=right, doubts=0), WorkerTarget(held, memory.reason)
     if memory.verified and memory.doubts + 1 < 2 * SEVERAL:
         return replace(memory, doubts=memory.doubts + 1), WorkerTarget(held, memory.reason)
     return replace(memory, held=wanted, reason=why, verified=False, doubts=0), WorkerTarget(wanted, why)
@@ -351,11 +377,14 @@ def _settle(
 def _as_good(memory: ModelMemory, figures: Measured, wanted: int) -> bool:
     """Say whether the decision in force should stay although another number is wanted."""
     held = memory.held
+    if figures.workers < min(wanted, held):  # a pool that is exhausted
+        return abs(wanted - held) <= max(1.0, MOVED * held)
     if figures.workers != held:
         return False
     if wanted > held:
         goal = min(figures.demand_per_s, memory.ceiling_per_s)
-        return memory.verified and figures.taken_per_s * (1 + TOLERATED) >= goal
+        flat = math.isfinite(memory.ceiling_per_s) and not memory.knee  # one more brings less than can be measured
+        return (memory.verified or flat) and figures.taken_per_s * (1 + TOLERATED) >= goal
     if math.isfinite(memory.ceiling_per_s) and not memory.verified:
         return False  # all but the needed ones wait for what they share, and look busy
     return held - wanted <= max(1.0, MOVED * held) or figures.busy > SPARE * wanted / held
