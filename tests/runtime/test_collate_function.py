@@ -43,3 +43,20 @@ def test_a_collate_that_takes_rng_is_refused():
 def test_another_collate_is_another_pipeline():
     first, second = (ps.range(5).batch(2, collate=f).fingerprint() for f in (lambda x: x, lambda x: x[:1]))
     assert first != second
+
+
+class Filling:
+    """Makes a batch in memory that it is given."""
+
+    def __call__(self, rows):
+        raise AssertionError("it takes memory")
+
+    def collate_into(self, rows, empty):
+        made = empty((len(rows), 1 << 16), np.uint8)
+        made[:] = np.array(rows, np.uint8)[:, None]
+        return made
+
+
+def test_a_collate_may_take_memory_for_what_it_makes():
+    made = list(ps.range(5).batch(2, collate=Filling()).iterator(threads=1))
+    assert [batch[:, -1].tolist() for batch in made] == [[0, 1], [2, 3], [4]]

@@ -18,6 +18,9 @@ import numpy as np
 from penstock.core.errors import BatchShapeError
 from penstock.core.leaves import LeafType, UnsendableError, add_late_type, add_type, name_of
 
+_MEMORY = "penstock_memory"
+"""What a tensor that lies in an array's memory has that array as."""
+
 
 def add_known_types() -> None:
     """Fill the table."""
@@ -91,6 +94,8 @@ def _tensors(torch: ModuleType) -> LeafType:
     def flatten(tensor: Any) -> Any:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise UnsendableError("a tensor travels as dense numbers; send tensor.to_dense(), or dequantize() it")
+        if (array := _array_below(tensor)) is not None:
+            return array
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         try:
             return plain.numpy()
@@ -124,6 +129,22 @@ def _tensors(torch: ModuleType) -> LeafType:
         join=join,
         nbytes=lambda tensor: int(tensor.nbytes) if tensor.layout is torch.strided else sys.getsizeof(tensor),
     )
+
+
+def lying_in(array: np.ndarray[Any, Any]) -> Any:
+    """Return a tensor over an array's memory that is sent as that array: it is not copied, where readers see it."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    setattr(tensor, _MEMORY, array)
+    return tensor
+
+
+def _array_below(tensor: Any) -> np.ndarray[Any, Any] | None:
+    array: np.ndarray[Any, Any] | None = tensor.__dict__.get(_MEMORY)
+    if array is None or tensor.data_ptr() != array.ctypes.data or tuple(tensor.shape) != array.shape:
+        return None  # it was given other memory, or another shape, since
+    return array if tensor.is_contiguous() else None
 
 
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

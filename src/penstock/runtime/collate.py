@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,14 @@ from penstock.core.leaves import leaf_type
 LeafCollator = Callable[[Sequence[Any], str], Any]
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 """Gives memory for an array."""
+
+
+@runtime_checkable
+class CollatesInto(Protocol):
+    """A collate function that makes large arrays in memory it is given: what it returns must be nobody else's."""
+
+    def collate_into(self, rows: Sequence[Any], empty: Empty, /) -> Element: ...
+
 
 _VALUES = frozenset({int, float, str, bytes, bool, type(None)})
 _LEAVES = _VALUES | {np.ndarray}

@@ -14,15 +14,17 @@ import copy
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import torch
-from torch.utils.data import _utils
+from torch.utils.data import _utils, default_collate
 
 from penstock.core.element import leaves
+from penstock.runtime.collate import Empty
+from penstock.torch.collating import default_collate_into, no_shared_files
 from penstock.torch.orders import BatchOrder, read_order
 from penstock.torch.repeating import NonDeterministicSampleError, difference, is_chosen, twin_of
 from penstock.torch.seeding import GlobalStates, seed_globals
@@ -61,17 +63,21 @@ class SampleFetch:
         self.seed_samples, self.repeats, self.strict = seed_samples, repeats, strict
 
     def __call__(self, numbers: list[int]) -> BatchAnswer:
+        return self.collate_into(numbers, np.empty)
+
+    def collate_into(self, numbers: Sequence[int], empty: Empty) -> BatchAnswer:
+        """Answer an order; large tensors of a batch lie in memory that `empty` gives."""
         order = read_order(numbers)
         with _calls:
             before = _utils.worker._worker_info  # a worker inside the trainer must not make it one
             try:
-                return self._answer(order)
+                return self._answer(order, empty)
             except Exception as error:
                 return FAILED, msgspec.msgpack.encode(describe_failure(error)), None, None
             finally:
                 _utils.worker._worker_info = before
 
-    def _answer(self, order: BatchOrder) -> BatchAnswer:
+    def _answer(self, order: BatchOrder, empty: Empty) -> BatchAnswer:
         stream = order.task % self.num_workers
         worker = _workers.get(stream)
         if worker is None or not worker.can_serve(order):
@@ -81,9 +87,17 @@ class SampleFetch:
         samples = worker.read(order) if self.iterable else self._samples(worker.dataset, order)
         if samples is _END:
             return ENDED, None, None, None
-        data = samples if self.collate_fn is None else self.collate_fn(samples)
+        data = self._collated(samples, empty)
         check_on_host(data)
         return MADE, data, worker.state(), self._notice
+
+    def _collated(self, samples: Any, empty: Empty) -> Any:
+        if self.collate_fn is None:
+            return samples
+        if self.collate_fn is default_collate:
+            return default_collate_into(samples, empty)
+        with no_shared_files():
+            return self.collate_fn(samples)  # it may keep what it returns: that must be memory of its own
 
     def _samples(self, dataset: Any, order: BatchOrder) -> Any:
         if self.batch_size is None and not isinstance(order.key, list):

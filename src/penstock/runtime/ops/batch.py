@@ -17,7 +17,7 @@ from penstock.graph import ops
 from penstock.graph.functions import UserFunction
 from penstock.runtime.blame import RowOrigins
 from penstock.runtime.building import Site, builds
-from penstock.runtime.collate import Empty, collate, ragged_leaves, stack_leaves
+from penstock.runtime.collate import CollatesInto, Empty, collate, ragged_leaves, stack_leaves
 from penstock.runtime.contract import Chunk, Idents, Marks, Points, RegroupingStage, Stage, State
 from penstock.runtime.ops.unit_batches import UnitBatching
 from penstock.runtime.stats import StageMeter
@@ -124,15 +124,16 @@ def stacking(empty: Empty) -> Collate:
 
 @builds(ops.Batch)
 def _stacked(node: ops.Batch, at: Site, upstream: Stage) -> Stage:
-    join = stacking(at.placement.empty) if node.collate is None else _collating(node.collate)
+    join = stacking(at.placement.empty) if node.collate is None else _collating(node.collate, at.placement.empty)
     if node.mask is not None:
         join = _masking(join, node.size, node.mask)
     return batching(node.name, node.size, node.drop_last, join, at, upstream)
 
 
-def _collating(function: UserFunction) -> Collate:
+def _collating(function: UserFunction, empty: Empty) -> Collate:
     def join(rows: Sequence[Element]) -> Element:
-        made: Element = function.resolve()(list(rows))
+        collate = function.resolve()
+        made: Element = collate.collate_into(rows, empty) if isinstance(collate, CollatesInto) else collate(list(rows))
         return made
 
     return join
