@@ -36,6 +36,15 @@ def test_only_what_is_needed_is_loaded(code: str, without: set[str]) -> None:
     assert not loaded_by(code) & without
 
 
+def test_importing_takes_a_quarter_of_a_second_at_most() -> None:
+    program = "import time; import penstock; print(time.process_time())"
+    took_s = [
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60).stdout)
+        for _ in range(3)
+    ]
+    assert min(took_s) <= 0.25
+
+
 def test_every_public_name_is_found() -> None:
     assert all(getattr(ps, name) is not None for name in ps.__all__)
     assert set(ps.__all__) <= set(dir(ps))
