@@ -141,6 +141,8 @@ class RunnerConnection:
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
+        self._heard = False
+        """Whether something came since it was last asked whether the connection stands."""
         parsed = RunnerAddress.parse(address)
         self.slabs = link.slabs.get(runner)
         may_share = transport != "sockets" and os.environ.get(NO_SLABS_VARIABLE, "") != "1"
@@ -181,6 +183,7 @@ class RunnerConnection:
                 frame = self.socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            self._heard = True
             try:
                 whole = self._assembly.add(frame)
                 if whole is None:
@@ -203,6 +206,9 @@ class RunnerConnection:
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_S
+        if self._heard:
+            self._heard = False
+            return None
         if self.watch.connected and not int(self.watch.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None  # the watch has nothing to look at
         reason = self.watch.lost()
