@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         TableConflictError,
         TruncatedFileError,
         WaitTimeoutError,
+        WorkersLostError,
     )
     from penstock.core.keyed import KeyedDense, KeyedRagged
     from penstock.core.leaves import register_type
@@ -208,6 +209,7 @@ __all__ = [
     "WaitTimeoutError",
     "WorkerFigures",
     "WorkerLine",
+    "WorkersLostError",
     "col",
     "count_classes",
     "decode_example",
@@ -308,6 +310,7 @@ if not TYPE_CHECKING:
             "TableConflictError",
             "TruncatedFileError",
             "WaitTimeoutError",
+            "WorkersLostError",
         ),
         "penstock.core.keyed": ("KeyedDense", "KeyedRagged"),
         "penstock.core.leaves": ("register_type",),

@@ -207,6 +207,20 @@ def test_at_most_once_ends_without_what_was_lost() -> None:
         loader.close()
 
 
+def test_processes_that_are_lost_in_vain_are_an_error_where_that_is_asked_for() -> None:
+    def deadly(rows: list[int]) -> list[int]:
+        if 5 in rows:
+            os._exit(3)
+        return rows
+
+    with ps.LocalService(workers=1, threads=1) as service:
+        loader = ps.range(8).batch(2, collate=deadly).distribute(service, limits=ps.Limits(lost_workers=2))
+        with pytest.raises(ps.WorkersLostError, match="3 processes in a row that ran stream 0 were lost") as raised:
+            list(loader)
+        assert raised.value.lost == 3
+        loader.close()
+
+
 def test_one_stuck_worker_does_not_stop_the_others() -> None:
     def work(x: int) -> int:
         if x == 150:

@@ -41,12 +41,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting longer than this for a batch is an error; None: it waits."""
     memory_bytes: int | None = None
     """What may be received ahead; None: a tenth of the memory this process may use."""
+    lost_workers: int | None = None
+    """Of a stream: more processes than that, lost in a row before they gave anything, are an error; None: never."""
     collect_after_s: float = 600.0
     """A job that no process has held for so long is forgotten."""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None:
             check_positive("timeout_s", self.timeout_s)
+        if self.lost_workers is not None:
+            check_whole("lost_workers", self.lost_workers, 0)
         if self.memory_bytes is not None:
             check_whole("memory_bytes", self.memory_bytes, 1)
             check_memory(self.memory_bytes)

@@ -21,7 +21,7 @@ from penstock.client.connection import Connections, FramePayload, RunnerConnecti
 from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
 from penstock.core.element import Element
-from penstock.core.errors import ForkedLoaderError, JobFailedError
+from penstock.core.errors import ForkedLoaderError, JobFailedError, WorkersLostError
 from penstock.core.plain_text import plain_text
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import ConsumerState, Weights
@@ -298,6 +298,8 @@ class EpochReader:
             self._fail(rebuild_failure(failure) if isinstance(failure, RemoteFailure) else failure)
         elif self.consumer.view.failure:
             self._fail(JobFailedError(self.session.seat.job, self.consumer.view.failure))
+        elif (stream := self.session.stream_in_vain(self.consumer)) is not None:
+            self._fail(WorkersLostError(stream.number, stream.failures))
 
     def _stop_giving(self) -> None:
         """In the control thread: of what has arrived nothing more is given, and `next()` finds the refusal.

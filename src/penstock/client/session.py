@@ -30,6 +30,7 @@ from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
+from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import host_id
 from penstock.wire.framing import refusal
 from penstock.wire.jobs import Delivery, FeedSpec, Resume, delivery_of
@@ -140,6 +141,11 @@ class EpochSession:
         )
 
     # Opening
+
+    def stream_in_vain(self, consumer: Consumer) -> StreamReader | None:
+        """Return a stream over which more processes were lost in a row than limits allow; None: there is none."""
+        most = self._options.limits.lost_workers
+        return next((r for r in consumer.readers.values() if most is not None and r.failures > most), None)
 
     def _patience(self) -> Patience:
         return Patience(self._options.limits.timeout_s, f"epoch {self.epoch} of job {self.seat.job!r}")

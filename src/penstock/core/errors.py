@@ -257,6 +257,18 @@ class JobFailedError(PenstockError):
         super().__init__(f"job {job!r} cannot go on: {reason}")
 
 
+class WorkersLostError(PenstockError):
+    """Processes that ran a stream were lost one after the other, before any gave something: see `Limits`."""
+
+    def __init__(self, stream: int, lost: int) -> None:
+        self.stream, self.lost = stream, lost
+        super().__init__(
+            f"{lost} processes in a row that ran stream {stream} were lost before they gave anything: a function ends "
+            "its process, crashes in C code, or takes more memory than there is; run the pipeline without distribute() "
+            "to see where"
+        )
+
+
 class ForkedLoaderError(PenstockError):
     """A loader is used in a process that was forked after it had connected."""
 

@@ -144,7 +144,7 @@ class StreamReader:
         self.shared = shared
         self._binding = self._given_up = NEVER
         """Of the last opening; found not to work: a newer one is waited for."""
-        self._failures = 0
+        self.failures = 0  # openings in a row that came to nothing
         self._not_before = self._heard_at = 0.0
 
     @property
@@ -231,9 +231,9 @@ class StreamReader:
         if self._given_up >= self._binding:
             return None
         self._given_up = self._binding
-        self._failures += 1
-        if self._failures > PATIENT_FAILURES:
-            self._not_before = now + min(LONGEST_DELAY_S, 0.1 * 2 ** (self._failures - PATIENT_FAILURES))
+        self.failures += 1
+        if self.failures > PATIENT_FAILURES:
+            self._not_before = now + min(LONGEST_DELAY_S, 0.1 * 2 ** (self.failures - PATIENT_FAILURES))
         self.close()
         return self._given_up
 
@@ -274,7 +274,7 @@ class StreamReader:
                 due = message.seq + message.count
                 self.head = self.head.moved(message.seq + message.had)
                 self.head = replace(self.head, round=due, cut=message.cut, cut_round=due)
-                self._failures = 0
+                self.failures = 0
             case StreamEnded():
                 self.head = self.head.moved(message.seq)
                 self.last = message

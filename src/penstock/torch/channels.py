@@ -20,6 +20,7 @@ from penstock.torch.fetching import BatchAnswer, SampleFetch
 from penstock.torch.orders import LARGEST
 
 _LONGEST_ORDER = 1 << 30  # numbers
+_MOST_LOST = 5  # processes over one batch: some may be killed from outside
 
 
 class OrderQueue:
@@ -71,7 +72,7 @@ class Channel:
             job=f"torch-{uuid.uuid4().hex[:12]}",  # a rank's own sampler feeds it: it is nobody else's job
             feed=ps.Feed(self.orders, ahead=self._ahead),
             sharding=ps.Sharding(streams=self._streams),
-            limits=ps.Limits(timeout_s=self._timeout_s),
+            limits=ps.Limits(timeout_s=self._timeout_s, lost_workers=_MOST_LOST),
         )
         # As `Dataset.distribute` does it, with torch imported once, before workers are forked.
         processes = start_own_service(self._to, preload="torch") if isinstance(self._to, int) else None
