@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import random
 
 import numpy as np
@@ -48,6 +49,28 @@ class Squares(Dataset):
         if index == 13:
             raise LookupError("thirteen")
         return torch.tensor([index * index * self.factor])
+
+
+class Exhausted(Squares):
+    """Asks something that has ended for one of its samples."""
+
+    def __init__(self):
+        super().__init__(3)
+
+    def __getitem__(self, index):
+        return next(iter([])) if index == 1 else index
+
+
+class Deadly(Squares):
+    """Ends the process of one of its samples."""
+
+    def __init__(self):
+        super().__init__(6)
+
+    def __getitem__(self, index):
+        if index == 2:
+            os._exit(5)
+        return index
 
 
 class Together(Squares):
@@ -132,3 +155,7 @@ Point = collections.namedtuple("Point", "x y")
 
 def pairs(samples):
     return [tuple(sample.tolist()) for sample in samples]
+
+
+def sets(samples):
+    return {"values": set(range(len(samples)))}

@@ -74,8 +74,10 @@ def test_where_to_collate_is_one_of_two():
 
 
 def test_a_foreign_state_is_refused():
-    with pytest.raises(ps.StateMismatchError, match=r"not a state of penstock.torch.DataLoader"):
-        DataLoader([1]).load_state_dict({"_num_yielded": 3})
+    known = DataLoader([1]).state_dict()
+    for state in ({"_num_yielded": 3}, {}, None, {"version": 1, "tasks": 3}, {**known, "more": 1}):
+        with pytest.raises(ps.StateMismatchError, match=r"not a state of penstock.torch.DataLoader"):
+            DataLoader([1]).load_state_dict(state)
 
 
 def test_set_epoch_is_told_to_the_sampler_and_chooses_the_samples_numbers():

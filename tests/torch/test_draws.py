@@ -51,11 +51,11 @@ def states():
     return python, numpy[1].tobytes(), numpy[2:], torch.get_rng_state().numpy().tobytes()
 
 
-def trace(kind, sampler, workers, *, set_epoch=False, prefetch_factor=None):
+def trace(kind, sampler, workers, *, set_epoch=False, **given):
     """Return, after each step: the indices, the states, and what a model would draw. The first epoch is left early."""
     random.seed(3), np.random.seed(4), torch.manual_seed(5)
     made = SAMPLERS[sampler]()
-    options = {"prefetch_factor": prefetch_factor, "multiprocessing_context": "fork"} if workers else {}
+    options = {"multiprocessing_context": "fork", **given} if workers else given
     loader = kind(Squares(COUNT), batch_size=2, sampler=made, num_workers=workers, collate_fn=list, **options)
     seen = []
     for epoch, steps in enumerate((2, 100)):
@@ -78,6 +78,11 @@ def answers_here(monkeypatch):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_global_states_equal_torchs_after_every_step(sampler, workers, answers_here):
     assert trace(DataLoader, sampler, workers) == trace(TorchDataLoader, sampler, workers)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_samples_that_are_seeded_here_leave_the_trainers_draws_as_they_are(sampler):
+    assert trace(DataLoader, sampler, 0, seed_samples=True) == trace(TorchDataLoader, sampler, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -14,7 +14,21 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock as ps
 from penstock.torch import DataLoader
-from tests.torch.datasets import Counting, Divided, Informed, Keyed, LazySampler, Noisy, Squares, Together, greet, pairs
+from tests.torch.datasets import (
+    Counting,
+    Deadly,
+    Divided,
+    Exhausted,
+    Informed,
+    Keyed,
+    LazySampler,
+    Noisy,
+    Squares,
+    Together,
+    greet,
+    pairs,
+    sets,
+)
 from tests.torch.kinds import KINDS, same
 
 
@@ -86,6 +100,42 @@ def test_a_failing_sample_raises_its_own_error_and_the_loader_goes_on(service):
             break
         seen.append(int(batch[0]))
     assert seen == [0, 16, 64, "error", 256]
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stray_stop_iteration_is_not_the_end(workers, service):
+    loader = DataLoader(Exhausted(), num_workers=workers, service=service)
+    iterator = iter(loader)
+    assert next(iterator).item() == 0
+    with pytest.raises(RuntimeError, match="StopIteration, which is no end of the data"):
+        next(iterator)
+    assert next(iterator).item() == 2
+    loader.close()
+
+
+def test_a_sample_that_ends_its_process_is_an_error_after_some_tries(service):
+    loader = DataLoader(Deadly(), num_workers=2, service=service)
+    seen = []
+    with pytest.raises(RuntimeError, match=r"DataLoader worker exited unexpectedly: 6 .* batch [02] of epoch 0"):
+        seen.extend(map(torch.Tensor.item, loader))
+    assert seen == [0, 1][: len(seen)]
+    loader.close()
+
+
+def test_what_cannot_travel_is_named_by_its_place_in_the_batch(service):
+    loader = DataLoader(Squares(2), num_workers=1, service=service, collate_fn=sets)
+    with pytest.raises(ps.CodecError, match=r"leaf \['batch'\]\['values'\] is a set"):
+        next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profiler_sees_the_loader_as_it_sees_torchs(workers, service):
+    loader = DataLoader(Squares(4), batch_size=2, num_workers=workers, service=service)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert len(list(loader)) == 2
+    assert any("enumerate(DataLoader)" in event.key for event in profile.key_averages())
     loader.close()
 
 

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import _utils, default_collate
 
 from penstock.core.element import leaves
+from penstock.core.errors import never_the_end
 from penstock.runtime.collate import Empty
 from penstock.torch.collating import default_collate_into, no_shared_files
 from penstock.torch.orders import BatchOrder, read_order
@@ -30,8 +31,10 @@ from penstock.torch.repeating import NonDeterministicSampleError, difference, is
 from penstock.torch.seeding import GlobalStates, seed_globals
 from penstock.wire.failures import describe_failure
 
-BatchAnswer: TypeAlias = tuple[int, Any, Any, str | None]
-"""What it is, what was made, where an iterable dataset then stood, and what the trainer is to be warned of."""
+BatchAnswer: TypeAlias = dict[str, Any]
+"""`kind`: what it is. `batch`: what was made. `state`: where an iterable dataset then stood. `notice`: what the trainer
+is to be warned of. By name, so that what cannot travel is named by its place in the batch.
+"""
 MADE, ENDED, FAILED = 0, 1, 2
 """What an answer is: a batch, the end of an iterable dataset's stream, or an exception."""
 _calls = threading.Lock()  # a dataset is never called from two threads, and the global generators are one for all
@@ -73,7 +76,7 @@ class SampleFetch:
             try:
                 return self._answer(order, empty)
             except Exception as error:
-                return FAILED, msgspec.msgpack.encode(describe_failure(error)), None, None
+                return _answered(FAILED, msgspec.msgpack.encode(describe_failure(error)))
             finally:
                 _utils.worker._worker_info = before
 
@@ -84,12 +87,12 @@ class SampleFetch:
             worker = _workers[stream] = StreamWorker(self, stream, order.base_seed)
         worker.enter()
         self._notice: str | None = None
-        samples = worker.read(order) if self.iterable else self._samples(worker.dataset, order)
+        samples = worker.read(order) if self.iterable else self._looked_up(worker.dataset, order)
         if samples is _END:
-            return ENDED, None, None, None
+            return _answered(ENDED)
         data = self._collated(samples, empty)
         check_on_host(data)
-        return MADE, data, worker.state(), self._notice
+        return _answered(MADE, data, state=worker.state(), notice=self._notice)
 
     def _collated(self, samples: Any, empty: Empty) -> Any:
         if self.collate_fn is None:
@@ -98,6 +101,12 @@ class SampleFetch:
             return default_collate_into(samples, empty)
         with no_shared_files():
             return self.collate_fn(samples)  # it may keep what it returns: that must be memory of its own
+
+    def _looked_up(self, dataset: Any, order: BatchOrder) -> Any:
+        try:
+            return self._samples(dataset, order)
+        except StopIteration as error:
+            raise never_the_end(error, f"{type(dataset).__name__}[...]") from error
 
     def _samples(self, dataset: Any, order: BatchOrder) -> Any:
         if self.batch_size is None and not isinstance(order.key, list):
@@ -128,6 +137,10 @@ class SampleFetch:
             raise NonDeterministicSampleError(found)
         self._notice = found or self._notice
         return sample
+
+
+def _answered(kind: int, batch: Any = None, *, state: Any = None, notice: str | None = None) -> BatchAnswer:
+    return {"kind": kind, "batch": batch, "state": state, "notice": notice}
 
 
 def check_on_host(data: Any) -> None:

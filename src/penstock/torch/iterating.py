@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from penstock.core.errors import StateMismatchError, WaitTimeoutError
+from penstock.core.errors import StateMismatchError, WaitTimeoutError, WorkersLostError, never_the_end
 from penstock.torch.channels import Channel
 from penstock.torch.fetching import ENDED, FAILED, MADE, BatchAnswer, is_stateful
 from penstock.torch.orders import BatchOrder, write_order
@@ -31,6 +31,8 @@ from penstock.wire.frames import RemoteFailure
 
 if TYPE_CHECKING:
     from penstock.torch.loader import DataLoader
+
+_autograd: Any = torch.autograd
 
 
 class Draws:
@@ -153,8 +155,10 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
         elif at is not None and isinstance(self._dataset, IterableDataset):
             self._read_again(at.tasks, loader.batch_size or 1)
         self._draws.placed()
-        if self._seeds:
-            self._dataset_fetcher.dataset = _Seeded(self._dataset, self)
+        if not isinstance(self._dataset, IterableDataset):
+            if self._seeds:
+                self._dataset_fetcher.dataset = _Seeded(self._dataset, self)
+            self._dataset_fetcher = _Lookup(self._dataset_fetcher, seeded=self._seeds)
 
     def _read_again(self, batches: int, size: int) -> None:
         warnings.warn(
@@ -167,8 +171,7 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         try:
-            with undisturbed() if self._seeds else nullcontext():
-                data = super()._next_data()  # type: ignore[no-untyped-call]
+            data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             self._draws.finished = True
             raise
@@ -179,6 +182,22 @@ class HereIter(_Resumable, _SingleProcessDataLoaderIter):
         if self._stateful:
             self._draws.states[0] = copy.deepcopy(self._dataset.state_dict())
         return data
+
+
+class _Lookup:
+    """A fetcher of a map-style dataset: a `StopIteration` is not the end, and samples that are seeded leave the random
+    numbers of the trainer as they are. The sampler is not asked within: what it draws is the trainer's.
+    """
+
+    def __init__(self, fetcher: Any, *, seeded: bool) -> None:
+        self._fetcher, self._seeded = fetcher, seeded
+
+    def fetch(self, keys: Any) -> Any:
+        try:
+            with undisturbed() if self._seeded else nullcontext():
+                return self._fetcher.fetch(keys)
+        except StopIteration as error:
+            raise never_the_end(error, f"{type(self._fetcher.dataset).__name__}[...]") from error
 
 
 class _Seeded:
@@ -244,24 +263,30 @@ class WorkersIter(_Resumable):
         self._sent += 1
         return True
 
+    def __next__(self) -> Any:
+        if self._iterable or _autograd._profiler_enabled():
+            return super().__next__()
+        data = self._next_data()  # a record for a profiler that is not there takes 40 us of the trainer's time
+        self._num_yielded += 1
+        return data
+
     def _next_data(self) -> Any:
         draws = self._draws
         while draws.tasks < self._sent and len(draws.ended) < self._num_workers:
             self._draw()
-            kind, data, state, notice = self._answer()
+            answer = self._answer()
+            kind, data = answer["kind"], answer["batch"]
             stream = draws.tasks % self._num_workers
-            if state is not None:
-                draws.states[stream] = state
+            if answer["state"] is not None:
+                draws.states[stream] = answer["state"]
             draws.received(made=kind == MADE)
             if kind == ENDED:
                 draws.ended.add(stream)
                 continue
             if kind == FAILED:
                 raise rebuild_failure(msgspec.msgpack.decode(bytes(data), type=RemoteFailure))
-            if notice is not None:
-                loader = self._owner()
-                if loader is not None:
-                    loader.warn_once(notice)
+            if answer["notice"] is not None and (loader := self._owner()) is not None:
+                loader.warn_once(answer["notice"])
             if self._collate_here is not None:
                 data = self._collate_here(data)
             return self._pinned(data) if self._pin_memory else data
@@ -277,6 +302,13 @@ class WorkersIter(_Resumable):
             return next(self._answers)
         except WaitTimeoutError as error:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        except WorkersLostError as error:
+            batch = self._draws.tasks + (error.stream - self._draws.tasks) % self._num_workers
+            raise RuntimeError(
+                f"DataLoader worker exited unexpectedly: {error.lost} processes were lost one after the other at batch "
+                f"{batch:,} of epoch {self._draws.epoch}, or at the next that the same worker makes. A sample ends its "
+                "process, crashes in C code, or takes more memory than there is; with num_workers=0 it does so here"
+            ) from error
 
     def _let_go(self) -> None:
         """Give the way to workers back, so that the next iterator has it."""

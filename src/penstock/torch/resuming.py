@@ -8,6 +8,7 @@ finds a sampler that does not give the same again.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -47,7 +48,8 @@ class LoaderPlace:
 
     @staticmethod
     def read(state: Mapping[str, Any]) -> LoaderPlace:
-        if state.get("version") != STATE_VERSION or "tasks" not in state:
+        known = {field.name for field in dataclasses.fields(LoaderPlace)}
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or set(state) != {"version", *known}:
             raise StateMismatchError(
                 "this is not a state of penstock.torch.DataLoader: load what its state_dict() returned"
             )
