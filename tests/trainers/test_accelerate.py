@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import accelerate
 import pytest
 
+import penstock as ps
+from penstock.torch import DataLoader
 from tests.trainers.launching import run_ranks
 
 
@@ -39,3 +42,12 @@ def test_the_last_batch_of_an_epoch_is_known_as_such(told):
 
 def test_gather_for_metrics_drops_what_fills_up_the_last_step(told):
     assert all(rank["metrics"] == list(range(11)) for rank in told)
+
+
+def test_a_loader_is_not_made_a_plain_one_without_a_word():
+    accelerator, loader = accelerate.Accelerator(cpu=True), DataLoader(range(4), batch_size=2)
+    with pytest.raises(ps.InvalidArgumentError, match=r"penstock.accelerate.prepare\(accelerator, loader\)"):
+        accelerator.prepare(loader)
+    made = ps.accelerate.prepare(accelerator, loader)
+    assert accelerator.prepare(made) is made and made.loader is loader
+    assert not hasattr(loader, "no_such_thing")

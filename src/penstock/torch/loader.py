@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from penstock.core.checks import check_choice, check_whole
+from penstock.core.errors import InvalidArgumentError
 from penstock.torch.channels import Channel
 from penstock.torch.fetching import SampleFetch
 from penstock.torch.iterating import Draws, HereIter, WorkersIter
@@ -97,6 +98,14 @@ class DataLoader(TorchDataLoader[Any]):
         self._channels: list[Channel] = []
         """Ways to workers that no iterator reads at the moment."""
         weakref.finalize(self, _close_all, self._channels)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_is_accelerate_prepared":  # what accelerator.prepare() asks first
+            raise InvalidArgumentError(
+                "accelerator.prepare() would make a plain DataLoader of torch's of this one, without workers and "
+                "state. Prepare it with penstock.accelerate.prepare(accelerator, loader), and all else as always"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def seeds_samples(self) -> bool:
