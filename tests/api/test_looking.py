@@ -65,3 +65,8 @@ def test_an_index_outside_is_an_index_error():
 def test_leaves_are_described_by_path_type_and_shape():
     ds = ps.range(3).map(lambda x: {"a": np.zeros((2, 2), "f2"), "b": [x, (None, b"x")]})
     assert ds.schema == {"a": "float16[2, 2]", "b[0]": "int", "b[1][0]": "None", "b[1][1]": "bytes"}
+
+
+def test_what_is_not_iterable_is_no_items():
+    with pytest.raises(ps.InvalidArgumentError, match="from_items takes a list or another iterable, not int"):
+        ps.from_items(3)

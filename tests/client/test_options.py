@@ -115,7 +115,8 @@ def test_a_record_refuses_what_cannot_be_meant(make: Any, sentence: str) -> None
 
 
 def test_an_unknown_argument_is_answered_with_the_one_that_was_meant() -> None:
-    for given, meant in {"rank": "ranks", "share": "sharing", "place": "placement", "limit": "limits"}.items():
+    wrong = {"rank": "ranks", "share": "sharing", "place": "placement", "limit": "limits", "num_workers": "to"}
+    for given, meant in wrong.items():
         with pytest.raises(TypeError, match=rf"distribute\(\) has no argument '{given}'; did you mean {meant}=\?"):
             ps.range(3).distribute(**{given: 1})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"has no argument 'xyzzy'\. It takes to, job, ranks"):

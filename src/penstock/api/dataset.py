@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ELSEWHERE = {"workers": "to", "num_workers": "to", "service": "to", "address": "to", "world_size": "ranks"}
+"""What other loaders call what is an argument here."""
+
 
 def _names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Have an unknown argument of a function of many answered with the one that was meant.
@@ -43,7 +46,8 @@ def _names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0.5) or [k for k in known if k in name or name in k]
+                near = [k for k in known if k == _ELSEWHERE.get(name)] or get_close_matches(name, known, 1, 0.5)
+                near = near or [k for k in known if k in name or name in k]
                 meant = f"; did you mean {near[0]}=?" if near else "."
                 raise TypeError(f"{function.__name__}() has no argument {name!r}{meant} It takes {', '.join(known)}")
         return function(*args, **kwargs)

@@ -27,6 +27,8 @@ def range(start: int, stop: int | None = None, step: int = 1) -> Dataset:
 
 def from_items(items: Iterable[Any]) -> Dataset:
     """The elements of a sequence."""
+    if not isinstance(items, Iterable):
+        raise InvalidArgumentError(f"from_items takes a list or another iterable, not {type(items).__name__}")
     return Dataset(readers.FromItems(items=Payload(items if isinstance(items, (list, tuple)) else list(items))))
 
 
