@@ -70,3 +70,11 @@ def test_leaves_are_described_by_path_type_and_shape():
 def test_what_is_not_iterable_is_no_items():
     with pytest.raises(ps.InvalidArgumentError, match="from_items takes a list or another iterable, not int"):
         ps.from_items(3)
+
+
+def test_an_index_is_a_whole_number():
+    assert ps.range(10)[np.int64(3)] == 3
+    with pytest.raises(
+        ps.InvalidArgumentError, match=r"slice\(2, 4, None\)\]: an index is a whole number; skip\(\) and"
+    ):
+        ps.range(10)[2:4]

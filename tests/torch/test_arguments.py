@@ -73,6 +73,11 @@ def test_where_to_collate_is_one_of_two():
         DataLoader([1], collate_in="nowhere")
 
 
+def test_a_pipelines_loader_is_no_dataset():
+    with pytest.raises(ps.InvalidArgumentError, match=r"penstock.torch.tensors\(loader\)"):
+        DataLoader(ps.range(4).distribute(1))
+
+
 def test_a_foreign_state_is_refused():
     known = DataLoader([1]).state_dict()
     for state in ({"_num_yielded": 3}, {}, None, {"version": 1, "tasks": 3}, {**known, "more": 1}):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from penstock.api.iteration import DatasetIterator, Plan
 from penstock.core.element import Element, Ragged, is_namedtuple
-from penstock.core.errors import EmptyInputError, InvalidPipelineError
+from penstock.core.errors import EmptyInputError, InvalidArgumentError, InvalidPipelineError
 from penstock.core.keyed import KeyedDense, KeyedRagged
 from penstock.graph import ops
 from penstock.graph.length import known_length
@@ -32,6 +33,12 @@ def _first_of(plan: Plan, of: Plan) -> Element:
 
 def element_at(plan: Plan, index: int) -> Element:
     """Return an element of the next iteration by its number; nothing is computed for those before it."""
+    try:
+        index = operator.index(index)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"dataset[{index!r}]: an index is a whole number; skip() and take() give a part"
+        ) from None
     _check_indexable(plan)
     count = known_length(plan.node, plan.source_length)
     assert count is not None, "an indexable source knows its length, and the operators keep it"

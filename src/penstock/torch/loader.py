@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
+from penstock.api.loader import Loader
 from penstock.core.checks import check_choice, check_whole
 from penstock.core.errors import InvalidArgumentError
 from penstock.torch.channels import Channel
@@ -68,6 +69,11 @@ class DataLoader(TorchDataLoader[Any]):
         strict: bool = False,
     ) -> None:
         check_choice("collate_in", collate_in, get_args(CollateIn))
+        if isinstance(dataset, Loader):
+            raise InvalidArgumentError(
+                "a DataLoader takes a dataset, and this is a loader, which has its own workers: read it as it is, or "
+                "through penstock.torch.tensors(loader)"
+            )
         super().__init__(
             dataset,
             batch_size,
