@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -225,6 +228,25 @@ def test_two_iterators_of_one_loader_do_not_disturb_each_other(service):
     both = [(one[0].item(), other[0].item()) for one, other in zip(loader, loader)]
     assert both == [(0, 0), (4, 4), (16, 16)]
     loader.close()
+
+
+@pytest.mark.parametrize("leave", ["break", "error"])
+def test_a_loop_that_is_left_lets_go_of_its_workers(leave, service):
+    def left(loader):
+        for _ in loader:
+            if leave == "error":
+                raise KeyError(leave)
+            return
+
+    loader = DataLoader(Squares(12), batch_size=2, num_workers=1, service=service)
+    for _ in range(2):
+        with contextlib.suppress(KeyError):
+            left(loader)
+        assert len(loader._channels) == 1, "the next epoch has the same workers"
+    channel, gone = weakref.ref(loader._channels[0]), weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None and channel() is None
 
 
 def test_a_failed_batch_is_behind_a_state_that_is_saved_after_it():

@@ -239,7 +239,8 @@ class WorkersIter(_Resumable):
         self._go_to(loader, at)
         self._states_to_load = dict(self._draws.states)
         self._sent = self._draws.tasks
-        self._channel.orders.begin(self._draw)
+        draw = weakref.WeakMethod(self._draw)  # the service's threads hold the queue: a loop that is left must let go
+        self._channel.orders.begin(lambda: (alive := draw()) is not None and alive())
         for _ in range(self._prefetch):
             self._draw()
         self._draws.placed()
