@@ -25,8 +25,9 @@ from penstock.graph import ops
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict, judge
 from penstock.policies.caching import EPOCHS_UNTOLD, CacheChoice, CacheDemand, StorageModel, StorageSpeed
 from penstock.runtime.cache_profile import COMPUTING, ModeSums, ModeWindows, add_sums, profile_of
-from penstock.runtime.keeping import WINDOW_BYTES, CachePoint
+from penstock.runtime.keeping import CachePoint
 from penstock.runtime.keeping_elements import TRIED_BYTES
+from penstock.runtime.kept_reader import WINDOW_BYTES
 from penstock.runtime.stats import StageMeter
 
 LOOK_EVERY_S = 0.05
