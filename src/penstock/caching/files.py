@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.caching.entries import Bytes, OpenEntry
+from penstock.caching.memory import memory_for
 from penstock.caching.names import private_folder
 from penstock.core.errors import InvalidArgumentError
 
@@ -86,7 +87,7 @@ class FolderFiles:
             nbytes = os.fstat(descriptor).st_size
 
             def read_at(offset: int, count: int) -> Bytes:
-                content = np.empty(count, np.uint8)
+                content = memory_for(count)
                 done = 0
                 while done < count and (got := os.preadv(descriptor, [content[done:].data], offset + done)):
                     done += got

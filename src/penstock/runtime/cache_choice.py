@@ -27,7 +27,7 @@ from penstock.policies.caching import EPOCHS_UNTOLD, CacheChoice, CacheDemand, S
 from penstock.runtime.cache_profile import COMPUTING, ModeSums, ModeWindows, add_sums, profile_of
 from penstock.runtime.keeping import CachePoint
 from penstock.runtime.keeping_elements import TRIED_BYTES
-from penstock.runtime.kept_reader import WINDOW_BYTES
+from penstock.runtime.kept_reader import IN_FLIGHT, WINDOW_BYTES
 from penstock.runtime.stats import StageMeter
 
 LOOK_EVERY_S = 0.05
@@ -121,7 +121,7 @@ class _Trial:
 
 def _flushed_and_read(store: CacheStore, prefix: str, window_bytes: int) -> float:
     store.flush(FLUSH_S)
-    return read_back(store, prefix, window_bytes=window_bytes)
+    return read_back(store, prefix, window_bytes=window_bytes, in_flight=IN_FLIGHT if window_bytes else 1)
 
 
 class GatheredEvidence:

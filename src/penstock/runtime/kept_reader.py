@@ -1,8 +1,10 @@
-"""Reads an entry as a source's reader reads a split, a window ahead of what is asked for."""
+"""Reads an entry as a source's reader reads a split, some windows ahead of what is asked for."""
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,13 +12,14 @@ import numpy as np
 
 from penstock.caching.elsewhere import EntryKeeper
 from penstock.caching.entries import DamagedEntryError, OpenEntry
+from penstock.caching.memory import PIECE_BYTES
 from penstock.caching.patience import PendingCall
 from penstock.core.element import Element
 from penstock.core.errors import CodecError
 from penstock.sources.base import Records
 
-WINDOW_BYTES = 1 << 20  # of an entry, read in one go: what holds one element holds so much
-AHEAD_BYTES = 4 << 20  # that the disk is told of while a window is read: it has more than one request to work on
+WINDOW_BYTES = PIECE_BYTES  # of an entry, read in one go: what holds one element holds so much
+IN_FLIGHT = 3  # windows that are read while one is worked on: a disk has something to do while sums are added up
 
 
 class LostEntryError(Exception):
@@ -24,7 +27,7 @@ class LostEntryError(Exception):
 
 
 class KeptReader:
-    """The next window is read while the last one is worked on."""
+    """The next windows are read while the last one is worked on."""
 
     def __init__(self, keeper: EntryKeeper, name: str, entry: OpenEntry, index: int) -> None:
         self._keeper, self.name, self._entry = keeper, name, entry
@@ -34,26 +37,22 @@ class KeptReader:
         self._element = int(firsts[self._frame])
         self._drop = passed - self._element
         self._rest: deque[Element] = deque()
-        self._asked: PendingCall[list[list[Element]]] | None = None
-        self._asked_bytes = 0
-        self._left = False
+        self._asked: deque[tuple[int, PendingCall[list[list[Element]]]]] = deque()
+        """Numbers of bytes, and the windows that give them."""
         self._ask()
 
     def _ask(self) -> None:
-        """Have the next window read, or leave the rest to be computed, where storage is left alone now."""
-        keeper, entry, first = self._keeper, self._entry, self._frame
-        self._frame = stop = entry.window(first, WINDOW_BYTES)
-        self._left = stop > first and keeper.away
-        if stop == first or self._left:
-            self._asked = None
-            return
-        self._asked = keeper.ask(lambda: _read(keeper, entry, first, stop))
-        self._asked_bytes = int(entry.sizes[first:stop].sum())
+        """Have the next windows read, unless storage is left alone now."""
+        keeper, entry = self._keeper, self._entry
+        while self._frame < len(entry.sizes) and len(self._asked) < IN_FLIGHT and not keeper.away:
+            first, stop = self._frame, entry.window(self._frame, WINDOW_BYTES)
+            nbytes, self._frame = int(entry.sizes[first:stop].sum()), stop
+            self._asked.append((nbytes, keeper.ask(partial(_read, keeper, entry, first, stop))))
 
     def read(self, want: int) -> Records:
-        while not self._rest and self._asked is not None:
+        while not self._rest and self._asked:
             self._take()
-        if not self._rest and self._left:
+        if not self._rest and self._frame < len(self._entry.sizes):
             raise LostEntryError
         count = min(want, len(self._rest))
         elements = [self._rest.popleft() for _ in range(count)]
@@ -62,9 +61,9 @@ class KeptReader:
         return Records(elements, None, indices)
 
     def _take(self) -> None:
-        assert self._asked is not None
+        nbytes, asked = self._asked.popleft()
         try:
-            frames = self._keeper.wait(self._asked)
+            frames = self._keeper.wait(asked)
         except DamagedEntryError as error:
             self._keeper.damaged(self.name)
             raise LostEntryError from error
@@ -72,7 +71,7 @@ class KeptReader:
             raise LostEntryError from error
         if frames is None:
             raise LostEntryError
-        self._keeper.counts.count(got_bytes=self._asked_bytes)
+        self._keeper.counts.count(got_bytes=nbytes)
         self._ask()
         for elements in frames:
             self._rest.extend(elements)
@@ -82,17 +81,16 @@ class KeptReader:
             self._element += 1
 
     def close(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is None:
-            self._entry.close()
-        else:
+        asked = [call for _, call in self._asked]
+        self._asked.clear()
+        if asked:
             self._keeper.ask(lambda: _close_after(asked, self._entry))
+        else:
+            self._entry.close()
 
 
 def _read(keeper: EntryKeeper, entry: OpenEntry, first: int, stop: int) -> list[list[Element]]:
     began = perf_counter()
-    if stop < len(entry.offsets):
-        entry.will_read(int(entry.offsets[stop]), AHEAD_BYTES)
     found = entry.frames(first, stop)
     share = float(entry.counts[first:stop].sum()) / max(1.0, float(entry.counts.sum()))
     nbytes = int(entry.sizes[first:stop].sum())
@@ -100,9 +98,8 @@ def _read(keeper: EntryKeeper, entry: OpenEntry, first: int, stop: int) -> list[
     return found
 
 
-def _close_after(asked: PendingCall[Any], entry: OpenEntry) -> None:
-    try:
-        asked.wait(60.0)
-    except Exception:
-        pass
+def _close_after(asked: list[PendingCall[Any]], entry: OpenEntry) -> None:
+    for call in asked:
+        with suppress(Exception):
+            call.wait(60.0)
     entry.close()
