@@ -150,6 +150,8 @@ class CacheStore:
 
     def read_took(self, nbytes: int, seconds: float, compute_s: float) -> None:
         """Leave the location alone where reads have become slow, and slower than making what is read."""
+        if self.writing:
+            return  # reads wait for what this process writes; a write that does not come back is seen by itself
         slower = self._pace.slower_by(nbytes, seconds, compute_s)
         if slower:
             self.failed(SlowStorageError(f"reads are {slower:.0f} times slower than before, and than computing"))
