@@ -180,7 +180,8 @@ def test_whatever_dies_while_entries_are_written_no_element_is_wrong(seed, tmp_p
         return {"line": line, "values": np.arange(5000) + len(line)}
 
     made = ps.read_text(paths).map(decoded)
-    expected = read_all(made.batch(8))
+    with made.batch(8).distribute(1, order="deterministic") as loader:
+        expected = list(loader)
     dataset = made.autocache(kept, always=True).batch(8)
     with (
         ps.LocalService(workers=2) as service,
