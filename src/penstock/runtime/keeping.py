@@ -377,7 +377,10 @@ class EarlyEntry(NamedTuple):
 
 
 def _open_early(point: CachePoint, source: Source, split: Split, number: int) -> KeptReader | None:
-    subject = _subject(point, source, split, number)
+    try:
+        subject = _subject(point, source, split, number)
+    except Exception:  # of the source: entering the split raises it where it counts
+        return None
     if subject is None:
         return None
     name = point.entry_name(subject)
