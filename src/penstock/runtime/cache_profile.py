@@ -24,7 +24,7 @@ SHORTEST_S = 0.05  # a window's, else it says nothing
 LOOK_EVERY_S = 0.1  # whether threads came or went
 PROFILE_S = 1.0  # of a mode, before its figures are worth a decision
 PROFILE_ELEMENTS = 100
-LONG_S = 1.5  # after which fewer are enough: choosing may take 3 % of two minutes
+LONG_S = 1.2  # after which fewer are enough: choosing may take 3 % of two minutes
 FEW_ELEMENTS = 16
 
 COMPUTING = 0
