@@ -1,6 +1,6 @@
 """Caching by figure 8 of Cachew (ATC 2022): the function's cost swept, source and cache throttled.
 
-python experiments/caching.py [--quick]     or: make experiment E=caching
+python experiments/caching.py [--quick] [--points 0-5]     or: make experiment E=caching
 
 A source of 250 KB an element, of which a function makes 100 KB, 2.5 times less; twelve points: six costs of the
 function on a fast and on a slow cache. Each is run in every mode (computing, kept after the source, kept after the
@@ -188,9 +188,14 @@ def mode_of(point: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four of the twelve points, fewer elements")
+    parser.add_argument("--points", default="", metavar="FIRST-LAST", help="some of the points: a run takes minutes")
     options = parser.parse_args()
     elements, repeats = (48, 3) if options.quick else (64, 6)
     costs = (0.0, 0.040) if options.quick else COSTS_S
+    sweep = [(cache, cost_s) for cache in CACHE_LIMITS for cost_s in costs]
+    if options.points:
+        first, last = map(int, options.points.split("-"))
+        sweep = sweep[first : last + 1]
     folder = tempfile.mkdtemp(prefix="penstock-caching-")
     os.environ["PENSTOCK_CACHE"] = f"{folder}/host"
     ThrottledStorage.limits = {"source": SOURCE_LIMIT, **CACHE_LIMITS}
@@ -201,17 +206,16 @@ def main() -> int:
     points = []
     print("cache   cost    compute   keep 1    keep 2    at first  ratio  chosen    ratio  after   table     ratio")
     try:
-        for cache in CACHE_LIMITS:
-            for cost_s in costs:
-                point = run_point(folder, cache, cost_s, repeats)
-                points.append(point)
-                ms = "  ".join(f"{point.seconds[mode] * 1e3:6.2f}ms" for mode in ("compute", "keep 1", "keep 2"))
-                print(
-                    f"{point.cache:6}  {cost_s * 1e3:4.0f}ms  {ms}  {point.first:8}  {point.ratio(point.first):5.2f}  "
-                    f"{point.chosen:8}  {point.ratio(point.chosen):5.2f}  {point.choosing_s:4.1f} s  {point.cachew:8}  "
-                    f"{point.ratio(point.cachew):5.2f}   {point.reason}",
-                    flush=True,
-                )
+        for cache, cost_s in sweep:
+            point = run_point(folder, cache, cost_s, repeats)
+            points.append(point)
+            ms = "  ".join(f"{point.seconds[mode] * 1e3:6.2f}ms" for mode in ("compute", "keep 1", "keep 2"))
+            print(
+                f"{point.cache:6}  {cost_s * 1e3:4.0f}ms  {ms}  {point.first:8}  {point.ratio(point.first):5.2f}  "
+                f"{point.chosen:8}  {point.ratio(point.chosen):5.2f}  {point.choosing_s:4.1f} s  {point.cachew:8}  "
+                f"{point.ratio(point.cachew):5.2f}   {point.reason}",
+                flush=True,
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     worst = max(point.ratio(point.chosen) for point in points)

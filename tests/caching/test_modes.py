@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -112,3 +113,20 @@ def test_of_two_points_the_lower_one_may_be_there_and_the_upper_one_not(kind, tm
     for below, above in ((True, False), (False, True), (True, False), (False, True), (True, True)):
         assert compare_all(expected, read_all(make(below, above), seed=1)) is None
     assert all(store_at(tmp_path / each).counts.hits for each in ("below", "above"))
+
+
+def test_what_is_held_stays_as_it_is_while_memory_of_what_is_not_is_used_again(tmp_path):
+    def made(number):
+        return np.full(60_000, number)
+
+    dataset = ps.from_generator(range, splits=[40, 40]).map(made).autocache(tmp_path, always=True, version="1")
+    list(dataset)
+    store_at(tmp_path)
+    held, places = [], set()
+    for position, row in enumerate(dataset):
+        places.add(row.ctypes.data)
+        if position % 8 == 0:
+            row += 1000  # what is got may be written to
+            held.append((position % 40, row))
+    assert all((row == number + 1000).all() for number, row in held) and len(held) == 10
+    assert len(places) < 80, "a place is used again"

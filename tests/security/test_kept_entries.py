@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,11 @@ import penstock as ps
 from penstock.caching.names import Secret
 from penstock.caching.store import open_store
 from penstock.sources.stamps import file_stamp
-from tests.caching.kit import entry_files, write_texts
+from tests.caching.kit import entry_files, store_at, write_texts
 
 ALICE, BOB = "principal alice", "principal bob"
 PROBES = 1000
+NOBODY = 65534
 
 
 def rank_sum_p(ones: list[float], others: list[float]) -> float:
@@ -89,15 +92,39 @@ def test_two_principals_have_a_capacity_each_and_evict_nothing_of_the_other(tmp_
     assert 32 << 10 < sum(size for _, size in alice.files.names()) <= 64 << 10, "bob's took none of alice's room"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any file")
-def test_who_may_not_read_the_source_gets_no_hit(tmp_path: Path) -> None:
-    paths = write_texts(tmp_path / "data", files=1, lines=5)
-    dataset = ps.read_text(paths).map(str.upper).autocache(tmp_path / "kept", always=True)
-    assert len(list(dataset)) == 5 and len(entry_files(tmp_path / "kept")) == 1
-    (file,) = (tmp_path / "data").iterdir()
-    file.chmod(0o200)
-    with pytest.raises(Exception, match="ermission"):
+@pytest.fixture
+def folder_of_a_user_without_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a folder; who is root, and may read everything, is another user while the test runs."""
+    if os.geteuid():
+        yield tmp_path
+        return
+    before = ps.read_text(write_texts(tmp_path / "data")).map(str.upper).autocache(tmp_path / "kept", always=True)
+    assert list(before) and store_at(tmp_path / "kept"), "everything is imported"
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("PENSTOCK_CACHE", f"{name}/host")
+        os.chown(name, NOBODY, NOBODY)
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+
+
+def test_who_may_not_read_the_source_gets_no_hit(folder_of_a_user_without_rights: Path) -> None:
+    folder = folder_of_a_user_without_rights
+    paths = write_texts(folder / "data", files=1, lines=5)
+    dataset = ps.read_text(paths).map(str.upper).autocache(folder / "kept", always=True)
+    assert len(list(dataset)) == 5 and len(entry_files(folder / "kept")) == 1
+    hits = store_at(folder / "kept").counts.hits
+    (folder / "data").chmod(0)  # the file stays as it is, and so does the key of what is kept of it
+    with pytest.raises(Exception, match=r"[Pp]ermission"):
         list(dataset)
+    assert store_at(folder / "kept").counts.hits == hits
+    (folder / "data").chmod(0o700)
+    assert len(list(dataset)) == 5
+    assert store_at(folder / "kept").counts.hits == hits + 1, "it was there all the time"
 
 
 def test_a_file_that_cannot_be_opened_has_no_stamp_and_so_no_entry(tmp_path: Path, monkeypatch) -> None:

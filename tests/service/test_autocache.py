@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from functools import partial
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.caching.store import open_store
 from penstock.testing.conformance import compare_all, read_all
 from tests.caching.kit import write_texts
 from tests.service.checks import Background, kill
@@ -165,3 +167,42 @@ def test_a_service_chooses_points_itself_where_it_is_asked(tmp_path):
 def test_who_reads_without_workers_is_told_that_they_keep_things():
     with pytest.raises(ps.InvalidArgumentError, match=r"cache='auto' says what workers keep, .* put autocache\(\)"):
         ps.range(3).distribute(placement=ps.Placement(cache="auto"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_dies_while_entries_are_written_no_element_is_wrong(seed, tmp_path):
+    """Fifty times in all a worker or the dispatcher is killed; half of the entries go in each epoch, and come again."""
+    dice, kills = random.Random(seed), 0
+    paths, kept = write_texts(tmp_path / "data", files=40, lines=20), tmp_path / "kept"
+
+    def decoded(line):
+        time.sleep(0.002)
+        return {"line": line, "values": np.arange(5000) + len(line)}
+
+    made = ps.read_text(paths).map(decoded)
+    with made.batch(8).distribute(1, order="deterministic") as loader:
+        expected = list(loader)
+    dataset = made.autocache(kept, always=True).batch(8)
+    with (
+        ps.LocalService(workers=2) as service,
+        dataset.distribute(service, job="dies", order="deterministic", limits=ps.Limits(timeout_s=60)) as loader,
+    ):
+        while kills < 25:
+            seen, kill_at = [], dice.randrange(5, 40)
+            for batch in loader:
+                seen.append(batch)
+                if len(seen) == kill_at:
+                    victims = [service.dispatcher_pid, *service.worker_pids().values()]
+                    kill(dice.choice(victims))
+                    kills += 1
+                    kill_at += dice.randrange(5, 40)
+            assert compare_all(expected, seen) is None
+            for path in sorted(kept.glob("*/*/*.entry"))[::2]:
+                path.unlink(missing_ok=True)
+    store = open_store(str(kept))
+    store.rebuild()
+    for name in sorted(store.catalogue.names()):
+        entry = store.files.open(name)
+        assert entry is not None
+        entry.check()
+        entry.close()

@@ -191,6 +191,11 @@ class Catalogue:
         names = [column.strip() for column in _COLUMNS.split(",")]
         return [CatalogueEntry(**{**dict(zip(names, row)), "pinned": bool(row[-1])}) for row in rows]
 
+    def used_bytes(self) -> int:
+        with self._lock:
+            (used,) = self._database.execute("SELECT COALESCE(SUM(nbytes), 0) FROM entries").fetchone()
+            return int(used)
+
     def names(self) -> set[str]:
         with self._lock:
             return {name for (name,) in self._database.execute("SELECT name FROM entries")}

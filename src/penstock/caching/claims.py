@@ -23,6 +23,7 @@ from penstock.caching.files import HOST
 FIRST_S = 10.0  # in which a holder has made something: functions are imported, files opened
 OVERDUE = 3.0  # so many times what a part takes
 SPARE_S = 5.0  # others use the machine, too
+TELL_EVERY_S = 0.5  # that a holder gets on
 VAIN_SHARE, VAIN_S = 0.1, 20.0  # of the time, and at first: what may be lost by waiting for what does not come
 
 
@@ -34,12 +35,18 @@ class Claim:
         self._file = os.fdopen(descriptor, "rb")  # closed, and so unlocked, when nobody has it any more
         self._promise(FIRST_S)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to tell that some more was made."""
+        return time() >= self._due_s
+
     def made_some(self, next_s: float) -> None:
         """A part of the entry is made; making another takes so long."""
         self._promise(SPARE_S + OVERDUE * next_s)
 
     def _promise(self, within_s: float) -> None:
-        until = time() + within_s
+        now = time()
+        until, self._due_s = now + within_s, now + TELL_EVERY_S
         with suppress(OSError, ValueError):  # ValueError: it was released meanwhile
             os.utime(self._file.fileno(), (until, until))
 

@@ -48,6 +48,13 @@ class EntryKeeper(Protocol):
     @property
     def counts(self) -> StoreCounts: ...
 
+    @property
+    def away(self) -> bool:
+        """Whether nothing is to be asked now."""
+
+    def read_took(self, nbytes: int, seconds: float, compute_s: float) -> None:
+        """Hear how long a read took, and how long it took to make what was read."""
+
     def ask(self, call: Callable[[], Found]) -> PendingCall[Found]: ...
 
     def wait(self, answer: PendingCall[Found]) -> Found | None: ...
@@ -64,6 +71,13 @@ class RemoteKeeper:
     @property
     def counts(self) -> StoreCounts:
         return self._store.counts
+
+    @property
+    def away(self) -> bool:
+        return False
+
+    def read_took(self, nbytes: int, seconds: float, compute_s: float) -> None:
+        """A host that takes too long for an answer is left alone by those who ask it."""
 
     def ask(self, call: Callable[[], Found]) -> PendingCall[Found]:
         return self._store.ask(call)

@@ -33,6 +33,8 @@ _ROW_WORDS = 128
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 ReadAt: TypeAlias = Callable[[int, int], Bytes]
 """(offset, number of bytes) → those bytes in memory that may be written to; fewer at the end of the file."""
+WillRead: TypeAlias = Callable[[int, int], None]
+"""(offset, number of bytes): these will be asked for soon."""
 
 
 class DamagedEntryError(Exception):
@@ -165,6 +167,10 @@ class FrameTable:
         return footer + _TAIL.pack(crc32(footer), len(footer), MAGIC)
 
 
+def _told(offset: int, count: int) -> None:
+    """Storage for which that makes no difference."""
+
+
 class OpenEntry(msgspec.Struct, frozen=True):
     """A published entry. Its frames are read one by one, or neighbours together."""
 
@@ -177,9 +183,10 @@ class OpenEntry(msgspec.Struct, frozen=True):
     sums: np.ndarray[Any, np.dtype[np.uint32]]
     counts: np.ndarray[Any, np.dtype[np.int64]]
     indices: np.ndarray[Any, np.dtype[np.int64]]
+    will_read: WillRead
 
     @staticmethod
-    def of(nbytes: int, read_at: ReadAt, close: Callable[[], None]) -> OpenEntry:
+    def of(nbytes: int, read_at: ReadAt, close: Callable[[], None], will_read: WillRead = _told) -> OpenEntry:
         """Read the footer; raise `DamagedEntryError` if it is not one."""
         if nbytes < _TAIL.size + len(MAGIC):
             raise DamagedEntryError(f"{nbytes} bytes are no entry")
@@ -202,7 +209,7 @@ class OpenEntry(msgspec.Struct, frozen=True):
         by_frame = [np.frombuffer(each, np.int64) for each in (footer.offsets, footer.sizes, footer.counts)]
         offsets, sizes, counts = by_frame
         sums, indices = np.frombuffer(footer.sums, np.uint32), np.frombuffer(footer.indices, np.int64)
-        return OpenEntry(footer, nbytes, read_at, close, offsets, sizes, sums, counts, indices)
+        return OpenEntry(footer, nbytes, read_at, close, offsets, sizes, sums, counts, indices, will_read)
 
     def window(self, first: int, nbytes: int) -> int:
         """Return before which frame to stop, to read so many bytes in one go; one frame at least."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.caching.entries import ID_BYTES, Bytes, DamagedEntryError, OpenEntry
 from penstock.core.element import Element
@@ -24,15 +26,31 @@ if TYPE_CHECKING:
 PACK_BYTES = 32 << 20
 OPEN_PACKS = 64
 
+Found = TypeVar("Found")
+
+
+class _HeldPack:
+    """A pack that is open: closed when it was let go of and nobody reads it."""
+
+    def __init__(self, entry: OpenEntry) -> None:
+        self.entry = entry
+        self.readers = 0
+        self.let_go = False
+
 
 class PackIndex:
-    """Which pack has which element, of one prefix at one location."""
+    """Which pack has which element, of one prefix at one location.
+
+    Storage may hang, so that nothing is asked of it under the lock: who ends a run takes that, too.
+    """
 
     def __init__(self, store: CacheStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
         self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
+        """Of those that look for new packs, all of them threads of storage."""
         self._places: dict[bytes, tuple[str, int]] = {}
-        self._open: OrderedDict[str, OpenEntry] = OrderedDict()
+        self._open: OrderedDict[str, _HeldPack] = OrderedDict()
         self._known: set[str] = set()
         self._put_before = 0
 
@@ -50,7 +68,7 @@ class PackIndex:
 
     def _refresh(self) -> None:
         files = self._store.files
-        with self._lock:
+        with self._refreshing:
             found = {name for name, _ in files.names(self._prefix)}
             for name in found - self._known:
                 try:
@@ -61,16 +79,18 @@ class PackIndex:
                 if pack is None:
                     continue
                 ids = pack.footer.ids
-                for number, start in enumerate(range(0, len(ids), ID_BYTES)):
-                    self._places[ids[start : start + ID_BYTES]] = (name, number)
                 pack.close()
-                self._known.add(name)
-            gone = self._known - found
-            if gone:
-                self._known -= gone
-                self._places = {key: place for key, place in self._places.items() if place[0] not in gone}
-                for name in gone & set(self._open):
-                    self._open.pop(name).close()
+                with self._lock:
+                    for number, start in enumerate(range(0, len(ids), ID_BYTES)):
+                        self._places[ids[start : start + ID_BYTES]] = (name, number)
+                    self._known.add(name)
+            with self._lock:
+                gone = self._known - found
+                if gone:
+                    self._known -= gone
+                    self._places = {key: place for key, place in self._places.items() if place[0] not in gone}
+                    for name in gone & set(self._open):
+                        self._let_go(self._open.pop(name))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -89,31 +109,27 @@ class PackIndex:
         found: list[Element] = []
         with self._lock:
             places = [self._places.get(key) for key in keys]
-            at = 0
-            while at < len(places):
-                place = places[at]
-                if place is None:
-                    return None
-                name, first = place
-                stop = at + 1
-                while stop < len(places) and places[stop] == (name, first + stop - at):
-                    stop += 1  # neighbours in their pack are read in one go
-                try:
-                    pack = self._opened(name)
-                    if pack is None:
-                        self._forget(name)
-                        return None
-                    frames = pack.frames(first, first + stop - at)
-                    found.extend(elements[0] for elements in frames)
-                    self._store.counts.count(got_bytes=int(pack.sizes[first : first + stop - at].sum()))
-                except CodecError:
-                    self._forget(name)
-                    return None
-                except DamagedEntryError:
-                    self._forget(name)
-                    self._store.damaged(name)
-                    return None
-                at = stop
+        began, nbytes, compute_s, at = perf_counter(), 0, 0.0, 0
+        while at < len(places):
+            place = places[at]
+            if place is None:
+                return None
+            name, first = place
+            stop = at + 1
+            while stop < len(places) and places[stop] == (name, first + stop - at):
+                stop += 1  # neighbours in their pack are read in one go
+            try:
+                read = self._of_pack(name, partial(_elements, first=first, stop=first + stop - at))
+            except CodecError:
+                self._forget(name)
+                return None
+            if read is None:
+                return None
+            elements, size, made_s = read
+            found.extend(elements)
+            nbytes, compute_s, at = nbytes + size, compute_s + made_s, stop
+        self._store.counts.count(got_bytes=nbytes)
+        self._store.read_took(nbytes, perf_counter() - began, compute_s)
         return found
 
     def frames(self, keys: Sequence[bytes], most_bytes: int) -> list[tuple[int, Bytes, int]]:
@@ -124,51 +140,96 @@ class PackIndex:
         found: list[tuple[int, Bytes, int]] = []
         nbytes = 0
         with self._lock:
-            for at, key in enumerate(keys):
-                if (place := self._places.get(key)) is None:
-                    continue
-                name, number = place
-                try:
-                    pack = self._opened(name)
-                    if pack is None:
-                        self._forget(name)
-                        continue
-                    if found and nbytes + int(pack.sizes[number]) > most_bytes:
-                        break
-                    (frame,) = pack.raw_frames(number, number + 1)
-                except DamagedEntryError:
-                    self._forget(name)
-                    self._store.damaged(name)
-                    continue
-                nbytes += len(frame)
-                found.append((at, frame, int(pack.sums[number])))
+            places = [self._places.get(key) for key in keys]
+        for at, place in enumerate(places):
+            if place is None:
+                continue
+            name, number = place
+            room = most_bytes - nbytes if found else None
+            read = self._of_pack(name, partial(_raw_frame, number=number, room=room))
+            if read is None:
+                continue
+            frame, checksum = read
+            if frame is None:
+                break
+            nbytes += len(frame)
+            found.append((at, frame, checksum))
         return found
 
-    def _opened(self, name: str) -> OpenEntry | None:
-        pack = self._open.get(name)
-        if pack is None:
-            pack = self._store.open_here(name)
-            if pack is None:
-                return None
-            self._open[name] = pack
+    def _of_pack(self, name: str, use: Callable[[OpenEntry], Found]) -> Found | None:
+        """Return what is made of a pack, which stays open meanwhile; None: it is gone, or damaged, which is told of."""
+        with self._lock:
+            held = self._open.get(name)
+            if held is not None:
+                held.readers += 1
+                self._open.move_to_end(name)
+        try:
+            if held is None:
+                held = self._hold(name)
+            return None if held is None else use(held.entry)
+        except DamagedEntryError:
+            self._forget(name)
+            self._store.damaged(name)
+            return None
+        finally:
+            if held is not None:
+                with self._lock:
+                    held.readers -= 1
+                    self._close_if_done(held)
+
+    def _hold(self, name: str) -> _HeldPack | None:
+        entry = self._store.open_here(name)
+        if entry is None:
+            self._forget(name)
+            return None
+        held = _HeldPack(entry)
+        held.readers = 1
+        with self._lock:
+            before = self._open.pop(name, None)  # another thread was as fast
+            if before is not None:
+                self._let_go(before)
+            self._open[name] = held
             if len(self._open) > OPEN_PACKS:
-                self._open.popitem(last=False)[1].close()
-        self._open.move_to_end(name)
-        return pack
+                self._let_go(self._open.popitem(last=False)[1])
+        return held
 
     def _forget(self, name: str) -> None:
-        self._known.discard(name)
-        self._places = {key: place for key, place in self._places.items() if place[0] != name}
-        pack = self._open.pop(name, None)
-        if pack is not None:
+        with self._lock:
+            self._known.discard(name)
+            self._places = {key: place for key, place in self._places.items() if place[0] != name}
+            held = self._open.pop(name, None)
+            if held is not None:
+                self._let_go(held)
+
+    def _let_go(self, held: _HeldPack) -> None:
+        held.let_go = True
+        self._close_if_done(held)
+
+    def _close_if_done(self, held: _HeldPack) -> None:
+        if held.let_go and not held.readers:
             with suppress(OSError):
-                pack.close()
+                held.entry.close()
 
     def close(self) -> None:
         """Let go of open packs: what nobody reads may be evicted."""
         with self._lock:
             while self._open:
-                self._open.popitem()[1].close()
+                self._let_go(self._open.popitem()[1])
+
+
+def _elements(pack: OpenEntry, first: int, stop: int) -> tuple[list[Element], int, float]:
+    """Return elements that lie one behind the other, their bytes, and how long it took to make them."""
+    frames = pack.frames(first, stop)
+    made_s = pack.footer.compute_s * (stop - first) / len(pack.sizes)
+    return [elements[0] for elements in frames], int(pack.sizes[first:stop].sum()), made_s
+
+
+def _raw_frame(pack: OpenEntry, number: int, room: int | None) -> tuple[Bytes | None, int]:
+    """Return a frame and its checksum; None: there is no room for it."""
+    if room is not None and int(pack.sizes[number]) > room:
+        return None, 0
+    (frame,) = pack.raw_frames(number, number + 1)
+    return frame, int(pack.sums[number])
 
 
 _indices: dict[tuple[int, str], PackIndex] = {}

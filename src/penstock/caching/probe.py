@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
 from time import perf_counter, time
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from penstock.caching.entries import FrameTable
 from penstock.caching.files import EntryFiles, FolderFiles
-from penstock.caching.store import CacheStore
+from penstock.caching.store import PATIENCE_S, CacheStore
 
 SIZES = (64 << 10, 1 << 20)
 PARALLEL = (1, 4)
@@ -141,11 +142,12 @@ def _timed(read: Callable[[int], int], offsets: range, size: int, parallel: int)
     return ProbedSpeed(False, size, parallel, min(latencies), got / (perf_counter() - began))
 
 
-def read_back(store: CacheStore, prefix: str, *, window_bytes: int) -> float:
+def read_back(store: CacheStore, prefix: str, *, window_bytes: int, in_flight: int) -> float:
     """Return how many bytes a second entries of a prefix give as elements; 0: there are none that can be read.
 
-    They are read one window after the other: `window_bytes`, or one frame where that is larger. The middle one of what
-    windows gave counts: others use the location meanwhile, a writer that has a last entry to write among them.
+    They are read some windows at once, and then the next ones: each of `window_bytes`, or one frame where that is
+    larger. The middle one of what they gave counts: others use the location meanwhile, a writer that has a last entry
+    to write among them.
     """
     files, nbytes, began = store.files, 0, perf_counter()
     speeds: list[float] = []
@@ -163,12 +165,18 @@ def read_back(store: CacheStore, prefix: str, *, window_bytes: int) -> float:
         try:
             first = 0
             while first < len(entry.sizes) and nbytes < READ_BACK_BYTES and at - began < READ_BACK_S:
-                stop = entry.window(first, window_bytes)
-                entry.frames(first, stop)
-                size = int(entry.sizes[first:stop].sum())
+                windows = [(first, entry.window(first, window_bytes))]
+                while len(windows) < in_flight and windows[-1][1] < len(entry.sizes):
+                    windows.append((windows[-1][1], entry.window(windows[-1][1], window_bytes)))
+                if len(windows) == 1:
+                    entry.frames(*windows[0])
+                else:
+                    for read in [store.ask(partial(entry.frames, *window)) for window in windows]:
+                        read.wait(PATIENCE_S)
+                size = int(entry.sizes[first : windows[-1][1]].sum())
                 now = perf_counter()
                 speeds.append(size / max(now - at, 1e-9))
-                nbytes, first, at = nbytes + size, stop, now
+                nbytes, first, at = nbytes + size, windows[-1][1], now
         finally:
             entry.close()
     return median(speeds) if speeds else 0.0

@@ -23,6 +23,7 @@ from penstock.caching.claims import Claim, Claims
 from penstock.caching.entries import Bytes, DamagedEntryError, FrameTable, OpenEntry
 from penstock.caching.files import EntryFiles, FolderFiles, files_at
 from penstock.caching.names import Secret, host_folder
+from penstock.caching.pace import ReadPace
 from penstock.caching.patience import PatientThreads, PendingCall, StorageStalledError
 from penstock.caching.writing import EntrySink, EntryWriting, WriterThread
 from penstock.core.errors import CacheAwayWarning, CodecError
@@ -34,6 +35,10 @@ FREE_SHARE = 0.5  # of what is free on its file system, for a location without a
 FLUSH_AT_EXIT_S = 10.0
 
 Found = TypeVar("Found")
+
+
+class SlowStorageError(Exception):
+    """Storage answers, but so slowly that it is of no use."""
 
 
 class StoreCounts(msgspec.Struct):
@@ -75,18 +80,26 @@ class CacheStore:
             path = host_folder() / f"catalogue-{self.secret.name('catalogue', location, scope)[:16]}.sqlite"
         self.catalogue = Catalogue(path)
         self.claims = Claims(path.parent if self.files.local else host_folder() / "claims" / name)
-        if capacity_bytes is None:
-            free = self.files.free_bytes()
-            used = sum(entry.nbytes for entry in self.catalogue.entries())
-            capacity_bytes = (1 << 62) if free is None else int(FREE_SHARE * (free + used))
-        self.capacity_bytes = capacity_bytes
+        self._capacity_bytes = capacity_bytes
         self.counts = StoreCounts()
         self._threads = PatientThreads("penstock cache")
         self._writer = WriterThread("penstock cache writer", self.failed)
+        self._pace = ReadPace()
         self._away_until = 0.0
         self._said = False
         self._used: list[str] = []
         self._used_lock = threading.Lock()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much may be kept. Without a limit, by what is free now: others write there, too, other principals' jobs.
+
+        Of n that fill a disk each keeps as much as is left free in the end, one part of n + 1.
+        """
+        if self._capacity_bytes is not None:
+            return self._capacity_bytes
+        free = self.files.free_bytes()
+        return (1 << 62) if free is None else int(FREE_SHARE * (free + self.catalogue.used_bytes()))
 
     # Whether it can be used
 
@@ -134,6 +147,14 @@ class CacheStore:
         except Exception as error:  # a file system, a client of a store, the catalogue: none may stop a training
             self.failed(error)
             return None
+
+    def read_took(self, nbytes: int, seconds: float, compute_s: float) -> None:
+        """Leave the location alone where reads have become slow, and slower than making what is read."""
+        if self.writing:
+            return  # reads wait for what this process writes; a write that does not come back is seen by itself
+        slower = self._pace.slower_by(nbytes, seconds, compute_s)
+        if slower:
+            self.failed(SlowStorageError(f"reads are {slower:.0f} times slower than before, and than computing"))
 
     # Entries
 

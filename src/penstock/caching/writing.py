@@ -17,6 +17,7 @@ from typing import Any
 from penstock.caching.entries import Bytes
 
 LIMIT_BYTES = 64 << 20
+GATHER_BYTES, GATHER_S = 2 << 20, 0.05  # what is written in one go: a thread that wakes for every frame costs as much
 STALLED_S = 3.0  # one call into storage
 
 
@@ -29,6 +30,9 @@ class WriterThread:
         self._lock = threading.Condition()
         self._tasks: deque[tuple[Callable[[], None], int]] = deque()
         self._held = 0
+        self._gathered = 0
+        """Bytes that were taken since tasks were last begun."""
+        self._at_once = False
         self._since: float | None = None
         """When the task at hand began."""
         self._thread: threading.Thread | None = None
@@ -55,21 +59,31 @@ class WriterThread:
         with self._lock:
             if self._held and self._held + nbytes > LIMIT_BYTES:
                 return False
-            self._held += nbytes
-            self._tasks.append((task, nbytes))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
-            self._lock.notify()
+            self._gathered += nbytes
+            self._take(task, nbytes, at_once=self._gathered >= GATHER_BYTES)
             return True
 
     def must(self, task: Callable[[], None]) -> None:
-        """Take a task that holds nothing: the end of an entry."""
-        self.offer(task, 0)
+        """Take a task that holds nothing, such as the end of an entry, and do it at once."""
+        with self._lock:
+            self._take(task, 0, at_once=True)
+
+    def _take(self, task: Callable[[], None], nbytes: int, *, at_once: bool) -> None:
+        self._held += nbytes
+        first = not self._tasks
+        self._tasks.append((task, nbytes))
+        self._at_once = self._at_once or at_once
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        elif first or at_once:
+            self._lock.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was given is done; False: it was not in time."""
         with self._lock:
+            self._at_once = True
+            self._lock.notify_all()
             return self._lock.wait_for(lambda: not self._tasks and self._since is None, timeout_s)
 
     def _work(self) -> None:
@@ -78,18 +92,30 @@ class WriterThread:
                 if not self._lock.wait_for(lambda: self._tasks, 5.0):
                     self._thread = None
                     return
-                task, nbytes = self._tasks.popleft()
-                self._since = monotonic()
-            try:
-                task()
-            except Exception as error:
-                with suppress(Warning):  # made an error of by a filter: it is told to nobody here
-                    self._on_error(error)
-            del task
-            with self._lock:
-                self._held -= nbytes
-                self._since = None
+                self._lock.wait_for(lambda: self._at_once, GATHER_S)
+                self._at_once, self._gathered = False, 0
+            while self._do_next():
+                pass
+
+    def _do_next(self) -> bool:
+        """Do the first task; False: there is none."""
+        with self._lock:
+            if not self._tasks:
+                return False
+            task, nbytes = self._tasks.popleft()
+            self._since = monotonic()
+        try:
+            task()
+        except Exception as error:
+            with suppress(Warning):  # made an error of by a filter: it is told to nobody here
+                self._on_error(error)
+        del task
+        with self._lock:
+            self._held -= nbytes
+            self._since = None
+            if not self._tasks:
                 self._lock.notify_all()
+        return True
 
 
 class EntryWriting:

@@ -25,8 +25,9 @@ from penstock.graph import ops
 from penstock.policies.cache_judging import CacheEvidence, CacheVerdict, judge
 from penstock.policies.caching import EPOCHS_UNTOLD, CacheChoice, CacheDemand, StorageModel, StorageSpeed
 from penstock.runtime.cache_profile import COMPUTING, ModeSums, ModeWindows, add_sums, profile_of
-from penstock.runtime.keeping import WINDOW_BYTES, CachePoint
+from penstock.runtime.keeping import CachePoint
 from penstock.runtime.keeping_elements import TRIED_BYTES
+from penstock.runtime.kept_reader import IN_FLIGHT, WINDOW_BYTES
 from penstock.runtime.stats import StageMeter
 
 LOOK_EVERY_S = 0.05
@@ -120,7 +121,7 @@ class _Trial:
 
 def _flushed_and_read(store: CacheStore, prefix: str, window_bytes: int) -> float:
     store.flush(FLUSH_S)
-    return read_back(store, prefix, window_bytes=window_bytes)
+    return read_back(store, prefix, window_bytes=window_bytes, in_flight=IN_FLIGHT if window_bytes else 1)
 
 
 class GatheredEvidence:

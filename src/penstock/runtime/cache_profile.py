@@ -3,7 +3,8 @@
 Results come in order, so that the chunks which pass a point one after the other say how fast all of the pipeline is, in
 the mode they were made in. A window is a run of chunks of one mode, without what comes first: threads have to be found,
 buffers to be filled. All figures are differences between its ends, when stages have as much under way at one as at
-the other, and are by element that passed.
+the other, and are by element that passed. Elements that were read together pass together: a window ends before a chunk
+that was waited for, with all that came in one go.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHORTEST_S = 0.05  # a window's, else it says nothing
 LOOK_EVERY_S = 0.1  # whether threads came or went
 PROFILE_S = 1.0  # of a mode, before its figures are worth a decision
 PROFILE_ELEMENTS = 100
-LONG_S = 1.5  # after which fewer are enough: choosing may take 3 % of two minutes
+LONG_S = 1.2  # after which fewer are enough: choosing may take 3 % of two minutes
 FEW_ELEMENTS = 16
 
 COMPUTING = 0
@@ -87,6 +88,10 @@ class ModeWindows:
         self._mode: int | None = None
         self._elements = 0
         self._first: _Look | None = None
+        self._last: _Look | None = None
+        """Where the window may end, if the next chunk is waited for."""
+        self._ends_at = 0.0
+        """When it does in any case."""
         self._begins_at = self._look_at = 0.0
         self._warm_up_s = WARM_AGAIN_S if warm else WARM_UP_S
 
@@ -100,24 +105,30 @@ class ModeWindows:
         elif self._first is None:
             if now >= self._begins_at:
                 self._first, self._look_at = self._look(now), now + LOOK_EVERY_S
+        elif self._last is not None:
+            each_s = (self._last.at_s - self._first.at_s) / max(1, self._last.elements - self._first.elements)
+            if now - self._last.at_s >= each_s / 2 or now >= self._ends_at:
+                self._count(self._last)
+            else:
+                self._last = self._look(now)
         elif now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             if tuple(meter.threads for meter in self._meters) != self._first.threads:
                 self.end(now)
             elif now - self._first.at_s >= PROFILE_S / 2:
-                self._count(now)
+                self._last, self._ends_at = self._look(now), now + PROFILE_S / 2
 
     def end(self, now: float | None = None) -> None:
         """A pass ended, or a window: what comes next is another."""
-        self._count(perf_counter() if now is None else now)
-        self._mode, self._first = None, None
+        if self._first is not None:
+            self._count(self._look(perf_counter() if now is None else now))
+        self._mode = self._first = self._last = None
 
-    def _count(self, now: float) -> None:
-        first, mode = self._first, self._mode
-        if first is None or mode is None or now - first.at_s < SHORTEST_S or self._elements == first.elements:
+    def _count(self, last: _Look) -> None:
+        first, mode, self._last = self._first, self._mode, None
+        if first is None or mode is None or last.threads != first.threads:
             return
-        last = self._look(now)
-        if last.threads != first.threads:
+        if last.at_s - first.at_s < SHORTEST_S or last.elements == first.elements:
             return
         wait_s, busy_s = (there - was for there, was in zip(last.reader, first.reader))
         stages = [

@@ -14,30 +14,30 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.caching.claims import Claim
-from penstock.caching.elsewhere import BeingMade, EntryKeeper, OtherHosts, RemoteEntry, RemoteKeeper
+from penstock.caching.elsewhere import BeingMade, OtherHosts, RemoteEntry, RemoteKeeper
 from penstock.caching.entries import DamagedEntryError, OpenEntry, encode_frame
 from penstock.caching.names import subject_of
 from penstock.caching.patience import PendingCall
 from penstock.caching.writing import EntryWriting
-from penstock.core.element import Element
 from penstock.core.errors import CodecError
 from penstock.runtime.contract import Chunk, Visit
+from penstock.runtime.kept_reader import KeptReader
+from penstock.runtime.rechecking import Recheck, is_due, read_on
 from penstock.runtime.stats import StageMeter
-from penstock.sources.base import Records, Source, Split
+from penstock.sources.base import Source, Split
 from penstock.sources.stamps import split_stamp
 
 if TYPE_CHECKING:
     from penstock.caching.store import CacheStore
 
+EARLY_S = 60.0  # that an entry which is no longer needed may take to be opened, before it is left to its thread
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.05  # between two looks at an entry that another makes
-WINDOW_BYTES = 1 << 20  # of an entry, read in one go: what holds one element holds so much
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +101,8 @@ class SplitVisit(Visit):
     """A split that is being read; of a source that is read by index, some elements."""
 
     __slots__ = (
-        *("claim", "ended", "keys", "made_at", "name", "number", "place", "put_at", "read", "seen", "skipped"),
-        *("whole", "writing"),
+        *("claim", "compared_at", "ended", "keys", "made_at", "name", "number", "place", "put_at", "read", "recheck"),
+        *("seen", "skipped", "whole", "writing"),
     )
 
     def __init__(self, place: int = 0, number: int = 0) -> None:
@@ -123,6 +123,9 @@ class SplitVisit(Visit):
         self.ended = False
         """Whether the source has given all."""
         self.skipped = 0
+        self.recheck: Recheck | None = None
+        self.compared_at = 0
+        """At which point what is made is compared with what is kept."""
         self.keys: dict[int, bytes] = {}
         """By index: what stands for an element in packs."""
 
@@ -133,75 +136,6 @@ class SplitVisit(Visit):
 
 PASS_END = SplitVisit()
 """Goes with the empty chunk that is the end of a pass, and with none that means that somebody stopped."""
-
-
-class LostEntryError(Exception):
-    """An entry that was begun cannot be read on."""
-
-
-class KeptReader:
-    """Reads an entry as a source's reader reads a split; the next window is read while the last one is worked on."""
-
-    def __init__(self, keeper: EntryKeeper, name: str, entry: OpenEntry, index: int) -> None:
-        self._keeper, self._name, self._entry = keeper, name, entry
-        firsts = np.concatenate([[0], np.cumsum(entry.counts)])
-        passed = int(np.searchsorted(entry.indices, index))
-        self._frame = int(np.searchsorted(firsts, passed, side="right")) - 1
-        self._element = int(firsts[self._frame])
-        self._drop = passed - self._element
-        self._rest: deque[Element] = deque()
-        self._asked: PendingCall[list[list[Element]]] | None = None
-        self._ask()
-
-    def _ask(self) -> None:
-        entry, first = self._entry, self._frame
-        self._frame = stop = entry.window(first, WINDOW_BYTES)
-        self._asked = None if stop == first else self._keeper.ask(lambda: entry.frames(first, stop))
-        self._asked_bytes = int(entry.sizes[first:stop].sum())
-
-    def read(self, want: int) -> Records:
-        while not self._rest and self._asked is not None:
-            self._take()
-        count = min(want, len(self._rest))
-        elements = [self._rest.popleft() for _ in range(count)]
-        indices: Any = self._entry.indices[self._element : self._element + count]
-        self._element += count
-        return Records(elements, None, indices)
-
-    def _take(self) -> None:
-        assert self._asked is not None
-        try:
-            frames = self._keeper.wait(self._asked)
-        except DamagedEntryError as error:
-            self._keeper.damaged(self._name)
-            raise LostEntryError from error
-        except CodecError as error:
-            raise LostEntryError from error
-        if frames is None:
-            raise LostEntryError
-        self._keeper.counts.count(got_bytes=self._asked_bytes)
-        self._ask()
-        for elements in frames:
-            self._rest.extend(elements)
-        for _ in range(min(self._drop, len(self._rest))):
-            self._rest.popleft()
-            self._drop -= 1
-            self._element += 1
-
-    def close(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is None:
-            self._entry.close()
-        else:
-            self._keeper.ask(lambda: _close_after(asked, self._entry))
-
-
-def _close_after(asked: PendingCall[Any], entry: OpenEntry) -> None:
-    try:
-        asked.wait(60.0)
-    except Exception:
-        pass
-    entry.close()
 
 
 class SplitKeeping:
@@ -229,8 +163,10 @@ class SplitKeeping:
         """The number of the last point on the way to the reader."""
         self._finishing = threading.Lock()
         self._closed = False
+        self._early: EarlyEntry | None = None
 
     def reset(self) -> None:
+        self._forget_early()
         for visit in self.visits:
             self._give_up(visit)
         self.visits.clear()
@@ -244,14 +180,14 @@ class SplitKeeping:
         self.visits.append(visit)
         chosen = self._choice.point()
         point = next((point for point in self._points if point.number == chosen), None)
-        if point is None:
+        subject = None if point is None else _subject(point, source, split, number)
+        if point is None or subject is None:
             return visit, None
-        stamp = split_stamp(source, split)
-        if stamp is None:
-            return visit, None
-        subject = subject_of(point.key, stamp, str(number) if point.frozen else "")
         visit.name = point.entry_name(subject)
-        reader = self._reader_or_claim(point, subject, visit, index)
+        reader = self._opened_early(point, visit, index) or self._reader_or_claim(point, subject, visit, index)
+        if reader is not None and not index and is_due(place):
+            visit.recheck, visit.compared_at = Recheck(read_on(reader)), point.number
+            return visit, None
         if reader is not None:
             point.store.counts.count(hits=1)
             visit.made_at = point.number
@@ -260,6 +196,32 @@ class SplitKeeping:
         if index == 0:
             visit.put_at, visit.whole, visit.skipped = point.number, True, self._skipped()
         return visit, None
+
+    def expect(self, source: Source, split: Split, number: int) -> None:
+        """Have the entry of the split that is entered next opened, and its beginning read, while another is read."""
+        chosen = self._choice.point()
+        point = next((point for point in self._points if point.number == chosen), None)
+        if point is None or point.store.away:
+            return
+        self._forget_early()
+        self._early = EarlyEntry(point, number, point.store.ask(lambda: _open_early(point, source, split, number)))
+
+    def _opened_early(self, point: CachePoint, visit: SplitVisit, index: int) -> KeptReader | None:
+        early = self._early
+        if early is None or index or early.point is not point or early.number != visit.number:
+            return None
+        self._early, found = None, point.store.wait(early.asked)
+        if found is None or found.name != visit.name:  # None: it may be there by now, or be damaged, which is told
+            if found is not None:
+                found.close()
+            return None
+        self.held.add(visit.number)
+        return found
+
+    def _forget_early(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            early.point.store.ask(lambda: _close_early(early))
 
     def _reader_or_claim(self, point: CachePoint, subject: bytes, visit: SplitVisit, index: int) -> KeptReader | None:
         """Return what reads an entry; None: there is none, and this run makes it. What others make is waited for."""
@@ -331,7 +293,7 @@ class SplitKeeping:
             return
         if not visit.writing.add(frame, len(chunk.elements), indices=chunk.idents[:, 1]):
             visit.put_at = 0
-        if visit.claim is not None:
+        if visit.claim is not None and visit.claim.is_due:
             visit.claim.made_some(len(chunk.elements) * point.compute_s_each())
         visit.seen += len(chunk.elements)
         self._finish_if_whole(visit)
@@ -351,6 +313,8 @@ class SplitKeeping:
 
     def finish(self, point: CachePoint, visit: SplitVisit) -> None:
         """All that a split gives has come through a point."""
+        if visit.recheck is not None and visit.compared_at == point.number:
+            visit.recheck.close()
         with self._finishing:  # the source's thread may see it, and the point's
             if visit.put_at != point.number:
                 return
@@ -367,6 +331,8 @@ class SplitKeeping:
     def _give_up(self, visit: SplitVisit) -> None:
         visit.put_at = 0
         self._let_go(visit)
+        if visit.recheck is not None:
+            visit.recheck.close()
         if visit.writing is not None:
             visit.writing.abandon()
 
@@ -395,9 +361,47 @@ class SplitKeeping:
     def close(self, point: CachePoint) -> None:
         if point.number == self.highest:
             self._closed = True
+            self._forget_early()
             self._choice.close()
             for visit in list(self.visits):
                 self._give_up(visit)
+
+
+class EarlyEntry(NamedTuple):
+    """What is opened before it is entered."""
+
+    point: CachePoint
+    number: int
+    """The split's."""
+    asked: PendingCall[KeptReader | None]
+
+
+def _open_early(point: CachePoint, source: Source, split: Split, number: int) -> KeptReader | None:
+    try:
+        subject = _subject(point, source, split, number)
+    except Exception:  # of the source: entering the split raises it where it counts
+        return None
+    if subject is None:
+        return None
+    name = point.entry_name(subject)
+    try:
+        entry = point.store.open_here(name)
+    except DamagedEntryError:
+        return None
+    return None if entry is None else KeptReader(point.store, name, entry, 0)
+
+
+def _close_early(early: EarlyEntry) -> None:
+    with suppress(Exception):
+        found = early.asked.wait(EARLY_S)
+        if found is not None:
+            found.close()
+
+
+def _subject(point: CachePoint, source: Source, split: Split, number: int) -> bytes | None:
+    """Return what an entry of a split is about; None: the split cannot be read, or not be told from what it was."""
+    stamp = split_stamp(source, split)
+    return None if stamp is None else subject_of(point.key, stamp, str(number) if point.frozen else "")
 
 
 def tell_choice(choice: Chooses, highest: int, point: CachePoint, visit: SplitVisit, count: int) -> None:

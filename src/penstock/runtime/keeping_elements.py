@@ -21,6 +21,7 @@ from penstock.core.element import Element
 from penstock.core.errors import CodecError
 from penstock.runtime.contract import Chunk
 from penstock.runtime.keeping import PASS_END, CachePoint, Chooses, SplitVisit, tell_choice
+from penstock.runtime.rechecking import Recheck, is_due, these
 from penstock.sources.base import IndexableSource
 from penstock.sources.stamps import element_stamps
 
@@ -79,6 +80,13 @@ class ElementKeeping:
         there = [found or subject in elsewhere for found, subject in zip(here, subjects)]
         count = next((k for k, found in enumerate(there) if found != there[0]), len(there))
         if there[0]:
+            due = next((k for k, index in enumerate(indices[:count]) if is_due(place, int(index))), count)
+            if not due and keys[0] is not None and here[0]:
+                kept = packs.read([keys[0]])
+                visit.recheck = Recheck(these([(int(indices[0]), each) for each in kept or ()]))
+                visit.compared_at = chosen
+                return visit, 1, None
+            count = max(1, due)
             own = packs.read([key for key, found in zip(keys[:count], here) if found and key is not None])
             if own is not None:
                 point.store.counts.count(hits=count, fetched=count - len(own))

@@ -49,6 +49,8 @@ class KeepingStage(Stage):
             point.computed += len(chunk.elements)
             if visit.put_at == point.number:
                 self._keeping.keep(point, chunk, visit)
+            elif visit.recheck is not None and visit.compared_at == point.number:
+                visit.recheck.compare(chunk, point.label, point.prefix)
         idents = chunk.idents if self._idents else None
         if idents is not None and point.frozen:
             idents = idents.copy()

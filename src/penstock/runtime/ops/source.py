@@ -16,8 +16,9 @@ import numpy as np
 from penstock.core.errors import DataError
 from penstock.runtime.contract import Chunk, Fixed, Idents, Origin, Selected, Stage, State
 from penstock.runtime.flight import Flight
-from penstock.runtime.keeping import PASS_END, KeptReader, LostEntryError, SplitKeeping, SplitVisit
+from penstock.runtime.keeping import PASS_END, SplitKeeping, SplitVisit
 from penstock.runtime.keeping_elements import ElementKeeping
+from penstock.runtime.kept_reader import KeptReader, LostEntryError
 from penstock.runtime.quarantine import Quarantine
 from penstock.runtime.randomness import Permutation, block_permutation, derive_key, derive_word
 from penstock.runtime.stats import StageMeter
@@ -227,6 +228,11 @@ class SplitSource(Stage):
             self._source, self._split, number, self._position.index, self._visited_place
         )
         self._visit.whole = self._visit.whole and not self._dropped
+        assert self._ordinal is not None
+        following = next(iter(self._ordinals.ahead(self._ordinal)), None) if reader is not None else None
+        if following is not None:
+            later = int(self._order[following])
+            keeping.expect(self._source, self._splits[later], later)
         return reader
 
     def _chunk_of(
