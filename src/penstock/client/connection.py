@@ -44,7 +44,7 @@ from penstock.wire.framing import Assembly, cut_request, decode_message
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
-from penstock.wire.sockets import Watch, dial
+from penstock.wire.sockets import Watch, dial, has_arrived
 
 CONNECT_S = 5.0
 LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
@@ -177,6 +177,8 @@ class RunnerConnection:
     def receive(self) -> Iterator[tuple[FromRunner, FramePayload | None]]:
         """Yield what has arrived: a header, and what its rounds are decoded from. Never waits."""
         for _ in range(MAX_RECEIVED):
+            if not has_arrived(self.socket):
+                return
             try:
                 frame = self.socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -203,8 +205,6 @@ class RunnerConnection:
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_S
-        if self.watch.connected and not int(self.watch.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return None  # the watch has nothing to look at
         reason = self.watch.lost()
         if reason is None and not self.watch.connected and now > self._connect_by:
             reason = f"no connection within {CONNECT_S:.0f} s"

@@ -34,7 +34,7 @@ from penstock.wire.credentials import Credentials
 from penstock.wire.framing import LISTENER_FRAME_BYTES
 from penstock.wire.guard import ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
 
-__all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
+__all__ = ["Bell", "Guard", "Watch", "bind_router", "dial", "has_arrived"]
 
 
 # What those who dial take in one frame. They know whom they have dialled before they receive anything.
@@ -48,6 +48,8 @@ HANDSHAKE_MS = 5_000
 CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
 UNIX_BUFFER_BYTES = 4 << 20  # the default is 200 KB, and a large frame a switch of processes for each; TCP's grow
+
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # as enums they cost more than asking does
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
 # reconnects under its identity does not meet its own ghost.
@@ -240,6 +242,11 @@ def _bound_port(socket: Socket) -> int:
     return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
 
 
+def has_arrived(socket: Socket) -> bool:
+    """Say whether there is something to receive: a fifth of what being told by `zmq.Again` costs."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
 class Watch:
     """Watches a dialled socket's connection, from the thread that owns the socket. It owns nothing itself.
 
@@ -281,7 +288,7 @@ class Watch:
         return self._reason
 
     def _events(self) -> Iterator[tuple[int, int]]:
-        while not self.socket.closed:
+        while not self.socket.closed and has_arrived(self.socket):
             try:
                 event, value = event_of(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
