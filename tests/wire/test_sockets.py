@@ -14,9 +14,9 @@ import zmq
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import Listening, RunnerAddress, advertised, host_id, is_loopback
 from penstock.wire.credentials import Credentials, ServiceFile, find_service
-from penstock.wire.framing import LISTENER_FRAME_BYTES, key_of, sender_of
+from penstock.wire.framing import LISTENER_FRAME_BYTES, has_arrived, key_of, sender_of
 from penstock.wire.principals import Principal
-from penstock.wire.sockets import Dialled, Guard, Watch, bind_router, dial, has_arrived
+from penstock.wire.sockets import Dialled, Guard, Watch, bind_router, dial
 from tests.keys import SERVER, knows, new_key
 from tests.waiting import wait_until
 from tests.wire.services import WAIT_S

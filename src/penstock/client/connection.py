@@ -40,11 +40,11 @@ from penstock.wire.frames import (
     StreamLeft,
     ToRunner,
 )
-from penstock.wire.framing import Assembly, cut_request, decode_message
+from penstock.wire.framing import Assembly, cut_request, decode_message, has_arrived
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
-from penstock.wire.sockets import Watch, dial, has_arrived
+from penstock.wire.sockets import Watch, dial
 
 CONNECT_S = 5.0
 LOOK_S = 0.005  # how often it is asked whether the connection stands: that costs as much as receiving a frame
@@ -205,6 +205,8 @@ class RunnerConnection:
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_S
+        if self.watch.connected and not has_arrived(self.watch.socket):
+            return None  # the watch has nothing to look at
         reason = self.watch.lost()
         if reason is None and not self.watch.connected and now > self._connect_by:
             reason = f"no connection within {CONNECT_S:.0f} s"

@@ -31,10 +31,10 @@ import zmq
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import Listening, advertised, is_unix, join_tcp, unix_path
 from penstock.wire.credentials import Credentials
-from penstock.wire.framing import LISTENER_FRAME_BYTES
+from penstock.wire.framing import LISTENER_FRAME_BYTES, has_arrived
 from penstock.wire.guard import ZAP_DOMAIN, Context, Guard, Monitored, Socket, event_of, guard_of
 
-__all__ = ["Bell", "Guard", "Watch", "bind_router", "dial", "has_arrived"]
+__all__ = ["Bell", "Guard", "Watch", "bind_router", "dial"]
 
 
 # What those who dial take in one frame. They know whom they have dialled before they receive anything.
@@ -49,8 +49,6 @@ CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
 # The default is 200 KB, and a large frame a switch of processes for each; 4 MB took a tenth more processor time.
 UNIX_BUFFER_BYTES = 1 << 20
-
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # as enums they cost more than asking does
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
 # reconnects under its identity does not meet its own ghost.
@@ -241,11 +239,6 @@ def _bound_port(socket: Socket) -> int:
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
-
-
-def has_arrived(socket: Socket) -> bool:
-    """Say whether there is something to receive: a fifth of what being told by `zmq.Again` costs."""
-    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 class Watch:

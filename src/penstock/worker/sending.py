@@ -29,11 +29,11 @@ from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.control import ControlClient
 from penstock.wire.fetching import FromFellow, ToFellow
 from penstock.wire.frames import FromRunner, ToRunner
-from penstock.wire.framing import RequestAssembler, decode_message, key_of, pack, sender_of, unpack
+from penstock.wire.framing import RequestAssembler, decode_message, has_arrived, key_of, pack, sender_of, unpack
 from penstock.wire.guard import Socket
 from penstock.wire.messages import Answer, NotKnown
 from penstock.wire.principals import Principal, Role
-from penstock.wire.sockets import Bell, has_arrived
+from penstock.wire.sockets import Bell
 
 MAX_KNOWN = 10_000  # of readers of one job; the oldest are asked about again
 TRIES, AGAIN_S = 10, 0.2  # a dispatcher that has just begun again hears of its readers one by one
