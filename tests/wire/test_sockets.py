@@ -14,7 +14,7 @@ import zmq
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
 from penstock.wire.addresses import Listening, RunnerAddress, advertised, host_id, is_loopback
 from penstock.wire.credentials import Credentials, ServiceFile, find_service
-from penstock.wire.framing import LISTENER_FRAME_BYTES, key_of, sender_of
+from penstock.wire.framing import LISTENER_FRAME_BYTES, has_arrived, key_of, sender_of
 from penstock.wire.principals import Principal
 from penstock.wire.sockets import Dialled, Guard, Watch, bind_router, dial
 from tests.keys import SERVER, knows, new_key
@@ -99,6 +99,19 @@ def test_who_shows_a_key_that_is_known_is_let_in_and_named_in_each_message(
     assert sender_of(frame) == KEY.principal and key_of(frame) == KEY.public
     client.close()
     server.close()
+
+
+def test_asking_what_has_arrived_takes_nothing(context: zmq.Context[zmq.Socket[bytes]], server: Server) -> None:
+    client = dial(context, KEY, server.address, data=True)
+    assert not has_arrived(client)
+    assert client.poll(WAIT_MS, zmq.POLLOUT), "not let in"
+    client.send(b"hello")
+    server.echo()
+    assert client.poll(WAIT_MS), "no echo"
+    assert has_arrived(client) and has_arrived(client)
+    assert client.recv() == b"hello"
+    assert not has_arrived(client)
+    client.close()
 
 
 def test_a_handshake_waits_until_it_is_known_whose_key_it_showed(context: zmq.Context[zmq.Socket[bytes]]) -> None:

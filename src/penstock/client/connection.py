@@ -40,7 +40,7 @@ from penstock.wire.frames import (
     StreamLeft,
     ToRunner,
 )
-from penstock.wire.framing import Assembly, cut_request, decode_message
+from penstock.wire.framing import Assembly, cut_request, decode_message, has_arrived
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
@@ -179,6 +179,8 @@ class RunnerConnection:
     def receive(self) -> Iterator[tuple[FromRunner, FramePayload | None]]:
         """Yield what has arrived: a header, and what its rounds are decoded from. Never waits."""
         for _ in range(MAX_RECEIVED):
+            if not has_arrived(self.socket):
+                return
             try:
                 frame = self.socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -209,7 +211,7 @@ class RunnerConnection:
         if self._heard:
             self._heard = False
             return None
-        if self.watch.connected and not int(self.watch.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self.watch.connected and not has_arrived(self.watch.socket):
             return None  # the watch has nothing to look at
         reason = self.watch.lost()
         if reason is None and not self.watch.connected and now > self._connect_by:

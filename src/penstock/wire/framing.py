@@ -63,7 +63,15 @@ def decode_message(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes | me
         raise ProtocolError(f"these bytes are not a message: {error}; dropped") from error
 
 
-# Who sent it
+# What has come, and who sent it
+
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # as enums they cost more than asking does
+
+
+def has_arrived(socket: zmq.Socket[bytes]) -> bool:
+    """Say whether there is something to receive: a fifth of what being told by `zmq.Again` costs."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
 
 KEY_PROPERTY = "Penstock-Key"
 """The property of a connection that says which key was shown: a principal may have several, and one be revoked."""

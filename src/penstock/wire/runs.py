@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
@@ -126,7 +126,7 @@ def _encode_plain(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
 def _encode_dicts(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
     keys = tuple(column[0])
     # True, 1 and 1.0 are one key to Python, so only strings are compared by value alone.
-    if len(set(map(tuple, column))) > 1 or not all(isinstance(key, str) for key in keys):
+    if not _all_are(keys, map(tuple, column), len(column)) or not all(isinstance(key, str) for key in keys):
         return _encode_each(column, buffers)
     return [DICT, list(keys), [_encode(list(map(itemgetter(key), column)), buffers) for key in keys]]
 
@@ -142,7 +142,7 @@ def _encode_arrays(column: Sequence[np.ndarray[Any, Any]], buffers: _Buffers) ->
     dtype, shape = first.dtype, first.shape
     if dtype.hasobject or not dtype.itemsize or not _same_dtype(column, dtype):
         return _encode_each(column, buffers)
-    if len(set(map(_shape_of, column))) > 1:
+    if not _all_are(shape, map(_shape_of, column), len(column)):
         return _encode_shapes(column, buffers)
     if first.nbytes >= LARGE_BYTES:
         return _encode_each(column, buffers)
@@ -181,8 +181,12 @@ def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], buffers: _Buffers) -> 
 
 
 def _same_dtype(column: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> bool:
-    # The common types are single objects, so that comparing identities mostly settles it.
-    return len(set(map(id, map(_dtype_of, column)))) == 1 or all(array.dtype == dtype for array in column)
+    return _all_are(dtype, map(_dtype_of, column), len(column))
+
+
+def _all_are(wanted: Any, values: Iterable[Any], count: int) -> bool:
+    """Say whether `count` values equal the wanted one. Counting costs half of what a set of them does."""
+    return list(values).count(wanted) == count
 
 
 def _encode_each(column: Sequence[Any], buffers: _Buffers) -> list[Any]:

@@ -15,6 +15,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.control import ControlClient
 from penstock.wire.fetching import FromFellow, ToFellow
 from penstock.wire.frames import FromRunner, ToRunner
-from penstock.wire.framing import RequestAssembler, decode_message, key_of, pack, sender_of, unpack
+from penstock.wire.framing import RequestAssembler, decode_message, has_arrived, key_of, pack, sender_of, unpack
 from penstock.wire.guard import Socket
 from penstock.wire.messages import Answer, NotKnown
 from penstock.wire.principals import Principal, Role
@@ -153,7 +154,7 @@ class DataSocket:
                     self._put(peer, frame, following)
                     sent = True
                     # Sending looks at what has arrived, too, and then the descriptor does not tell of it any more.
-                    arrived = bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+                    arrived = has_arrived(self._socket)
             except zmq.ContextTerminated:
                 pass
             except zmq.ZMQError as error:
@@ -241,12 +242,9 @@ class DataSocket:
     def _receive(self) -> bool:
         """Take what has arrived; False: nothing has."""
         messages: list[list[zmq.Frame]] = []
-        with self._using:
-            try:
-                while len(messages) < RECEIVE_AT_ONCE:
-                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
-            except zmq.Again:
-                pass
+        with self._using, suppress(zmq.Again):
+            while len(messages) < RECEIVE_AT_ONCE and has_arrived(self._socket):
+                messages.append(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
         now = monotonic()
         for route, *frames in messages:
             peer = route.bytes
