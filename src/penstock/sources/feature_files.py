@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.core.errors import CorruptRecordError, NoFilesError, SnapshotGoneError
 from penstock.sources.coalescing import ReadingMeter, coalesced, gap_bytes
 from penstock.sources.parquet_groups import byte_ranges, row_groups
-from penstock.sources.sparse_files import SparseFile
+from penstock.sources.sparse_files import SparseFile, SparseMemories
 from penstock.sources.storage import Options
 from penstock.sources.table_keys import COLUMN_KEYS, KEYED, ColumnKeys, decryption, storage_options
 
@@ -79,6 +79,7 @@ class FeatureFile:
         etag: str = "",
         coalesce: bool = True,
         tier: bool = False,
+        memories: SparseMemories | None = None,
     ) -> None:
         self.path = path
         self._key = (path, size, etag)
@@ -87,7 +88,7 @@ class FeatureFile:
         self._keyed = self._decryption is not None and path.endswith(KEYED)
         self._keys: ColumnKeys | None = None
         self._footers, self._meter, self._coalesce, self._tier = footers, meter, coalesce, tier
-        self._sparse = SparseFile(path, size, storage_options(options), etag=etag)
+        self._sparse = SparseFile(path, size, storage_options(options), etag=etag, memories=memories)
         self._reader: Any = None
         self._footer: Footer | None = None
 
