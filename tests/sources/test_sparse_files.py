@@ -1,4 +1,4 @@
-"""Parts of files in memory: at their places, in pages that the file before has left, and no more of them than needed."""
+"""Parts of files in memory: at their places, in pages that the file before left, and no more of them than needed."""
 
 from __future__ import annotations
 
