@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import msgspec
@@ -27,7 +28,7 @@ class Footer(msgspec.Struct, frozen=True):
     """What the end of a file says."""
 
     metadata: Any
-    leaves: dict[str, tuple[int, ...]]
+    leaves: dict[str, range]
     """Of each column, the numbers of its leaves."""
 
 
@@ -49,7 +50,7 @@ class FooterCache:
             last = next(reversed(self._kept.values()), None)
         # Naming 14,000 columns takes longer than comparing two schemas.
         same = last is not None and last.metadata.schema.equals(metadata.schema)
-        footer = Footer(metadata, last.leaves if last is not None and same else _leaves(reader))
+        footer = Footer(metadata, last.leaves if last is not None and same else _leaves(metadata))
         with self._lock:
             self.opened += 1
             self._kept[key] = footer
@@ -58,11 +59,15 @@ class FooterCache:
         return footer
 
 
-def _leaves(reader: Any) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for leaf, (name, *_) in enumerate(reader.column_paths):
-        found[name] = (*found.get(name, ()), leaf)
-    return found
+def _leaves(metadata: Any) -> dict[str, range]:
+    """Return the leaves of each column, which follow each other.
+
+    All paths at once would be as many lists, and make the interpreter look through all objects that there are.
+    """
+    schema, count = metadata.schema, metadata.num_columns
+    names = [schema.column(leaf).path.partition(".")[0] for leaf in range(count)]
+    firsts = [leaf for leaf in range(count) if not leaf or names[leaf] != names[leaf - 1]]
+    return {names[first]: range(first, last) for first, last in pairwise([*firsts, count])}
 
 
 class FeatureFile:
