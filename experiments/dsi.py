@@ -8,7 +8,7 @@ The steps, each on top of the one before:
 - `map columns`: features lie in maps; all of a row is read and decoded, then our flattening kernel picks features;
 - `flattened`: a column a feature; each wanted column is a read of its own; batches pass through rows;
 - `coalesced`: reads of neighbours are joined;
-- `reordered`: popular features stand side by side, by the first half of the read log;
+- `reordered`: popular features stand side by side, numbers before lists, by the first half of the read log;
 - `large stripes`: eight times the rows of a stripe;
 - `feature-major`: batches are made of columns without passing through rows.
 
@@ -53,7 +53,7 @@ import penstock as ps
 from penstock.sources.coalescing import ReadingStatistics
 from penstock.warehouse.column_sizes import column_bytes
 from penstock.warehouse.generating import generate
-from penstock.warehouse.layout import reorder, tier
+from penstock.warehouse.layout import popular_order, reorder, tier
 from penstock.warehouse.model_statistics import model
 from penstock.warehouse.read_log import LoggedRead, ReadLog, popularity
 from penstock.warehouse.representative import representative_session
@@ -132,7 +132,7 @@ def measured(options: argparse.Namespace, folder: Path, parts: Parts) -> Measure
     table = ps.Table(folder / "table")
     log = ReadLog(table.own_folder).read()
     first, second = log[: len(log) // 2], log[len(log) // 2 :]
-    order = popularity(first)
+    order = popular_order(table, first)
     by_id = [feature.id for feature in table.features.values()]
 
     def written_maps() -> list[str]:
@@ -181,7 +181,7 @@ def measured(options: argparse.Namespace, folder: Path, parts: Parts) -> Measure
 
     without_tier = parts.part("judged", list[ReadingStatistics], lambda: read_all(tiered=False))
     worker = parts.part("worker", Spent, of_worker)
-    popular = most_popular(order, sizes, model(options.like).popular_bytes)
+    popular = most_popular(popularity(first), sizes, model(options.like).popular_bytes)
     parts.part("tier", int, lambda: tier(table, folder / "fast", popular))  # what is read by itself comes from there
     return Measured(
         like=options.like,
