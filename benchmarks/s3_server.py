@@ -15,7 +15,7 @@ import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 BUCKET = "bench"
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, *, body: bool) -> None:
         url = urlsplit(self.path)
         bucket, _, key = url.path.lstrip("/").partition("/")
-        path = self.folder / key
+        path = self.folder / unquote(key)
         if bucket == BUCKET and not key:
             self.send_text(200, self.listing(parse_qs(url.query).get("prefix", [""])[0]))
         elif bucket != BUCKET or not path.is_file() or self.folder not in path.resolve().parents:

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.warehouse.layout import _conformed, regrouped
+import penstock as ps
+from penstock.warehouse.layout import _conformed, popular_order, regrouped, reorder
+from penstock.warehouse.read_log import LoggedRead, ReadLog
 from penstock.warehouse.writing import StripeSize
 
 WIDE = 14_000
@@ -40,3 +42,16 @@ def test_a_wide_stripe_gets_the_columns_of_a_schema_in_time():
     assert process_time() - began < MOST_S
     assert made.schema.equals(schema)
     assert (made["f0"].to_pylist(), made["f1"].to_pylist()) == ([1.0, 2.0], [None, None])
+
+
+def test_numbers_are_written_before_lists_and_either_by_popularity(tmp_path):
+    kinds = {1: "sparse", 2: "dense", 3: "scored", 4: "dense", 5: "sparse"}
+    table = ps.Table.create(tmp_path / "t", [ps.Feature(id=number, kind=kind) for number, kind in kinds.items()])
+    for session in ([5, 4, 3], [5, 4], [5, 2, 3], [5, 4, 1]):
+        ReadLog(table.own_folder).add(session)
+    columns = {"f2": [1.0], "f4": [2.0], "f1": [[1]], "f5": [[2]], "f3": [[{"id": 3, "score": 0.5}]]}
+    table.append(pa.table({"key": [1], "time": [0], "label": [0.0], **columns}), date="2026-01-31")
+    reorder(table)
+    (file,) = table.snapshot().files
+    assert table.open_file(table.folder / file.path).schema_arrow.names[3:] == ["f4", "f2", "f5", "f3", "f1"]
+    assert popular_order(table, [LoggedRead(at_s=0, features=(5, 4, 77))]) == [4, 77, 5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import msgspec
@@ -13,7 +14,7 @@ import pyarrow as pa
 from penstock.core.errors import CorruptRecordError, NoFilesError, SnapshotGoneError
 from penstock.sources.coalescing import ReadingMeter, coalesced, gap_bytes
 from penstock.sources.parquet_groups import byte_ranges, row_groups
-from penstock.sources.sparse_files import SparseFile
+from penstock.sources.sparse_files import SparseFile, SparseMemories
 from penstock.sources.storage import Options
 from penstock.sources.table_keys import COLUMN_KEYS, KEYED, ColumnKeys, decryption, storage_options
 
@@ -27,7 +28,7 @@ class Footer(msgspec.Struct, frozen=True):
     """What the end of a file says."""
 
     metadata: Any
-    leaves: dict[str, tuple[int, ...]]
+    leaves: dict[str, range]
     """Of each column, the numbers of its leaves."""
 
 
@@ -49,7 +50,7 @@ class FooterCache:
             last = next(reversed(self._kept.values()), None)
         # Naming 14,000 columns takes longer than comparing two schemas.
         same = last is not None and last.metadata.schema.equals(metadata.schema)
-        footer = Footer(metadata, last.leaves if last is not None and same else _leaves(reader))
+        footer = Footer(metadata, last.leaves if last is not None and same else _leaves(metadata))
         with self._lock:
             self.opened += 1
             self._kept[key] = footer
@@ -58,11 +59,15 @@ class FooterCache:
         return footer
 
 
-def _leaves(reader: Any) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for leaf, (name, *_) in enumerate(reader.column_paths):
-        found[name] = (*found.get(name, ()), leaf)
-    return found
+def _leaves(metadata: Any) -> dict[str, range]:
+    """Return the leaves of each column, which follow each other.
+
+    All paths at once would be as many lists, and make the interpreter look through all objects that there are.
+    """
+    schema, count = metadata.schema, metadata.num_columns
+    names = [schema.column(leaf).path.partition(".")[0] for leaf in range(count)]
+    firsts = [leaf for leaf in range(count) if not leaf or names[leaf] != names[leaf - 1]]
+    return {names[first]: range(first, last) for first, last in pairwise([*firsts, count])}
 
 
 class FeatureFile:
@@ -79,6 +84,7 @@ class FeatureFile:
         etag: str = "",
         coalesce: bool = True,
         tier: bool = False,
+        memories: SparseMemories | None = None,
     ) -> None:
         self.path = path
         self._key = (path, size, etag)
@@ -87,7 +93,7 @@ class FeatureFile:
         self._keyed = self._decryption is not None and path.endswith(KEYED)
         self._keys: ColumnKeys | None = None
         self._footers, self._meter, self._coalesce, self._tier = footers, meter, coalesce, tier
-        self._sparse = SparseFile(path, size, storage_options(options), etag=etag)
+        self._sparse = SparseFile(path, size, storage_options(options), etag=etag, memories=memories)
         self._reader: Any = None
         self._footer: Footer | None = None
 

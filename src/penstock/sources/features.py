@@ -31,6 +31,7 @@ from penstock.sources.parquet_groups import matching_groups, row_groups
 from penstock.sources.predicates import Bounds, may_be_true, row_mask
 from penstock.sources.recycled import RecycledMemory
 from penstock.sources.side_tables import SideTables
+from penstock.sources.sparse_files import SparseMemories
 from penstock.sources.storage import is_remote, normal_path
 from penstock.sources.table_keys import storage_options
 from penstock.sources.tiers import TieredFile, read_tier
@@ -57,7 +58,7 @@ class FeaturesSource(FileSplits):
         self.remote = any(map(is_remote, node.paths))
         self._footers = FooterCache()
         self._meter = ReadingMeter()
-        self._memory = RecycledMemory()
+        self._memory, self._memories = RecycledMemory(), SparseMemories()
 
     def reading(self) -> ReadingStatistics:
         """Return what was asked of the storage so far."""
@@ -116,7 +117,8 @@ class FeaturesSource(FileSplits):
         return _FeatureReader(self._node, _SplitStripes(self, self._node, split), at)
 
     def _file(self, path: str, size: int, told: str, *, tier: bool = False) -> FeatureFile:
-        return open_listed(path, size, self._node.storage_options, self._footers, self._meter, snapshot=told, tier=tier)
+        given = (path, size, self._node.storage_options, self._footers, self._meter)
+        return open_listed(*given, snapshot=told, tier=tier, memories=self._memories)
 
 
 def _by_day(files: Sequence[LoggedFile]) -> dict[str, list[LoggedFile]]:

@@ -20,7 +20,7 @@ from penstock.sources.delta_log import LoggedFile
 from penstock.sources.tiers import TIER_FILE, TieredFile, read_tier
 from penstock.warehouse.committing import commit_replacement
 from penstock.warehouse.features import publish
-from penstock.warehouse.read_log import ReadLog, popularity
+from penstock.warehouse.read_log import LoggedRead, ReadLog, popularity
 from penstock.warehouse.table import Table
 from penstock.warehouse.writing import ROW_COLUMNS, StripeSize, in_order, write_stripes
 
@@ -126,6 +126,16 @@ def again(table: Table, work: Callable[[], int | None]) -> int | None:
     return work()
 
 
+def popular_order(table: Table, reads: Iterable[LoggedRead]) -> list[int]:
+    """Return the features in the order in which their columns are written: by popularity, numbers before lists.
+
+    What a session does not read of many small columns is little and is read along; among lists, of which each is as
+    large as hundreds of these, it would be many gaps.
+    """
+    known = table.features
+    return sorted(popularity(reads), key=lambda number: number in known and known[number].kind != "dense")
+
+
 def reorder(
     table: Table,
     *,
@@ -134,7 +144,7 @@ def reorder(
     stripe: StripeSize | None = None,
 ) -> int | None:
     """Write files again with popular features side by side; `order` is by the read log where it is not given."""
-    chosen = popularity(ReadLog(table.own_folder).read()) if order is None else list(order)
+    chosen = popular_order(table, ReadLog(table.own_folder).read()) if order is None else list(order)
     if not chosen:
         raise InvalidArgumentError(f"{table.url} has no read log to order features by; name an order=")
     table.set_order(chosen)

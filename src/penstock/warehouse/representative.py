@@ -21,14 +21,18 @@ TABLE_ROWS = 1_000_003  # of an embedding table: what ids are hashed to
 BORDERS = tuple(-2.0 + step / 4 for step in range(17))
 
 
-def representative_session(table: Table, statistics: ModelStatistics, *, batch: int = 512) -> Session:
-    """Return the session over the features that the table's first logged read names."""
-    reads = ReadLog(table.own_folder).read()
-    if not reads:
-        raise InvalidArgumentError(f"{table.url} has no read log: `penstock table generate` makes a table with one")
+def representative_session(
+    table: Table, statistics: ModelStatistics, *, batch: int = 512, features: Sequence[int] | None = None
+) -> Session:
+    """Return the session over some features; None: over those that the table's first logged read names."""
+    if features is None:
+        reads = ReadLog(table.own_folder).read()
+        if not reads:
+            raise InvalidArgumentError(f"{table.url} has no read log: `penstock table generate` makes a table with one")
+        features = reads[0].features
     known = table.features
-    dense = [f"f{number}" for number in reads[0].features if known[number].kind == "dense"]
-    lists = [f"f{number}" for number in reads[0].features if known[number].kind != "dense"]
+    dense = [f"f{number}" for number in features if known[number].kind == "dense"]
+    lists = [f"f{number}" for number in features if known[number].kind != "dense"]
     made: list[tr.FeatureTransform] = [tr.BoxCox(name, out=f"{name}_n", lambda1=0.0, lambda2=4.0) for name in dense]
     for name in lists:
         made += [tr.FirstX(name, out=f"{name}_x", x=KEPT_IDS), _hashed(f"{name}_x", f"{name}_h")]
