@@ -40,6 +40,18 @@ def test_each_cut_is_tried_once() -> None:
     assert next_trial(profile(cuts=(WHOLE, RAW)), ["all there", "before map(decode)"]) is None
 
 
+def test_what_cannot_win_is_not_tried() -> None:
+    cuts = ["all there", "before map(augment)", "before map(decode)", READ_HERE.cut]
+    enough = profile(cuts=(CutPace(cut="all there", per_s=35.0),))
+    assert next_trial(enough, cuts, reads_here=READ_HERE.cut) is None, "the step does not wait any more"
+    busy = CutPace(cut="before map(augment)", per_s=10.0, here_cpu_s=0.4)
+    tried = profile(cuts=(CutPace(cut="all there", per_s=8.0), busy))
+    following = next_trial(tried, cuts, reads_here=READ_HERE.cut)
+    assert following == Trial(cut=READ_HERE.cut, place="there"), "a deeper cut leaves even more to do here"
+    light = profile(cuts=(CutPace(cut="all there", per_s=8.0), msgspec.structs.replace(busy, here_cpu_s=0.1)))
+    assert next_trial(light, cuts, reads_here=READ_HERE.cut) == Trial(cut="before map(decode)", place="there")
+
+
 def test_a_thin_link_picks_the_cut_with_fewer_bytes() -> None:
     free = decide(profile(cuts=(WHOLE, RAW)))
     thin = decide(profile(cuts=(WHOLE, RAW), link_bytes_per_s=8e6))

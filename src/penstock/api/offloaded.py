@@ -100,7 +100,7 @@ class OffloadCourse:
 
     def _go_on(self) -> None:
         """Set the next trial, or decide."""
-        self._trial = next_trial(self.profile, self._candidates)
+        self._trial = next_trial(self.profile, self._candidates, reads_here=READ_HERE)
         if self._trial is not None:
             cut = self._cuts.named(self._trial.cut or ALL_THERE)
             assert cut is not None
