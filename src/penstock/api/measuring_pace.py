@@ -84,15 +84,20 @@ class PaceWindow:
         )
 
 
-def held_up(figures: JobFigures | None) -> HeldUp:
+def held_up(figures: JobFigures | None, *, ahead: float = 0.0) -> HeldUp:
     """Return what most workers of a job wait for while its trainer waits: the link, if they have sent all they may; the
     disk, if their sources do.
+
+    `ahead` is how many outputs of a stream have arrived here and were not taken: with more than one it is the trainer,
+    at what stands after the cut, that is waited for.
 
     >>> from penstock.wire.figures import WorkerFigures
     >>> names = [name for name in WorkerFigures.__struct_fields__ if name != "stages"]
     >>> worker = lambda **what: WorkerFigures(**{**dict.fromkeys(names, 0), **what})
     >>> held_up(JobFigures(job="a", workers=(worker(waits_for="credit"),))).by
     'link'
+    >>> held_up(JobFigures(job="a", workers=(worker(waits_for="credit"),)), ahead=9.0).by
+    ''
     >>> read = StageFigures(0, "read_jsonl(...)", elements=80, nbytes=8_000, busy_s=9.0, cpu_s=1.0)
     >>> work = StageFigures(1, "map(decode)", busy_s=2.0, cpu_s=2.0)
     >>> waits = worker(waits_for="input", stages=(read, work))
@@ -100,7 +105,7 @@ def held_up(figures: JobFigures | None) -> HeldUp:
     HeldUp(by='disk', read_bytes=1000.0)
     """
     workers = () if figures is None else figures.workers
-    if figures is None or not workers:
+    if figures is None or not workers or ahead > 1.0:
         return HeldUp()
     most = len(workers) / 2
     if sum(worker.waits_for == "credit" for worker in workers) > most:

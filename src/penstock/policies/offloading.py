@@ -213,13 +213,16 @@ def candidate_cuts(names: Sequence[str]) -> list[str]:
 def bounded_there(pace: CutPace, profile: OffloadProfile) -> float:
     """Return what a cut gives from elsewhere: as measured, and no more than link and disk let through.
 
+    What passed the link at any cut, it lets through, whoever was thought to be held up by it.
+
     >>> thin = OffloadProfile(step_per_s=100.0, here_per_s=10.0, cores=2, link_bytes_per_s=1e6)
     >>> bounded_there(CutPace(cut="all there", per_s=50.0, output_bytes=1e5), thin)
     10.0
     """
     bounds = [pace.per_s]
     if profile.link_bytes_per_s is not None and pace.output_bytes > 0:
-        bounds.append(profile.link_bytes_per_s / pace.output_bytes)
+        passed = max((each.per_s * each.output_bytes for each in profile.cuts), default=0.0)
+        bounds.append(max(profile.link_bytes_per_s, passed) / pace.output_bytes)
     disk = profile.disk_here_bytes_per_s if pace.reads_here else profile.disk_there_bytes_per_s
     if disk is not None and profile.read_bytes:
         bounds.append(disk / profile.read_bytes)
