@@ -13,7 +13,7 @@ from penstock.policies.offloading import HeldUp
 from penstock.wire.figures import JobFigures, StageFigures
 
 WARM_OUTPUTS = 3  # what was made ahead while the way was opened is not its pace
-LEAST_OUTPUTS = 8
+LEAST_OUTPUTS = 6  # more of slow ones would cost more than what they are asked for brings
 PATIENCE = 10.0  # windows: a pace so slow that it does not fill one is known well enough
 
 
@@ -56,10 +56,10 @@ class PaceWindow:
         """Count an output: the trainer was busy for `ran_s`, asked, and got it. Return whether the window is full.
 
         >>> window = PaceWindow(least_s=1.0)
-        >>> at = [dict(asked_at=n + 0.8, got_at=n + 1.0, ran_s=0.8, cpu_s=n, read_bytes=9 * n) for n in range(12)]
+        >>> at = [dict(asked_at=n + 0.8, got_at=n + 1.0, ran_s=0.8, cpu_s=n, read_bytes=9 * n) for n in range(10)]
         >>> full = [window.took(**output) for output in at]
-        >>> full.index(True), window.pace(cpu_s=11, read_bytes=99).output_bytes, round(window.pace(11, 99).per_s, 3)
-        (10, 9.0, 1.0)
+        >>> full.index(True), window.pace(cpu_s=9, read_bytes=81).output_bytes, round(window.pace(9, 81).per_s, 3)
+        (8, 9.0, 1.0)
         """
         self._seen += 1
         if self._began is None:
