@@ -208,6 +208,7 @@ def summary(workload: str, condition: str, found: dict[str, dict[str, Any]], edg
         "reason": ours["reason"],
         "decided_s": ours["decided_s"],
         "lost_s": (read[best] - read[OURS]) / whole[best] - later,
+        "reconnects": ours["reconnects"],
         "once": ours["once"],
         "failures": {name: one["failed"] for name, one in found.items() if "failed" in one},
     }

@@ -33,7 +33,7 @@ PLACES = 2  # guests here, workers there: each side stands for 7 processors
 PROCESSORS = 7
 EPOCH = 100_000
 FILES = 2_000
-ROWS_OF_CHANGES = 400  # an epoch that is read to its end
+EPOCH_OF_CHANGES_S = 80.0  # with both places at work: an epoch that is read to its end
 WARM_S = 3.0  # processes start, and what was made ahead is used up
 FILES_HERE = "files only here"
 CHANGES = ("slowed there", "killed there")
@@ -118,15 +118,25 @@ class Prepare:
         return {"id": row.get("id", -1), "out": np.zeros(self.out_bytes, np.uint8)}
 
 
+def seconds_each(workload: str, figures: dict[str, Any]) -> float:
+    """Return how long an output keeps one of a host's processors busy."""
+    return float(STEP_S * figures[workload]["processors"] * PLACES / PROCESSORS)
+
+
+def rows_of(workload: str, condition: str, figures: dict[str, Any]) -> int:
+    if condition not in CHANGES:
+        return EPOCH
+    return int(EPOCH_OF_CHANGES_S * min(1 / STEP_S, 2 * PLACES / seconds_each(workload, figures)))
+
+
 def pipeline(workload: str, condition: str, figures: dict[str, Any], hosts: Hosts) -> ps.Dataset:
     own = figures[workload]
     slow = {"slow disk there": "there", "slow disk here": "here"}.get(condition, "")
     read = Read(int(own["raw_mb"] * 1e6), hosts, slow, figures["disk"]["slow_mb_per_s"] * 1e6)
-    prepare = Prepare(STEP_S * own["processors"] * PLACES / PROCESSORS, int(own["out_mb"] * 1e6), hosts)
+    prepare = Prepare(seconds_each(workload, figures), int(own["out_mb"] * 1e6), hosts)
     if condition == FILES_HERE:
         return ps.read_files(f"/proc/self/cwd/{raw_files(workload, read.raw_bytes)}/*.bin").map(prepare, threads=PLACES)
-    rows = ROWS_OF_CHANGES if condition in CHANGES else EPOCH
-    return ps.range(rows).map(read, threads=PLACES).map(prepare, threads=PLACES)
+    return ps.range(rows_of(workload, condition, figures)).map(read, threads=PLACES).map(prepare, threads=PLACES)
 
 
 def raw_files(workload: str, raw_bytes: int) -> Path:
@@ -151,8 +161,8 @@ class Reading:
 
     loader: ps.OffloadLoader
     orders: queue.Queue[dict[str, Any]]
-    whole: bool
-    """The epoch is read to its end, and its elements are counted."""
+    rows: int
+    """Of an epoch that is read to its end, and its elements counted; 0: it is not."""
     asked_at: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -164,7 +174,7 @@ class Reading:
             now = time.monotonic()
             self.ids.append(batch["id"])
             self.arrivals.append(now)
-            if now > end and not self.whole:
+            if now > end and not self.rows:
                 break
             if now < end:
                 time.sleep(STEP_S)
@@ -186,7 +196,7 @@ class Reading:
             "reconnects": self.loader.statistics().reconnects,
             "arrivals": self.arrivals,
             "decided_s": self.decided_s,
-            "once": sorted(self.ids) == list(range(ROWS_OF_CHANGES)) if self.whole else None,
+            "once": sorted(self.ids) == list(range(self.rows)) if self.rows else None,
             "chosen": f"{decision.cut or 'nothing'}, {decision.place}",
             "reason": decision.reason,
             "overheads": {pace.cut: pace.here_cpu_s for pace in (profile.cuts if profile is not None else ())},
@@ -219,7 +229,9 @@ def main() -> int:
         )
         try:
             with ps.offload(dataset, arguments.address, offloading=offloading) as loader:
-                found = Reading(loader, orders, whole=condition in CHANGES and not how).run()
+                to_its_end = condition in CHANGES and not how
+                rows = rows_of(workload, condition, figures) if to_its_end else 0
+                found = Reading(loader, orders, rows).run()
             say(**found)
         except (ps.DataError, OSError) as error:  # the files are not there
             say(failed=f"{type(error).__name__}: {error}")
