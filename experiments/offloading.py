@@ -329,7 +329,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, default=ROOT / "build" / "experiments" / "offloading.png")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces and processes are not left behind
-    cells = [(one, condition) for condition in arguments.conditions.split(",") for one in arguments.only.split(",")]
+    cells = [(one, condition) for one in arguments.only.split(",") for condition in arguments.conditions.split(",")]
     print(HEAD, flush=True)
     known = read_results(arguments.results)
     missing = [cell for cell in cells if cell not in known]
