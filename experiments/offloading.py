@@ -62,7 +62,7 @@ MEMORY_BYTES = 256 << 20  # of each process: there are some forty
 WINDOWS = 6
 SLOW_DOWN = 4.0
 SETTLED_S = 10.0  # after a change
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0  # an epoch that slowed down is read to its end
 TRAINING_S = 300.0
 NEVER_BELOW, OF_THE_SUM, OF_THE_BEST, ASKING, PROFILING = 0.97, 0.95, 0.97, 0.01, 0.03
 
