@@ -15,13 +15,14 @@ from types import TracebackType
 from harness import BenchError
 
 NETWORK = "10.213.77"
+PREFIX = "pst"
 
 
 class Network:
     """A bridge and hosts around it; nothing of it is left when the block ends."""
 
     def __init__(self, names: list[str]) -> None:
-        self._tag = f"pst{secrets.token_hex(2)}"
+        self._tag = f"{PREFIX}{os.getpid()}-{secrets.token_hex(2)}"
         self._switch = f"{self._tag}-switch"
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
         self._made: list[str] = []
@@ -31,6 +32,7 @@ class Network:
             raise BenchError("hosts needs root, to make network namespaces: run it as root, or in a container")
         if shutil.which("ip") is None:
             raise BenchError("hosts needs `ip`, to make network namespaces: apt-get install iproute2")
+        _sweep()
         try:
             self._make()
         except BaseException:
@@ -46,6 +48,13 @@ class Network:
     def within(self, name: str) -> list[str]:
         """Return what goes before a command that is to run on that host."""
         return ["ip", "netns", "exec", self._namespace(name)]
+
+    def pids(self, name: str) -> list[int]:
+        """Return the processes of a host."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self._namespace(name)], capture_output=True, text=True, check=True
+        )
+        return list(map(int, listed.stdout.split()))
 
     def cut(self, name: str) -> None:
         self._ip("-n", self._switch, "link", "set", f"to-{name}", "down")
@@ -81,3 +90,13 @@ class Network:
         if done.returncode:
             why = done.stderr.strip()
             raise BenchError(f"`ip {' '.join(arguments)}` failed: {why}; network namespaces are not allowed here")
+
+
+def _sweep() -> None:
+    """Delete the namespaces of processes that were killed before they could."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    for line in listed.stdout.splitlines():
+        name = line.partition(" ")[0]
+        owner = name.removeprefix(PREFIX).partition("-")[0]
+        if name.startswith(PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

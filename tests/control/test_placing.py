@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import pytest
 
-from penstock.wire.jobs import Cut, FeedSpec, JobSpec, JobView, Position, Resume
+from penstock.wire.jobs import Cut, FeedSpec, JobSpec, JobView, Named, Position, Resume
 from penstock.wire.messages import (
     AgentBeat,
     AgentLeaving,
@@ -166,6 +167,23 @@ def test_streams_are_spread_by_the_pace_of_guests(pace: float, expected: tuple[i
         cluster.die(next(each.runner for each in cluster.view().streams if each.worker == "w1" and each.runner))
         cluster.ready()
         assert loads(cluster.view()).total() == 8
+
+
+@pytest.mark.parametrize("pace", [1.2, 0.8, 8.0])
+@pytest.mark.parametrize("arrival", list(permutations(range(4))))
+def test_in_relaxed_order_no_pace_takes_a_process_its_only_stream(pace: float, arrival: tuple[int, ...]) -> None:
+    cluster = Cluster()
+    cluster.register("w0", "w1")
+    cluster.register("g0", "g1", agent="B", tags=("guest:mine",))
+    held = tuple(
+        Position(number=n, cut=Cut(engine=[n], named=(Named(0, 0, (n,)),)), round=3, marks=(3,)) for n in range(2)
+    )
+    resume = Resume(epoch=0, consumers=1, streams=held, digest="d")
+    cluster.open(resume=resume, spec=spec(guests="mine", guest_pace=pace))
+    starts = cluster.pushes(StartRunner)
+    for number in arrival:
+        serve(cluster, starts[number])
+    assert loads(cluster.view()) == {"w0": 1, "w1": 1, "g0": 1, "g1": 1}
 
 
 def by_file(files: int) -> JobSpec:

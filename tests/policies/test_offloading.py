@@ -40,9 +40,25 @@ def test_each_cut_is_tried_once() -> None:
     assert next_trial(profile(cuts=(WHOLE, RAW)), ["all there", "before map(decode)"]) is None
 
 
+def test_what_cannot_win_is_not_tried() -> None:
+    cuts = ["all there", "before map(augment)", "before map(decode)", READ_HERE.cut]
+    enough = profile(cuts=(CutPace(cut="all there", per_s=35.0),))
+    assert next_trial(enough, cuts, reads_here=READ_HERE.cut) is None, "the step does not wait any more"
+    busy = CutPace(cut="before map(augment)", per_s=10.0, here_cpu_s=0.4)
+    tried = profile(cuts=(CutPace(cut="all there", per_s=8.0), busy))
+    following = next_trial(tried, cuts, reads_here=READ_HERE.cut)
+    assert following == Trial(cut=READ_HERE.cut, place="there"), "a deeper cut leaves even more to do here"
+    light = profile(cuts=(CutPace(cut="all there", per_s=8.0), msgspec.structs.replace(busy, here_cpu_s=0.1)))
+    assert next_trial(light, cuts, reads_here=READ_HERE.cut) == Trial(cut="before map(decode)", place="there")
+
+
 def test_a_thin_link_picks_the_cut_with_fewer_bytes() -> None:
     free = decide(profile(cuts=(WHOLE, RAW)))
-    thin = decide(profile(cuts=(WHOLE, RAW), link_bytes_per_s=8e6))
+    thin_link = 8e6
+    through = tuple(
+        msgspec.structs.replace(cut, per_s=min(cut.per_s, thin_link / cut.output_bytes)) for cut in (WHOLE, RAW)
+    )
+    thin = decide(profile(cuts=through, link_bytes_per_s=thin_link))
     assert (free.cut, thin.cut) == ("all there", "before map(decode)")
 
 
@@ -109,6 +125,13 @@ def test_a_full_link_is_what_came_through_it_at_its_best() -> None:
     assert seen.link_bytes_per_s == 20.0 * 4e6
     assert with_bound(seen, THERE, HeldUp(by="link"), RAW).link_bytes_per_s == 20.0 * 4e6
     assert "seen to be full: the link at 80.0 MB/s" in decide(msgspec.structs.replace(seen, cuts=(WHOLE, RAW))).reason
+
+
+def test_a_link_lets_through_what_was_seen_to_pass() -> None:
+    """A cut with few bytes whose workers had sent all they may says nothing of one that many bytes passed at."""
+    mistaken = profile(cuts=(WHOLE, RAW), link_bytes_per_s=RAW.per_s * RAW.output_bytes)
+    assert bounded_there(WHOLE, mistaken) == WHOLE.per_s
+    assert decide(mistaken).cut == "all there"
 
 
 def test_a_disk_is_of_the_side_that_read() -> None:

@@ -13,7 +13,7 @@ from penstock.policies.offloading import HeldUp
 from penstock.wire.figures import JobFigures, StageFigures
 
 WARM_OUTPUTS = 3  # what was made ahead while the way was opened is not its pace
-LEAST_OUTPUTS = 8
+LEAST_OUTPUTS = 6  # more of slow ones would cost more than what they are asked for brings
 PATIENCE = 10.0  # windows: a pace so slow that it does not fill one is known well enough
 
 
@@ -56,10 +56,10 @@ class PaceWindow:
         """Count an output: the trainer was busy for `ran_s`, asked, and got it. Return whether the window is full.
 
         >>> window = PaceWindow(least_s=1.0)
-        >>> at = [dict(asked_at=n + 0.8, got_at=n + 1.0, ran_s=0.8, cpu_s=n, read_bytes=9 * n) for n in range(12)]
+        >>> at = [dict(asked_at=n + 0.8, got_at=n + 1.0, ran_s=0.8, cpu_s=n, read_bytes=9 * n) for n in range(10)]
         >>> full = [window.took(**output) for output in at]
-        >>> full.index(True), window.pace(cpu_s=11, read_bytes=99).output_bytes, round(window.pace(11, 99).per_s, 3)
-        (10, 9.0, 1.0)
+        >>> full.index(True), window.pace(cpu_s=9, read_bytes=81).output_bytes, round(window.pace(9, 81).per_s, 3)
+        (8, 9.0, 1.0)
         """
         self._seen += 1
         if self._began is None:
@@ -84,15 +84,20 @@ class PaceWindow:
         )
 
 
-def held_up(figures: JobFigures | None) -> HeldUp:
+def held_up(figures: JobFigures | None, *, ahead: float = 0.0) -> HeldUp:
     """Return what most workers of a job wait for while its trainer waits: the link, if they have sent all they may; the
     disk, if their sources do.
+
+    `ahead` is how many outputs of a stream have arrived here and were not taken: with more than one it is the trainer,
+    at what stands after the cut, that is waited for.
 
     >>> from penstock.wire.figures import WorkerFigures
     >>> names = [name for name in WorkerFigures.__struct_fields__ if name != "stages"]
     >>> worker = lambda **what: WorkerFigures(**{**dict.fromkeys(names, 0), **what})
     >>> held_up(JobFigures(job="a", workers=(worker(waits_for="credit"),))).by
     'link'
+    >>> held_up(JobFigures(job="a", workers=(worker(waits_for="credit"),)), ahead=9.0).by
+    ''
     >>> read = StageFigures(0, "read_jsonl(...)", elements=80, nbytes=8_000, busy_s=9.0, cpu_s=1.0)
     >>> work = StageFigures(1, "map(decode)", busy_s=2.0, cpu_s=2.0)
     >>> waits = worker(waits_for="input", stages=(read, work))
@@ -100,7 +105,7 @@ def held_up(figures: JobFigures | None) -> HeldUp:
     HeldUp(by='disk', read_bytes=1000.0)
     """
     workers = () if figures is None else figures.workers
-    if figures is None or not workers:
+    if figures is None or not workers or ahead > 1.0:
         return HeldUp()
     most = len(workers) / 2
     if sum(worker.waits_for == "credit" for worker in workers) > most:

@@ -100,7 +100,7 @@ class OffloadCourse:
 
     def _go_on(self) -> None:
         """Set the next trial, or decide."""
-        self._trial = next_trial(self.profile, self._candidates)
+        self._trial = next_trial(self.profile, self._candidates, reads_here=READ_HERE)
         if self._trial is not None:
             cut = self._cuts.named(self._trial.cut or ALL_THERE)
             assert cut is not None
@@ -278,11 +278,13 @@ class OffloadedEpoch:
         inner = self._inner.statistics()
         spent_s = _spent_s(inner)
         if window.took(asked_at=asked_at, got_at=got_at, ran_s=ran_s, cpu_s=spent_s, read_bytes=inner.bytes):
-            self._saw(window.pace(spent_s, inner.bytes), len(inner.workers))
+            self._saw(window.pace(spent_s, inner.bytes), inner)
 
-    def _saw(self, pace: Pace, workers: int) -> None:
+    def _saw(self, pace: Pace, inner: LoaderStatistics) -> None:
         kind = self._kind
-        kind.course.saw(pace, workers, held_up(kind.ways.figures(self._way, kind.course.timeout_s)))
+        figures = kind.ways.figures(self._way, kind.course.timeout_s)
+        ahead = inner.buffered_elements / max(1, len(inner.streams))
+        kind.course.saw(pace, len(inner.workers), held_up(figures, ahead=ahead))
 
     def _move(self) -> None:
         """Read on in the way that the course says, where the trainer stands."""
@@ -314,7 +316,7 @@ class OffloadedEpoch:
             course.epoch_ended(self._outputs, self._wait_s, self._run_s)
         elif course.window is not None and course.window.outputs >= ENOUGH_OUTPUTS and self._inner is not None:
             inner = self._inner.statistics()
-            self._saw(course.window.pace(_spent_s(inner), inner.bytes), len(inner.workers))
+            self._saw(course.window.pace(_spent_s(inner), inner.bytes), inner)
 
     # The rest
 

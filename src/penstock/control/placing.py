@@ -3,8 +3,9 @@
 - A stream that nobody runs goes to the least loaded process of its job, on another worker than the last one if there is
   a choice, because the last one may be what is wrong. Processes of an agent that is doubted come after all others: when
   a host is gone, all its processes are, and of one that is noticed long before the agent's lease has run out.
-- Where guests work at another pace than others (`Placement.guest_pace`), what counts is a process's streams divided by
-  its pace: in deterministic order every turn waits for the slowest.
+- Where guests work at another pace than others (`Placement.guest_pace`) and the number of streams is the job's, what
+  counts is a process's streams divided by its pace: in deterministic order every turn waits for the slowest. Elsewhere
+  whoever is faster takes more splits, and nobody takes another's only stream.
 - A process without a stream takes some from those that have at least two more than it. In relaxed order, if there are
   none, it gets a new one; splits are granted as they are needed, so load evens out by itself. So there are never more
   streams than there were processes at once, however often processes die or checkpoints are loaded.
@@ -181,8 +182,8 @@ def _binding(
 
 
 def _pace(draft: Draft, job: Job, runner: Runner) -> float:
-    """Return how fast a process works beside the others, as far as the job says."""
-    pace = job.spec.placement.guest_pace
+    """Return how fast a process works beside the others, as far as the job says and it matters."""
+    pace = 1.0 if delivery_of(job.spec).streams is None else job.spec.placement.guest_pace
     return pace if pace == 1.0 or guest_of(draft.state.workers[runner.worker].tags) else 1.0
 
 
@@ -255,7 +256,7 @@ def _moves(draft: Draft, name: JobName, attempt: AttemptId, idle: Sequence[Runne
 def _busiest(draft: Draft, job: Job, streams: Streams) -> tuple[float, RunnerId | None]:
     """Return how many streams the process has to run that has the most for its pace, and that process."""
     runners = runners_of(draft.state, job.name)
-    if job.spec.placement.guest_pace == 1.0:
+    if job.spec.placement.guest_pace == 1.0 or delivery_of(job.spec).streams is None:
         return streams.busiest(lambda r: r in runners and may_take_streams(draft.state, runners[r]))
     able = [each for each in runners.values() if may_take_streams(draft.state, each)]
     found = [(streams.load(each.runner) / _pace(draft, job, each), each.runner) for each in able]

@@ -152,8 +152,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     place: ReadingPlace
 
 
-def next_trial(profile: OffloadProfile | None, candidates: Sequence[str]) -> Trial | None:
+def next_trial(profile: OffloadProfile | None, candidates: Sequence[str], *, reads_here: str = "") -> Trial | None:
     """Return what is to be measured next; None: it is time to decide.
+
+    `candidates` are in the order of `OffloadProfile.cuts`; `reads_here` is the one at which this host reads for others.
+    A cut that cannot win is not tried, for each trial is a time with one place idle: once another reaches the pace of
+    the step; or where it leaves more work here than one whose work alone keeps the processors here as busy.
 
     >>> next_trial(None, ["all there"])
     Trial(cut=None, place='here')
@@ -168,7 +172,30 @@ def next_trial(profile: OffloadProfile | None, candidates: Sequence[str]) -> Tri
     if not profile.stalls:
         return None
     tried = {pace.cut for pace in profile.cuts}
-    return next((Trial(cut=cut, place="there") for cut in candidates if cut not in tried), None)
+    rest = [cut for cut in candidates if cut not in tried]
+    return next((Trial(cut=cut, place="there") for cut in rest if _may_win(cut, profile, reads_here)), None)
+
+
+def _may_win(cut: str, profile: OffloadProfile, reads_here: str) -> bool:
+    """Say whether a cut that was not tried may go faster than the best that was.
+
+    >>> fast = CutPace(cut="all there", per_s=39.5)
+    >>> slow = CutPace(cut="before map(a)", per_s=10.0, here_cpu_s=0.2)
+    >>> known = OffloadProfile(step_per_s=40.0, here_per_s=10.0, cores=2.0, cuts=(fast,))
+    >>> _may_win("before map(a)", known, "")
+    False
+    >>> known = replace(known, cuts=(CutPace(cut="all there", per_s=12.0), slow))
+    >>> _may_win("before map(b)", known, ""), _may_win("read here", known, "read here")
+    (False, True)
+    """
+    usable = [pace for pace in profile.cuts if pace.per_s > 0]
+    best = max((pace_of_both(pace, profile) for pace in usable), default=0.0)
+    if best * AS_GOOD >= profile.step_per_s:
+        return False
+    work_here = max((pace.here_cpu_s for pace in usable if not pace.reads_here), default=0.0)
+    if cut == reads_here or not work_here:
+        return True
+    return max(profile.here_per_s, profile.cores / work_here) > best * AS_GOOD
 
 
 def candidate_cuts(names: Sequence[str]) -> list[str]:
@@ -186,13 +213,16 @@ def candidate_cuts(names: Sequence[str]) -> list[str]:
 def bounded_there(pace: CutPace, profile: OffloadProfile) -> float:
     """Return what a cut gives from elsewhere: as measured, and no more than link and disk let through.
 
+    What passed the link at any cut, it lets through, whoever was thought to be held up by it.
+
     >>> thin = OffloadProfile(step_per_s=100.0, here_per_s=10.0, cores=2, link_bytes_per_s=1e6)
     >>> bounded_there(CutPace(cut="all there", per_s=50.0, output_bytes=1e5), thin)
     10.0
     """
     bounds = [pace.per_s]
     if profile.link_bytes_per_s is not None and pace.output_bytes > 0:
-        bounds.append(profile.link_bytes_per_s / pace.output_bytes)
+        passed = max((each.per_s * each.output_bytes for each in profile.cuts), default=0.0)
+        bounds.append(max(profile.link_bytes_per_s, passed) / pace.output_bytes)
     disk = profile.disk_here_bytes_per_s if pace.reads_here else profile.disk_there_bytes_per_s
     if disk is not None and profile.read_bytes:
         bounds.append(disk / profile.read_bytes)
