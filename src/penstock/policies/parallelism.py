@@ -16,6 +16,7 @@ import math
 import msgspec
 
 WORTHWHILE_GAIN = 1.3  # below it, threads cost more in hand-offs and contention than they bring
+WORSE = 0.75  # what runs side by side gains something however busy the machine is; calls that take turns gain nothing
 WAITING_STRETCH = 3.0  # a function that waits two thirds of its time can use more threads than cores
 MAX_WAITING_THREADS = 64
 SHORT_CALL_S = 3e-6  # releasing the GIL and getting it back takes about as long: nothing to gain, and a trial costs
@@ -82,11 +83,15 @@ def judge_threads(alone: CallCost, together: CallCost, *, cores: int) -> RunOn:
     2
     >>> judge_threads(alone, CallCost(threads=2, call_s=0.00195, cpu_s=0.001), cores=2)
     RunOn(threads=0, holds_gil=True, reason='calls take turns')
+    >>> judge_threads(alone, CallCost(threads=2, call_s=0.006, cpu_s=0.001, preempted=True), cores=2).threads
+    0
     >>> disturbed = CallCost(threads=1, call_s=0.005, cpu_s=0.001)
     >>> judge_threads(disturbed, CallCost(threads=2, call_s=0.006, cpu_s=0.001), cores=2).reason
     'the machine is busy'
     """
     gain = together.threads * alone.stretch / together.stretch
+    if together.preempted and gain < WORSE:
+        return RunOn(threads=0, holds_gil=None, reason="the machine is busy, and calls take turns")
     if together.preempted if gain < WORTHWHILE_GAIN else alone.disturbed:
         return RunOn(threads=together.threads, holds_gil=None, reason="the machine is busy")
     if gain < WORTHWHILE_GAIN:
