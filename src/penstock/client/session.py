@@ -142,11 +142,6 @@ class EpochSession:
 
     # Opening
 
-    def stream_in_vain(self, consumer: Consumer) -> StreamReader | None:
-        """Return a stream over which more processes were lost in a row than limits allow; None: there is none."""
-        most = self._options.limits.lost_workers
-        return next((r for r in consumer.readers.values() if most is not None and r.failures > most), None)
-
     def _patience(self) -> Patience:
         return Patience(self._options.limits.timeout_s, f"epoch {self.epoch} of job {self.seat.job!r}")
 
@@ -347,6 +342,13 @@ class EpochSession:
         if isinstance(answer, NotKnown):
             self.board.put_forgotten(f"the dispatcher does not know {answer.what}")
         self._answered(answer)
+
+    def stream_in_vain(self, consumer: Consumer) -> StreamReader | None:
+        """Return a stream over which more processes were lost in a row than limits allow; None: there is none."""
+        most = self._options.limits.lost_workers
+        if most is None:
+            return None
+        return next((reader for reader in consumer.readers.values() if reader.failures > most), None)
 
     def close(self, *, finished: bool) -> None:
         """Let go of the epoch. Never waits for long: whoever does not hear of it learns by the missing beat."""

@@ -144,7 +144,8 @@ class StreamReader:
         self.shared = shared
         self._binding = self._given_up = NEVER
         """Of the last opening; found not to work: a newer one is waited for."""
-        self.failures = 0  # openings in a row that came to nothing
+        self.failures = 0
+        """Openings in a row that came to nothing."""
         self._not_before = self._heard_at = 0.0
 
     @property
