@@ -77,7 +77,8 @@ def main(fed: str, kind: str, seconds: float) -> None:
         os.sched_setaffinity(0, {there})  # what is started now is, and stays, there
         source = batches(fed)
         next(source)
-    os.sched_setaffinity(0, {here})
+    for thread in os.listdir("/proc/self/task"):  # all of the trainer, the threads that feed it too
+        os.sched_setaffinity(int(thread), {here})
     units = received = 0
     begin = time.perf_counter() + SETTLE_S
     due, now = time.perf_counter(), 0.0
