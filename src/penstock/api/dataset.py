@@ -131,7 +131,7 @@ class Dataset(Operators):
         )
         if options.feed is not None:
             from penstock.api.loader import reads_here
-            from penstock.client.feeds import check_fed, check_fed_here
+            from penstock.samplers.pipelines import check_fed, check_fed_here
 
             (check_fed_here if reads_here(to) else check_fed)(self._node)
         processes = None

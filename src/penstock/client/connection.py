@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,6 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.client.link import ServiceLink
-from penstock.client.uplink import Uplink
 from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import RunnerId, StreamId
@@ -59,6 +58,8 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
 MemoryAccess: TypeAlias = Literal["own", "copied", "read-only"]
 """What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
+RunnerMet: TypeAlias = Callable[[RunnerId, str], None]
+"""Told of a runner and its address."""
 
 
 class Metrics(msgspec.Struct):
@@ -247,13 +248,13 @@ class Connections:
         storage: SourceStorageOptions,
         access: MemoryAccess,
         transport: Transport,
-        uplink: Uplink | None = None,
+        met: RunnerMet,
     ) -> None:
-        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays. `uplink`:
-        reads for the runners, where they do not read themselves.
+        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays. `met`: is
+        told of every runner that a stream is opened at.
         """
         self._link, self._storage, self._access, self._transport = link, storage, access, transport
-        self._uplink = uplink
+        self._met = met
         self._connections: dict[RunnerId, RunnerConnection] = {}
 
     def all(self) -> list[RunnerConnection]:
@@ -268,8 +269,7 @@ class Connections:
                     self._link, tell.runner, tell.address, access=self._access, transport=self._transport
                 )
                 self._connections[tell.runner] = connection
-            if self._uplink is not None:
-                self._uplink.reach(tell.runner, tell.address)
+            self._met(tell.runner, tell.address)
             message = replace(message, slab=connection.slabs is not None, storage=self._storage)
         elif isinstance(message, Credit) and connection is not None and connection.slabs is not None:
             message = replace(message, returned=connection.slabs.returned())

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.sampling import Feed
 from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
 from penstock.runtime.budget import check_memory
+from penstock.samplers.drawing import Feed
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 ShardingFunction: TypeAlias = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
@@ -81,7 +81,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     shard: ShardingFunction | None
     """The user's own sharding."""
     feed: Feed | None
-    """The process's own sampler says what is read: see `client.sampling`."""
+    """The process's own sampler says what is read: see `penstock.samplers`."""
 
     @property
     def dealt_streams(self) -> int:

@@ -19,15 +19,15 @@ from weakref import WeakMethod
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.connection import Connections, MemoryAccess, Metrics
+from penstock.client.connection import Connections, MemoryAccess, Metrics, RunnerMet
 from penstock.client.link import Board, Patience, ServiceLink
 from penstock.client.options import JobOptions
-from penstock.client.sampling import Feeder, SamplerPlace
 from penstock.client.submit import Submission
-from penstock.client.uplink import Uplink
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.runtime.stats import ReaderClock
+from penstock.samplers.drawing import SamplerPlace
+from penstock.samplers.feeder import Feeder
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.stream.reading import StreamReader
@@ -84,12 +84,12 @@ class EpochSession:
         feeder: Feeder | None = None,
         clock: ReaderClock | None = None,
         patience: Patience | None = None,
-        uplink: Uplink | None = None,
+        met: RunnerMet = lambda runner, address: None,
     ) -> None:
         """`feeder`: of a job that its consumer feeds. `clock`: the trainer's, if it does not read this epoch itself.
-        `patience`: with how much it is opened; None: with as much as the job's limits say. `uplink`: reads for runners.
+        `patience`: with how much it is opened; None: with as much as the job's limits say. `met`: is told of runners.
         """
-        self.link, self.feeder, self._uplink = link, feeder, uplink
+        self.link, self.feeder, self._met = link, feeder, met
         self.epoch = beginning.epoch
         self.ahead = beginning.ahead
         """The epoch before is still read, and the trainer has not come to this one."""
@@ -121,7 +121,7 @@ class EpochSession:
         """Return the ways to runners, none of them gone yet."""
         options = self._options
         access: MemoryAccess = "own" if options.sharing is None else "copied" if options.writable else "read-only"
-        return Connections(self.link, self._submission.storage, access, options.transport, self._uplink)
+        return Connections(self.link, self._submission.storage, access, options.transport, self._met)
 
     def consumer(self, memory_bytes: int, *, now: float) -> Consumer:
         """Return the protocol of this consumer's reading, at its beginning."""

@@ -17,15 +17,12 @@ from msgspec.structs import replace
 
 from penstock.client.feeds import (
     NamedSplits,
-    check_fed,
     check_needs,
     dealt_feeds,
     fed_streams,
     feeds_for,
     how_many_streams,
-    not_indexable,
     one_file_a_split,
-    with_batches,
 )
 from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
@@ -43,6 +40,7 @@ from penstock.graph.traverse import walk
 from penstock.passes import canonicalize
 from penstock.runtime.distributable import check_coordinated, for_workers
 from penstock.runtime.stream_limits import ends_with_an_input, stream_limit
+from penstock.samplers.pipelines import check_fed, not_indexable, with_batches
 from penstock.sources import registry
 from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts

@@ -24,11 +24,10 @@ from typing import NamedTuple, TypeAlias
 from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.contract import State
 from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
-from penstock.wire.caching import JudgeCaching
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
 
-Post: TypeAlias = Callable[[GrantSplits | JudgeCaching, Callable[[Answer], None]], None]
+Post: TypeAlias = Callable[[GrantSplits, Callable[[Answer], None]], None]
 """Sends a request, again and again until it is answered, and calls back from another thread."""
 
 PassKey: TypeAlias = tuple[int, int]

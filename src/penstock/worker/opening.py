@@ -17,6 +17,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from penstock.cluster_cache.fellows import Fellows
+from penstock.cluster_cache.judging import DispatcherJudge
 from penstock.core.errors import DispatcherUnavailableError, NotPermittedError, ProtocolError
 from penstock.core.ids import AttemptId, BlobHash, JobName, StreamId, stream_number
 from penstock.graph import ops
@@ -26,8 +28,9 @@ from penstock.graph.node import Node
 from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.regrouping import last_regrouping, makes_rounds
 from penstock.graph.traverse import walk
-from penstock.passes import optimize
-from penstock.runtime.auto_points import with_points
+from penstock.relays.relayed_sources import relayed
+from penstock.relays.runner_relays import RunRelays
+from penstock.runtime.auto_points import worker_plan
 from penstock.runtime.budget import Budget
 from penstock.runtime.flight_record import FlightRecord
 from penstock.runtime.iterator import PipelineArguments, Run
@@ -39,17 +42,13 @@ from penstock.stream.instructions import StartRun, Terms
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import user_name
 from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
+from penstock.wire.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 from penstock.wire.jobs import Cut, JobSpec, Leftover
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
 from penstock.wire.received import received
 from penstock.worker.fed_feed import FedFeed, FedUnits
 from penstock.worker.feeds import GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
-from penstock.worker.fellows import Fellows
 from penstock.worker.figures import Busy, Figures
-from penstock.worker.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
-from penstock.worker.judging import DispatcherJudge
-from penstock.worker.relayed_sources import relayed
-from penstock.worker.relays import RunRelays
 from penstock.worker.tail_run import TailRun
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
@@ -148,10 +147,7 @@ class RunnerJob:
             if plan.job.spec == spec.spec:
                 return plan.job
         graph = decode_graph(self._graph(spec.spec.graph, is_stopped))
-        cache = spec.spec.placement.cache
-        if cache is not None:
-            graph = with_points(graph, None if cache == "auto" else cache)
-        graph = optimize(graph)
+        graph = worker_plan(graph, spec.spec.placement.cache)
         listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
         return LoadedJob(
             spec=spec.spec,

@@ -23,11 +23,14 @@ from typing import Any
 import msgspec
 import zmq
 
+from penstock.cluster_cache.fellow_links import FellowLinks
+from penstock.cluster_cache.fellows import Fellows, KeptServer
 from penstock.core.ids import StreamId
 from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
+from penstock.relays.runner_relays import RelayMessage, Relays
 from penstock.runtime.flight_record import FlightRecord, HangWatch
 from penstock.runtime.streams import StreamStopped
 from penstock.wire.addresses import RunnerAddress
@@ -57,12 +60,9 @@ from penstock.wire.frames import (
 from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.fellow_links import FellowLinks
-from penstock.worker.fellows import Fellows, KeptServer
 from penstock.worker.figures import Figures
 from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener, cache_scope
 from penstock.worker.own_memory import OwnMemory
-from penstock.worker.relays import Relays
 from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -189,11 +189,8 @@ class HostedStreams:
                 stream.take_credit(peer, message)
         elif isinstance(message, ReturnLeases):
             self._lending.take_back(peer, message.leases)
-        elif isinstance(message, OfferReading):
-            self._hear_offer(peer, message)
-        elif isinstance(message, (RelayRows, RelayFailed)):
-            if self._host is not None and self._host.relays is not None:
-                self._host.relays.receive(peer, message, buffers)
+        elif isinstance(message, (OfferReading, RelayRows, RelayFailed)):
+            self._hear_relayed(peer, message, buffers)
         elif isinstance(message, CloseStream):
             if (stream := self._streams.get(message.stream)) is not None:
                 stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
@@ -231,16 +228,15 @@ class HostedStreams:
         else:
             self._early.append((peer, message))
 
-    def _hear_offer(self, peer: bytes, message: OfferReading) -> None:
+    def _hear_relayed(self, peer: bytes, message: RelayMessage, buffers: Sequence[Any]) -> None:
         """Let the job's owner read for it, and nobody else: what others make of the rows is the owner's."""
         if self._host is None:
-            if self._load_failure is None and len(self._early) < MOST_STREAMS:
+            if isinstance(message, OfferReading) and self._load_failure is None and len(self._early) < MOST_STREAMS:
                 self._early.append((peer, message))
             return
         reader = self._readers.principal_of(self.data.key_of(peer))
-        owned = reader is not None and reader.name == self._host.job.spec.owner
-        if owned and self._host.relays is not None:
-            self._host.relays.offer(peer, message)
+        if self._host.relays is not None and reader is not None and reader.name == self._host.job.spec.owner:
+            self._host.relays.hear(peer, message, buffers)
 
     def _new_stream(self, message: OpenStream, host: Host) -> AnyStream:
         others = self.all()

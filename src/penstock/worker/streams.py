@@ -20,6 +20,7 @@ import msgspec
 from penstock.core.element import Element
 from penstock.core.ids import AttemptId, StreamId
 from penstock.processes.runner_config import RunnerConfig
+from penstock.relays.runner_relays import Relays, RunRelays
 from penstock.runtime.budget import Budget
 from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import Taken
@@ -33,7 +34,6 @@ from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
 from penstock.worker.opening import LoadedJob, Opening, RunOpener
 from penstock.worker.pump import Pump
-from penstock.worker.relays import Relays, RunRelays
 from penstock.worker.sending import DataSocket
 
 SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy

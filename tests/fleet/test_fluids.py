@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.fleet.fluids import Fleet, FleetJob, FleetLimits, settle
 from penstock.policies.allotting import PoolWorker
 from penstock.policies.scaling import cachew, model_first, utilization
-from penstock.testing.fleet import Fleet, FleetJob, FleetLimits, settle
 
 PUBLISHED = tomllib.loads((Path(__file__).parents[2] / "experiments" / "workloads.toml").read_text())["published"]
 

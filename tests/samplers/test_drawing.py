@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.client.sampling import Drawing, Feed, SamplerPlace
+from penstock.samplers.drawing import Drawing, Feed, SamplerPlace
 
 ROWS = 5
 

@@ -15,14 +15,13 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from penstock.client.submit import Prepared
 from penstock.core.element import Element, element_bytes
 from penstock.core.errors import DataError, ProtocolError, RefusedError
 from penstock.graph.fingerprint import fingerprint
+from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
-from penstock.passes import optimize
-from penstock.runtime.auto_points import with_points
+from penstock.runtime.auto_points import worker_plan
 from penstock.sources.base import IndexableSource, Reader, Records, Source, SplitPosition, tell_of_bad
 from penstock.sources.listing_codec import decode_listings, open_source
 from penstock.wire.failures import describe_failure
@@ -44,19 +43,16 @@ _Place: TypeAlias = tuple[int, int, int, int | None]
 class TrainerSources:
     """A job's sources as runners have them in their plan. Any thread may ask."""
 
-    def __init__(self, prepared: Prepared, cache: str | None) -> None:
-        """`cache`: where the job keeps what workers make (`Placement.cache`)."""
-        self._prepared, self._cache = prepared, cache
+    def __init__(self, graph: Node, listings: bytes, cache: str | None) -> None:
+        """`graph` and `listings` as the job has them; `cache`: where it keeps what workers make (`Placement.cache`)."""
+        self._graph, self._encoded_listings, self._cache = graph, listings, cache
         self._lock = threading.Lock()
         self._idle: defaultdict[int, list[Source]] = defaultdict(list)
         self._standing: OrderedDict[_Place, tuple[Source, Reader]] = OrderedDict()
 
     @cached_property
     def _nodes(self) -> list[SourceNode]:
-        graph = self._prepared.root
-        if self._cache is not None:
-            graph = with_points(graph, None if self._cache == "auto" else self._cache)
-        return [node for node in walk(optimize(graph)) if isinstance(node, SourceNode)]
+        return [node for node in walk(worker_plan(self._graph, self._cache)) if isinstance(node, SourceNode)]
 
     @cached_property
     def _keys(self) -> list[str]:
@@ -64,7 +60,7 @@ class TrainerSources:
 
     @cached_property
     def _listings(self) -> list[Any]:
-        return decode_listings(self._prepared.listings)
+        return decode_listings(self._encoded_listings)
 
     def answer(self, ask: AskRows) -> bytes:
         """Read what is asked for; return the message."""

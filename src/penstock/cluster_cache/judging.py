@@ -6,7 +6,9 @@ While it is away what it said last holds. Until it has answered once nothing is 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,18 +18,20 @@ from penstock.policies.cache_judging import CacheEvidence, CacheVerdict
 from penstock.policies.caching import CacheDemand
 from penstock.wire.caching import CachingJudged, JudgeCaching
 from penstock.wire.messages import Answer
-from penstock.worker.feeds import Post
 
 _verdict = Conversion(CacheVerdict)
 
 ASK_EVERY_S = 1.0  # others of the job may have found something out
 LOST_AFTER_S = 5.0  # a question, after which it is asked again
 
+PostQuestion: TypeAlias = Callable[[JudgeCaching, Callable[[Answer], None]], None]
+"""Sends it until it is answered, and calls back from another thread."""
+
 
 class DispatcherJudge:
     """One runner's. Any thread may use it."""
 
-    def __init__(self, post: Post, job: JobName) -> None:
+    def __init__(self, post: PostQuestion, job: JobName) -> None:
         self._post, self._job = post, job
         self._lock = threading.Lock()
         self._verdicts: dict[int, CacheVerdict] = {}

@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client import relay_reading
 from penstock.client.options import check_options
-from penstock.client.relay_reading import TrainerSources
 from penstock.client.submit import prepare
 from penstock.core.errors import ProtocolError
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
+from penstock.relays import trainer_sources
+from penstock.relays.relayed_sources import relayed
+from penstock.relays.runner_relays import Relays, RunRelays
+from penstock.relays.trainer_sources import TrainerSources
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import StreamPart, StreamStopped
@@ -35,8 +37,6 @@ from penstock.wire.frames import AskRows, OfferReading, RelayFailed, RelayRows
 from penstock.wire.framing import decode_message, unpack
 from penstock.wire.jobs import FeedSpec
 from penstock.worker.feeds import fixed_feed
-from penstock.worker.relayed_sources import relayed
-from penstock.worker.relays import Relays, RunRelays
 
 TRAINER = b"trainer"
 ROWS, FILES = 600, 4
@@ -50,9 +50,9 @@ class Loopback:
         prepared = prepare(dataset._plan, check_options())
         self.graph = optimize(prepared.root)
         self.counts = prepared.counts
-        self._trainer = TrainerSources(prepared, None)
+        self._trainer = TrainerSources(prepared.root, prepared.listings, None)
         self._relays = Relays(self._answer, memory_bytes)
-        self._relays.offer(TRAINER, OfferReading(name="trainer"))
+        self._relays.hear(TRAINER, OfferReading(name="trainer"), [])
         self.run_relays = RunRelays(self._relays)
         self.asks: list[AskRows] = []
         self.answers: list[RelayRows] = []
@@ -69,10 +69,10 @@ class Loopback:
             header, buffers = unpack(memoryview(self._trainer.answer(ask)))
         except Exception as error:
             failed = RelayFailed(ask=ask.ask, failure=describe_failure(error))
-            self._relays.receive(peer, failed, ())
+            self._relays.hear(peer, failed, ())
             return
         self.answers.append(decode_message(_decoder, header))
-        self._relays.receive(peer, self.answers[-1], buffers)
+        self._relays.hear(peer, self.answers[-1], buffers)
 
     def run(self, part: StreamPart | None = None) -> Run:
         source_of: Callable[[SourceNode], Source] = self.sources.__getitem__
@@ -139,8 +139,8 @@ def test_elements_and_random_numbers_are_those_of_sources_of_its_own_and_states_
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_answers_of_a_few_bytes_give_the_same(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_reading, "MOST_ROWS", 3)
-    monkeypatch.setattr(relay_reading, "MOST_STANDING", 1)
+    monkeypatch.setattr(trainer_sources, "MOST_ROWS", 3)
+    monkeypatch.setattr(trainer_sources, "MOST_STANDING", 1)
     dataset = SOURCES[source](folder).map(drawn, threads=1)
     loopback = Loopback(dataset)
     assert all_of(loopback.run())[0] == all_of(of_its_own(dataset))[0]
@@ -151,13 +151,13 @@ def test_answers_of_a_few_bytes_give_the_same(folder: Path, source: str, monkeyp
 def test_an_answer_that_is_too_large_for_a_message_is_cut(
     folder: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_reading, "MAX_REQUEST_BYTES", relay_reading.HEADER_BYTES + 200)
+    monkeypatch.setattr(trainer_sources, "MAX_REQUEST_BYTES", trainer_sources.HEADER_BYTES + 200)
     dataset = SOURCES[source](folder).map(drawn, threads=1)
     assert all_of(Loopback(dataset).run()) == all_of(of_its_own(dataset))
 
 
 def test_an_element_that_is_too_large_for_a_message_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_reading, "MAX_REQUEST_BYTES", relay_reading.HEADER_BYTES + 1)
+    monkeypatch.setattr(trainer_sources, "MAX_REQUEST_BYTES", trainer_sources.HEADER_BYTES + 1)
     with pytest.raises(ps.RefusedError, match="read_by='workers'"):
         all_of(Loopback(SOURCES["by index"](folder)).run())
 
@@ -183,8 +183,8 @@ def test_a_stream_is_told_of_its_own_splits_and_no_others(folder: Path) -> None:
 
 
 def test_bad_records_are_reported_once_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_reading, "MOST_STANDING", 0)  # every answer opens the split anew
-    monkeypatch.setattr(relay_reading, "MOST_ROWS", 2)
+    monkeypatch.setattr(trainer_sources, "MOST_STANDING", 0)  # every answer opens the split anew
+    monkeypatch.setattr(trainer_sources, "MOST_ROWS", 2)
     (source,) = Loopback(SOURCES["with bad records"](folder)).sources.values()
     reported: list[int] = []
     source.on_bad = lambda error, index: reported.append(index)  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ from penstock.caching.names import SUBJECT_BYTES
 from penstock.caching.packs import PackIndex, pack_index
 from penstock.caching.patience import PatientThreads
 from penstock.caching.store import CacheStore, open_store
+from penstock.cluster_cache.fellow_links import AnswerQueue, FellowAnswer, FellowLinks
 from penstock.core.ids import RunnerId
 from penstock.graph import ops
 from penstock.graph.node import Node
@@ -39,7 +40,6 @@ from penstock.wire.fetching import (
     SplitBytes,
     ToFellow,
 )
-from penstock.worker.fellow_links import AnswerQueue, FellowAnswer, FellowLinks
 
 ANSWER_S = 3.0  # that a question may take, as storage of this host may; computing goes on after it
 LAST_BYTES = 64 << 10  # of an entry, with which it is opened: small ones are had whole by that

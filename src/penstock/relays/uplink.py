@@ -2,7 +2,7 @@
 
 One thread has the sockets: a connection to each runner that serves an open stream, apart from the one that outputs come
 by, so that neither waits for the other. A few threads read, and put what they read into a connection's outbox. For whom
-is read next, and how much may wait to be sent, is said by `stream.relaying`.
+is read next, and how much may wait to be sent, is said by `relays.asking`.
 
 A connection that is lost is dialled again, and given up if its runner lets nobody in for a while: then it is gone.
 Nothing is kept for it: a runner asks again for what it still needs.
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from penstock.client.relay_reading import TrainerSources
 from penstock.core.errors import PenstockError
 from penstock.core.ids import RunnerId
-from penstock.stream.relaying import GivenAsk, RelayGiver
+from penstock.relays.asking import GivenAsk, RelayGiver
+from penstock.relays.trainer_sources import TrainerSources
 from penstock.wire.addresses import RunnerAddress
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.credentials import Credentials

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import wait_until
 
 import penstock as ps
 from penstock.caching.claims import Claim
 from penstock.caching.entries import OpenEntry, checksum, decode_frame, encode_frame
 from penstock.caching.names import subject_of
 from penstock.caching.store import CacheStore, open_store
+from penstock.cluster_cache.fellows import KeptServer
 from penstock.graph import ops
 from penstock.graph.traverse import walk
 from penstock.passes import optimize
@@ -28,7 +28,7 @@ from penstock.wire.fetching import (
     ReadSplit,
     SplitBytes,
 )
-from penstock.worker.fellows import KeptServer
+from tests.waiting import wait_until
 
 ALICE, BOB = "principal alice", "principal bob"
 PEER = b"peer"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.core.ids import RunnerId
-from penstock.stream.relaying import MOST_INDICES, AskTrainer, Relay, RelayAsker, RelayGiver, RelayStart
+from penstock.relays.asking import MOST_INDICES, AskTrainer, Relay, RelayAsker, RelayGiver, RelayStart
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import AskRows, RelayFailed, RelayRows
 

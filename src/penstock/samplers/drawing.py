@@ -1,13 +1,7 @@
-"""Client-fed jobs: the consumer's own sampler says which elements make which output, and in which order.
+"""A sampler of the user's: which elements are read, in which order, and where it stands.
 
-Items of the sampler become units, the elements of one output each. Unit u of an attempt is number u // S of stream u
-mod S, and the S streams are read in turn: so outputs arrive in the sampler's order. Up to `ahead` units that the
-trainer has not received are drawn and sent ahead, while it is in `next()`; they are kept until it has their outputs, so
-that a stream which is opened elsewhere gets the same ones again.
-
-Every operator gives one output a unit. So all there is to a checkpoint is where the sampler stood before the first unit
-not received, and a loaded one starts a new attempt there: on any service, with any number of workers. Consumers do not
-depend on each other; each is a job of its own.
+Items of the sampler become units, the elements of one output each. Every operator gives one output a unit, so all there
+is to a checkpoint is where the sampler stood before the first unit not received.
 
 Rules:
 
@@ -28,8 +22,7 @@ import copy
 import operator
 import zlib
 from collections import deque
-from collections.abc import Collection, Generator, Iterator, Mapping
-from itertools import islice
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -37,15 +30,13 @@ import numpy as np
 
 from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, StateMismatchError, never_the_end
-from penstock.stream.reading import StreamReader
-from penstock.wire.frames import Units
 
 Unit: TypeAlias = tuple[int, ...]
 StateHolder: TypeAlias = Literal["sampler", "iterator"]
 
 DEFAULT_AHEAD = 64
-REFILL_AT = 0.75  # units are sent several at a time, when so many of those allowed are left
 DEEPEST = 4  # samplers that draw from samplers, as BatchSampler does
+REFILL_AT = 0.75  # units are drawn several at a time, when so many of those allowed are left
 _NONE_LEFT = object()
 
 
@@ -253,6 +244,49 @@ class Drawing:
             )
 
 
+class KeptUnits:
+    """Units that were drawn and may be needed again, each with where the sampler stood before it."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self.first = drawing.place().units
+        """The number of the first unit that is kept."""
+        self._kept: deque[tuple[Unit, SamplerPlace]] = deque()
+        self._end: SamplerPlace | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the unit that is drawn next."""
+        return self.first + len(self._kept)
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
+    def draw(self) -> None:
+        """Draw one more, if there is one."""
+        place = self._drawing.place()
+        unit = self._drawing.draw()
+        if unit is None:
+            self._end = place
+        else:
+            self._kept.append((unit, place))
+
+    def forget(self, until: int) -> None:
+        while self._kept and self.first < until:
+            self._kept.popleft()
+            self.first += 1
+
+    def unit(self, number: int) -> Unit:
+        return self._kept[number - self.first][0]
+
+    def place(self, number: int) -> SamplerPlace:
+        """Return where the sampler stood before a unit; after the last one for all beyond."""
+        if number < self.next:
+            return self._kept[number - self.first][1]
+        return self._end or self._drawing.place()
+
+
 def _listed(item: Any) -> Unit:
     # Samplers of batches give lists of plain numbers, for each of which the trainer would wait.
     if type(item) is list and set(map(type, item)) == {int}:
@@ -305,86 +339,3 @@ def _loads(holder: Any, what: str) -> Any:
             "give the sampler it was saved with"
         )
     return holder
-
-
-class Feeder:
-    """What has been drawn for one attempt and not received yet. Belongs to the thread that reads.
-
-    The trainer's steps are counted over the whole epoch, from `begins_at` on in this attempt.
-    """
-
-    def __init__(self, drawing: Drawing, *, ahead: int, consumer: int, consumers: int) -> None:
-        self.consumer, self.consumers = consumer, consumers
-        """Which consumer of how many the loader is; the job itself has but one."""
-        self._drawing, self._ahead = drawing, ahead
-        self.begins_at = drawing.place().units
-        self._kept: deque[tuple[Unit, SamplerPlace]] = deque()
-        self._kept_from = self.begins_at
-        """The step of the first unit that is kept."""
-        self._ended = False
-        self._end_told = False
-        self._end_place: SamplerPlace | None = None
-        self._streams = 1
-
-    def deal_to(self, streams: int) -> None:
-        """Deal units to so many streams, in turn."""
-        self._streams = streams
-
-    def places(self, step: int, count: int) -> list[SamplerPlace]:
-        """Return where the sampler stood before each of the units from `step` on, and after the last of `count`."""
-        return [self.place(step + k) for k in range(count + 1)]
-
-    @property
-    def _drawn(self) -> int:
-        return self._kept_from + len(self._kept)
-
-    def place(self, step: int) -> SamplerPlace:
-        """Return where the sampler stood before a unit that was not received before the last `refill`."""
-        offset = step - self._kept_from
-        if offset < len(self._kept):
-            return self._kept[offset][1]
-        return self._end_place or self._drawing.place()
-
-    def refill(self, step: int, readers: Collection[StreamReader]) -> list[Units]:
-        """Forget what was received, draw more if there is room; return what is to be sent to streams that are open."""
-        # Inside a frame a stream stands at the cut before it, and opened there it needs the units from there on.
-        cuts = [self._step(r.number, r.standing.cut_round) for r in readers if not r.standing.ended]
-        while self._kept_from < min(step, *cuts, self._drawn):
-            self._kept.popleft()
-            self._kept_from += 1
-        before = self._drawn
-        if not self._ended and before - step <= REFILL_AT * self._ahead:
-            while not self._ended and self._drawn - step < self._ahead:
-                place = self._drawing.place()
-                unit = self._drawing.draw()
-                if unit is None:
-                    self._ended, self._end_place = True, place
-                else:
-                    self._kept.append((unit, place))
-        if self._drawn == before and (not self._ended or self._end_told):
-            return []
-        self._end_told = self._ended
-        return [self._units(reader, self._ordinal(reader.number, before)) for reader in readers if reader.is_open]
-
-    def opened(self, reader: StreamReader) -> Units:
-        """Return all that a stream which was just opened needs from there on."""
-        return self._units(reader, reader.head.cut_round)
-
-    def _step(self, stream: int, ordinal: int) -> int:
-        return self.begins_at + ordinal * self._streams + stream
-
-    def _ordinal(self, stream: int, step: int) -> int:
-        """Return the number, in a stream, of its first unit at or after a step."""
-        return max(0, -(-(step - self.begins_at - stream) // self._streams))
-
-    def _units(self, reader: StreamReader, first: int) -> Units:
-        offset = self._step(reader.number, first) - self._kept_from
-        return Units(
-            stream=reader.stream,
-            opening=reader.opening,
-            first=first,
-            units=tuple(unit for unit, _ in islice(self._kept, offset, None, self._streams)),
-            ended=self._ended,
-            taken=reader.standing.cut_round,
-            start=self.begins_at,
-        )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.core.element import Element
 from penstock.core.errors import DataError, ProtocolError, located
+from penstock.relays.asking import ArrivedRows, Relay, RelayStart
+from penstock.relays.runner_relays import RunRelays
 from penstock.sources.base import (
     IndexableSource,
     LocatesElements,
@@ -23,11 +25,9 @@ from penstock.sources.base import (
     Split,
     SplitPosition,
 )
-from penstock.stream.relaying import ArrivedRows, Relay, RelayStart
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import BadRow
 from penstock.wire.runs import decode_run
-from penstock.worker.relays import RunRelays
 
 
 def relayed(source: Source, number: int, key: str, relays: RunRelays) -> Source:

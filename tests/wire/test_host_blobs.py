@@ -12,10 +12,10 @@ import pytest
 
 from penstock.core.errors import ProtocolError
 from penstock.core.host_memory import new_buffer, seal
+from penstock.wire import host_blobs
 from penstock.wire.blobs import blob_hash
+from penstock.wire.host_blobs import share_blob
 from penstock.wire.neighbours import DescriptorServer, name_for
-from penstock.worker import host_blobs
-from penstock.worker.host_blobs import share_blob
 
 PIECE = 1 << 20
 

@@ -10,11 +10,10 @@ A unit's ordinal is its number in the epoch, so that a state made of ordinals st
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 
-from penstock.client.sampling import REFILL_AT, Drawing, SamplerPlace, Unit
 from penstock.runtime.streams import StreamStopped
+from penstock.samplers.drawing import REFILL_AT, Drawing, KeptUnits, SamplerPlace, Unit
 
 LOOK_AGAIN_S = 1.0
 
@@ -23,11 +22,10 @@ class LocalUnits:
     """The units of one epoch, from where a sampler stands. Any thread may ask."""
 
     def __init__(self, drawing: Drawing, ahead: int) -> None:
-        self._drawing, self._ahead = drawing, ahead
+        self._ahead = ahead
         self._changed = threading.Condition()
-        self._kept: deque[tuple[Unit, SamplerPlace]] = deque()
-        self._kept_from = drawing.place().units
-        self._end: SamplerPlace | None = None
+        """Over all that follows."""
+        self._kept = KeptUnits(drawing)
         self._reader_waits = False
         self._stopped = False
         self._error: BaseException | None = None
@@ -37,11 +35,10 @@ class LocalUnits:
     def reader_came(self, needed: int) -> None:
         """The trainer is in `next()`, and no unit before `needed` is asked for again."""
         with self._changed:
-            while self._kept and self._kept_from < needed:
-                self._kept.popleft()
-                self._kept_from += 1
-            if len(self._kept) <= REFILL_AT * self._ahead:
-                while self._end is None and self._error is None and len(self._kept) < self._ahead:
+            kept = self._kept
+            kept.forget(needed)
+            if kept.next - kept.first <= REFILL_AT * self._ahead:
+                while not kept.ended and self._error is None and kept.next - kept.first < self._ahead:
                     self._draw()
             self._reader_waits = True
             self._changed.notify_all()
@@ -53,10 +50,7 @@ class LocalUnits:
     def place(self, ordinal: int | None) -> SamplerPlace:
         """Return where the sampler stood before a unit; None: after the last one."""
         with self._changed:
-            offset = len(self._kept) if ordinal is None else ordinal - self._kept_from
-            if offset < len(self._kept):
-                return self._kept[offset][1]
-            return self._end or self._drawing.place()
+            return self._kept.place(self._kept.next if ordinal is None else ordinal)
 
     def stop(self) -> None:
         with self._changed:
@@ -64,28 +58,22 @@ class LocalUnits:
             self._changed.notify_all()
 
     def _draw(self) -> None:
-        place = self._drawing.place()
         try:
-            unit = self._drawing.draw()
+            self._kept.draw()
         except BaseException as error:
             self._error = error
-            return
-        if unit is None:
-            self._end = place
-        else:
-            self._kept.append((unit, place))
 
     # The run's side
 
     def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
         ordinal = 0 if after is None else after + 1
         with self._changed:
-            while ordinal >= self._kept_from + len(self._kept):
+            while ordinal >= self._kept.next:
                 if self._stopped:
                     raise StreamStopped
                 if self._error is not None:
                     raise self._error
-                if self._end is not None:
+                if self._kept.ended:
                     return None
                 if self._reader_waits:
                     self._draw()
@@ -95,7 +83,7 @@ class LocalUnits:
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         with self._changed:
-            return after + 1 if after + 1 < self._kept_from + len(self._kept) else None
+            return after + 1 if after + 1 < self._kept.next else None
 
     def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
         return  # the sampler decides
@@ -105,7 +93,7 @@ class LocalUnits:
 
     def unit(self, ordinal: int) -> Unit:
         with self._changed:
-            return self._kept[ordinal - self._kept_from][0]
+            return self._kept.unit(ordinal)
 
     def number(self, ordinal: int) -> int:
         return ordinal

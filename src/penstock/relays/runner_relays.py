@@ -1,6 +1,6 @@
 """A runner's end of relays: who reads for it, what has arrived, and the engine's threads that wait for it.
 
-What is asked of whom is decided in `stream.relaying`. What trainers send is heard in the data socket's thread, where
+What is asked of whom is decided in `relays.asking`. What trainers send is heard in the data socket's thread, where
 nothing waits; the engine's threads take it, and wait while there is none.
 """
 
@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeAlias
 
+from penstock.relays.asking import ArrivedRows, Relay, RelayAsker, RelayStart
 from penstock.runtime.streams import StreamStopped
-from penstock.stream.relaying import ArrivedRows, Relay, RelayAsker, RelayStart
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import AskRows, OfferReading, RelayFailed, RelayRows
 
 TellPeer: TypeAlias = Callable[[bytes, AskRows], None]
+RelayMessage: TypeAlias = OfferReading | RelayRows | RelayFailed
 
 REPEAT_S = 15.0  # storage that takes longer for a message is asked twice, and its first answer counts
 RELAYS_SHARE = 1 / 8  # of a runner's memory, for what trainers read for it
@@ -40,14 +41,12 @@ class Relays:
 
     # In the data socket's thread
 
-    def offer(self, peer: bytes, message: OfferReading) -> None:
+    def hear(self, peer: bytes, message: RelayMessage, buffers: Sequence[Any]) -> None:
         with self._changed:
-            self._asker.offer(peer, message.name)
-            self._send()
-
-    def receive(self, peer: bytes, message: RelayRows | RelayFailed, buffers: Sequence[Any]) -> None:
-        with self._changed:
-            if self._asker.receive(peer, message, buffers):
+            if isinstance(message, OfferReading):
+                self._asker.offer(peer, message.name)
+                self._send()
+            elif self._asker.receive(peer, message, buffers):
                 self._changed.notify_all()
 
     def lose(self, peer: bytes) -> None:

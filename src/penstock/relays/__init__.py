@@ -1,0 +1,1 @@
+"""What a trainer reads for the workers of its job: `read_by="trainer"`. See `relays.asking`."""
