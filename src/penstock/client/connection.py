@@ -22,7 +22,6 @@ from penstock.client.link import ServiceLink
 from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import RunnerId, StreamId
-from penstock.runtime.stats import ReaderClock
 from penstock.stream.consuming import TellRunner
 from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
@@ -62,40 +61,6 @@ RunnerMet: TypeAlias = Callable[[RunnerId, str], None]
 """Told of a runner and its address."""
 
 
-class Metrics(msgspec.Struct):
-    """How the trainer fares; written by its thread, read by the one that beats."""
-
-    clock: ReaderClock
-    batches: int = 0
-    nbytes: int = 0
-    skipped: int = 0
-    shared: int = 0
-    given: int = 0
-    """Elements that the trainer has and that are not among `batches` yet: those of a frame it has begun."""
-    buffered_elements: int = 0
-    buffered_bytes: int = 0
-
-    def go_by(self, clock: ReaderClock) -> None:
-        """The trainer is another than was thought when the epoch was opened."""
-        self.clock = clock
-
-    def received(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-
-    def took(self, batches: int, *, shared: int) -> None:
-        """The trainer took more elements; of all it took, so many had been made for another trainer."""
-        self.batches += batches
-        self.shared = shared
-
-    def missed(self, skipped: int) -> None:
-        self.skipped = skipped
-
-    def looked(self, given: int, elements: int, nbytes: int) -> None:
-        """So many elements were given since the last were counted, and so much has arrived beyond those."""
-        self.given = given
-        self.buffered_elements, self.buffered_bytes = elements, nbytes
-
-
 class FramePayload:
     """What the rounds of one frame are decoded from, when the trainer gets to them. Dropped, its memory is free."""
 
@@ -106,10 +71,6 @@ class FramePayload:
         self._lease, self._access = lease, access
         self._parts: list[Any] | None = parts
         self._elements: Sequence[Element] = ()
-
-    @property
-    def decoded(self) -> bool:
-        return self._parts is None
 
     def elements(self, header: Rounds) -> Sequence[Element]:
         if self._parts is not None:

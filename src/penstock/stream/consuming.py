@@ -107,6 +107,8 @@ class Consumer:
         self.step = progress.step
         """How many elements the trainer has received."""
         self.reconnects = 0
+        self.taken = self.taken_bytes = 0
+        """Elements that the trainer has taken here; bytes of the frames that it has begun."""
         self.made_for_others = 0
         """Elements taken that another trainer had caused to be made."""
         self.failure: RemoteFailure | Exception | None = None
@@ -312,6 +314,7 @@ class Consumer:
                 if not lane.frame.left:
                     self._add_done(header.done)
         self.step += taken - before
+        self.taken += taken - before
         self.settled = taken
         return taken - before
 
@@ -340,6 +343,7 @@ class Consumer:
                 return
             if not lane.frame.begun:
                 reader.begin(now)
+                self.taken_bytes += header.nbytes
                 if reader.is_open and reader.credit.is_due:
                     self._send_credit(reader)
         self.serving = serving
@@ -446,7 +450,8 @@ class Consumer:
 
     @property
     def skipped(self) -> int:
-        return sum(reader.skipped for reader in self.readers.values())
+        """Rounds that were gone before this consumer was given them. Any thread may ask."""
+        return sum(reader.skipped for reader in list(self.readers.values()))
 
     def waiting_for(self, now: float) -> list[str]:
         """Say what it is that is waited for, for people."""
