@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -39,12 +39,13 @@ from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.stream.checkpoint import Weights
 from penstock.stream.instructions import StartRun, Terms
+from penstock.wire.blobs import blob_pieces, fetch_blob
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import user_name
 from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
 from penstock.wire.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 from penstock.wire.jobs import Cut, JobSpec, Leftover
-from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
+from penstock.wire.messages import GetBlob, GetSpec, Spec
 from penstock.wire.received import received
 from penstock.worker.fed_feed import FedFeed, FedUnits
 from penstock.worker.feeds import GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
@@ -116,7 +117,7 @@ class RunnerJob:
         """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
         with self._lock:
             if None not in self._plans:
-                spec = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)
+                spec = self._ask(GetSpec(job=self.name), "what the job is", is_stopped)
                 if not isinstance(spec, Spec):
                     raise ProtocolError(f"the dispatcher answered {type(spec).__name__} to the question what job it is")
                 self._plans[None] = AttemptPlan(self._made_of(spec, is_stopped), spec)
@@ -148,7 +149,8 @@ class RunnerJob:
                 return plan.job
         graph = decode_graph(self._graph(spec.spec.graph, is_stopped))
         graph = worker_plan(graph, spec.spec.placement.cache)
-        listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
+        ask = partial(self._ask, what="the list of splits", is_stopped=is_stopped)
+        listings = decode_listings(fetch_blob(spec.spec.splits, ask))
         return LoadedJob(
             spec=spec.spec,
             graph=graph,
@@ -159,7 +161,7 @@ class RunnerJob:
 
     def _graph(self, name: BlobHash, is_stopped: Callable[[], bool]) -> bytes | memoryview:
         """Return the graph's bytes; with large arrays behind it, in memory that the runners of this host share."""
-        pieces = self._pieces(name, "the pipeline", is_stopped)
+        pieces = blob_pieces(name, partial(self._ask, what="the pipeline", is_stopped=is_stopped))
         first = next(pieces)
         if first.size < HOST_BLOB_BYTES:
             return b"".join([first.piece, *(piece.piece for piece in pieces)])
@@ -168,30 +170,13 @@ class RunnerJob:
             self._shared_blobs[name] = share_blob(name, first.size, fetched, lambda: _raise_if(is_stopped))
         return self._shared_blobs[name].memory
 
-    def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:
-        return b"".join(piece.piece for piece in self._pieces(name, what, is_stopped))
-
-    def _pieces(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> Iterator[BlobPiece]:
-        """Yield a blob's pieces, asked for one after the other."""
-        got = 0
-        while True:
-            answer = self._ask(GetBlob(hash=name, offset=got), f"{what} of {self.name!r}", is_stopped)
-            if not isinstance(answer, BlobPiece):
-                raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question for {what}")
-            got += len(answer.piece)
-            yield answer
-            if got >= answer.size:
-                return
-            if not answer.piece:
-                raise ProtocolError(f"the dispatcher has only {got} of {answer.size} bytes of {what}")
-
     def _ask(self, request: GetSpec | GetBlob, what: str, is_stopped: Callable[[], bool]) -> object:
         say_at = monotonic() + SAY_AFTER_S
         while True:
             if is_stopped():
                 raise StreamStopped
             try:
-                return self._ask_once(request, ASK_S, what)
+                return self._ask_once(request, ASK_S, f"{what}, of job {self.name!r}")
             except DispatcherUnavailableError as error:
                 if monotonic() > say_at:
                     say_at = monotonic() + SAY_AFTER_S

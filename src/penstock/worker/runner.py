@@ -185,17 +185,19 @@ class HostedStreams:
         elif isinstance(message, Credit):
             if message.returned:
                 self._lending.take_back(peer, message.returned)
-            if (stream := self._streams.get(message.stream)) is not None:
-                stream.take_credit(peer, message)
+            self._tell_stream(peer, message)
         elif isinstance(message, ReturnLeases):
             self._lending.take_back(peer, message.leases)
         elif isinstance(message, (OfferReading, RelayRows, RelayFailed)):
             self._hear_relayed(peer, message, buffers)
         elif isinstance(message, CloseStream):
-            if (stream := self._streams.get(message.stream)) is not None:
-                stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
+            self._tell_stream(peer, message)
             if message.leaving:
                 self.data.send(peer, StreamLeft(stream=message.stream, opening=message.opening))
+
+    def _tell_stream(self, peer: bytes, message: Credit | CloseStream) -> None:
+        if (stream := self._streams.get(message.stream)) is not None:
+            stream.hear(peer, message)
 
     def take_from_fellow(self, peer: bytes, message: FromFellow) -> None:
         if self._kept is None and self._host is not None:
@@ -215,7 +217,7 @@ class HostedStreams:
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
-            stream.open(peer, message)
+            stream.hear(peer, message)
         elif self._load_failure is not None:
             failed = StreamFailed(
                 stream=message.stream,
@@ -252,7 +254,7 @@ class HostedStreams:
         if self._host is not None and self._host.relays is not None:
             self._host.relays.lose(peer)
         for stream in self.all():
-            stream.close_reader(peer)
+            stream.hear(peer, None)
 
     def _forget_peers(self, peers: list[bytes]) -> None:
         for peer in peers:

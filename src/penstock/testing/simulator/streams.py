@@ -17,7 +17,7 @@ from penstock.core.ids import StreamId
 from penstock.runtime.streams import places
 from penstock.stream.instructions import End, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
-from penstock.stream.serving import Dealt
+from penstock.stream.serving import Dealt, ReaderSays
 from penstock.stream.sharing import Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
@@ -30,7 +30,7 @@ from penstock.testing.simulator.engine import (
     numbered,
     tail_outputs,
 )
-from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
+from penstock.wire.frames import Rounds, Units
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.messages import Answer, Granted, GrantSplits
 from penstock.worker.fed_feed import FedUnits
@@ -57,20 +57,12 @@ class FakeStream(ABC):
         self.units = FedUnits()
         self.pump: FakePump | None = None
 
-    def hear(self, peer: bytes, message: OpenStream | Credit | CloseStream | Units | None) -> None:
+    def hear(self, peer: bytes, message: ReaderSays | Units) -> None:
         """Take in what came from a peer; None: it is lost."""
-        now = self.world.now
-        match message:
-            case OpenStream():
-                self.served.open(peer, message, now)
-            case Credit():
-                self.served.take_credit(peer, message.opening, message.credit, message.round, now)
-            case CloseStream():
-                self.served.close_reader(peer, message.opening, now, leaving=message.leaving, taken=message.round)
-            case Units():
-                self.units.take(message)
-            case None:
-                self.served.close_reader(peer, None, now)
+        if isinstance(message, Units):
+            self.units.take(message)
+        else:
+            self.served.hear(peer, message, self.world.now)
         self.carry_out()
 
     def tick(self) -> None:
