@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Literal, TypeAlias
@@ -38,7 +37,7 @@ from penstock.wire.frames import (
     StreamLeft,
     ToRunner,
 )
-from penstock.wire.framing import Assembly, cut_request, decode_message, has_arrived
+from penstock.wire.framing import Assembly, Outbox, decode_message, has_arrived
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
@@ -99,7 +98,6 @@ class RunnerConnection:
     ) -> None:
         self.runner = runner
         self._access = access
-        self._outbox: deque[bytes] = deque()
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
@@ -112,6 +110,7 @@ class RunnerConnection:
             self.slabs = SlabReader.connect(parsed.slab, writable=access == "own")
         self.socket = dial(link.context, link.reading_key.toward(parsed.key), parsed.socket, data=True)
         self.watch = Watch(self.socket)
+        self.outbox = Outbox(self.socket)
         self._number = 0
         """Of this connection among those that share the memory."""
         if self.slabs is None:
@@ -122,21 +121,9 @@ class RunnerConnection:
             self._number = using.connection
             self.send(using)
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._outbox)
-
     def send(self, message: ToRunner) -> None:
-        self._outbox.extend(cut_request(_encoder.encode(message)))
-        self.flush()
-
-    def flush(self) -> None:
-        while self._outbox:
-            try:
-                self.socket.send(self._outbox[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._outbox.popleft()
+        self.outbox.put(_encoder.encode(message))
+        self.outbox.flush()
 
     def receive(self) -> Iterator[tuple[FromRunner, FramePayload | None]]:
         """Yield what has arrived: a header, and what its rounds are decoded from. Never waits."""
@@ -186,7 +173,7 @@ class RunnerConnection:
         A connection that is closed while something is on its way to us would take our last word with it, so all of that
         is let in first.
         """
-        while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
+        while unheard and not self.outbox.nbytes and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
             self.socket.poll(int(min(left_s, LEAVING_LOOK_S) * 1000) + 1)
             for message, _ in self.receive():
                 if isinstance(message, StreamLeft):
@@ -255,8 +242,7 @@ class Connections:
         """Wait until something arrives, the bell rings, or the time is over; return whether the bell rang."""
         watched: list[tuple[Any, int]] = [(bell, zmq.POLLIN)]
         for connection in self._connections.values():
-            interest = zmq.POLLIN | zmq.POLLOUT if connection.pending else zmq.POLLIN
-            watched.append((connection.socket, interest))
+            watched.append((connection.socket, connection.outbox.interest))
             watched.append((connection.watch.socket, zmq.POLLIN))
         return any(where == bell for where, _ in zmq.zmq_poll(watched, max(1, int(timeout_s * 1000))))
 

@@ -321,7 +321,7 @@ class EpochReader:
         self._pumped_at = now
         consumer, connections = self.consumer, self._connections
         for connection in connections.all():
-            connection.flush()
+            connection.outbox.flush()
             self._receive(connection, now)
             reason = connection.lost(now)
             if reason is not None:

@@ -24,7 +24,7 @@ from penstock.wire.addresses import RunnerAddress, is_unix
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
 from penstock.wire.fetching import FellowsFound, FindFellows, FromFellow, ToFellow
-from penstock.wire.framing import Assembly, cut_request, decode_message
+from penstock.wire.framing import Assembly, Outbox, decode_message
 from penstock.wire.guard import Context
 from penstock.wire.messages import Answer
 from penstock.wire.sockets import Bell, Watch, dial
@@ -65,23 +65,13 @@ class _Fellow:
         self.socket = dial(context, credentials.toward(address.key), address.socket, data=True)
         self.watch = Watch(self.socket)
         self._assembly = Assembly()
-        self._outbox: deque[bytes] = deque()
+        self.outbox = Outbox(self.socket)
         self.asked: dict[int, AnswerQueue] = {}
 
     def put(self, question: _FellowQuestion) -> None:
         if question.answers is not None:
             self.asked[question.number] = question.answers
-        self._outbox.extend(cut_request(question.message))
-
-    def flush(self) -> bool:
-        """Send what can be sent; False: something is left."""
-        while self._outbox:
-            try:
-                self.socket.send(self._outbox[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            self._outbox.popleft()
-        return True
+        self.outbox.put(question.message)
 
     def receive(self, name: RunnerId) -> None:
         while True:
@@ -220,7 +210,7 @@ class FellowLinks:
     def _look_after(self, name: RunnerId, fellow: _Fellow) -> None:
         try:
             fellow.receive(name)
-            fellow.flush()
+            fellow.outbox.flush()
             lost = fellow.watch.lost()
         except PenstockError as error:  # what it said is no message
             lost = str(error)
@@ -240,7 +230,7 @@ class FellowLinks:
         poller = zmq.Poller()
         poller.register(self._bell.descriptor, zmq.POLLIN)
         for fellow in self._fellows.values():
-            poller.register(fellow.socket, zmq.POLLIN if fellow.flush() else zmq.POLLIN | zmq.POLLOUT)
+            poller.register(fellow.socket, fellow.outbox.interest)
             poller.register(fellow.watch.socket, zmq.POLLIN)
         if any(woken == self._bell.descriptor for woken, _ in poller.poll(int(LOOK_S * 1000))):
             self._bell.quiet()

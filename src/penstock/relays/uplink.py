@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.credentials import Credentials
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import AskRows, FromRunner, OfferReading, RelayFailed
-from penstock.wire.framing import cut_request, decode_message
+from penstock.wire.framing import Outbox, decode_message
 from penstock.wire.guard import Context
 from penstock.wire.sockets import Bell, Watch, dial
 
@@ -75,26 +74,8 @@ class _RunnerWay:
         self.watch = Watch(self.socket)
         self.stood = False
         """Whether the runner has let us in."""
-        self._outbox: deque[bytes] = deque()
-        self.unsent_bytes = 0
-        self._outbox.extend(cut_request(_encoder.encode(OfferReading(name=name))))
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._outbox)
-
-    def put(self, message: bytes) -> None:
-        self._outbox.extend(cut_request(message))
-        self.unsent_bytes += len(message)
-
-    def flush(self) -> None:
-        while self._outbox:
-            try:
-                self.socket.send(self._outbox[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.unsent_bytes = max(0, self.unsent_bytes - len(self._outbox.popleft()))
-        self.unsent_bytes = 0
+        self.outbox = Outbox(self.socket)
+        self.outbox.put(_encoder.encode(OfferReading(name=name)))
 
     def receive(self) -> list[FromRunner]:
         found: list[FromRunner] = []
@@ -171,7 +152,7 @@ class Uplink:
 
     @property
     def _unsent(self) -> dict[RunnerId, int]:
-        return {runner: way.unsent_bytes for runner, way in self._ways.items()}
+        return {runner: way.outbox.nbytes for runner, way in self._ways.items()}
 
     # The sockets' thread
 
@@ -202,9 +183,9 @@ class Uplink:
                 _log.warning("runner %s cannot be reached to read for it: %s", runner, error)
 
     def _look_after(self, runner: RunnerId, way: _RunnerWay) -> None:
-        had = way.unsent_bytes
+        had = way.outbox.nbytes
         try:
-            way.flush()
+            way.outbox.flush()
             for message in way.receive():
                 if isinstance(message, AskRows):
                     self._giver.ask(runner, message)
@@ -213,7 +194,7 @@ class Uplink:
         except (PenstockError, zmq.ZMQError) as error:
             _log.warning("the connection to read for runner %s is given up: %s", runner, error)
             lost = True
-        if had != way.unsent_bytes:
+        if had != way.outbox.nbytes:
             self._changed.notify_all()
         if lost:
             self._drop(runner)
@@ -230,7 +211,7 @@ class Uplink:
     def _wait(self) -> None:
         watched: list[tuple[Any, int]] = [(self._bell.descriptor, zmq.POLLIN)]
         for way in self._ways.values():
-            watched.append((way.socket, zmq.POLLIN | zmq.POLLOUT if way.pending else zmq.POLLIN))
+            watched.append((way.socket, way.outbox.interest))
             watched.append((way.watch.socket, zmq.POLLIN))
         if any(where == self._bell.descriptor for where, _ in zmq.zmq_poll(watched, int(LOOK_S * 1000))):
             self._bell.quiet()
@@ -266,6 +247,6 @@ class Uplink:
                 read_s=counts.read_s + perf_counter() - began,
             )
             if self._giver.read(ask) and ask.runner in self._ways:
-                self._ways[ask.runner].put(message)
+                self._ways[ask.runner].outbox.put(message)
             self._changed.notify_all()
         self._bell.ring()

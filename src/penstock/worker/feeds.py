@@ -3,8 +3,8 @@
 granted: one after the other from the dispatcher, the next ones asked for when half of a grant is taken, so that reading
 does not wait for the answer of a busy dispatcher. While the dispatcher is away the feed waits, for as long as the
 stream is open.
-fed: units that the stream's reader sends (`fed_feed`). dealt, listed: known beforehand. tail: what the ended streams
-still had, one leftover after the other.
+fed: units that the stream's reader sends: what each output is made of, by the indices of elements.
+dealt, listed: known beforehand. tail: what the ended streams still had, one leftover after the other.
 
 A list of granted splits for (source, pass) only grows, and is in the order in which the dispatcher granted. An engine
 state names places in these lists. By rule 2 of `runtime.streams` what comes before the lowest place of a pass is done,
@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeAlias
 from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.contract import State
 from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
+from penstock.wire.frames import Units
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
 
@@ -35,6 +36,7 @@ PassKey: TypeAlias = tuple[int, int]
 
 ASK_AGAIN_S = 0.5  # after an answer that says neither yes nor no
 MOST_PREFERRED = 16  # splits that are named in one question
+MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
 UNKNOWN = -2
 """Answer of `StreamLedger.following`: the dispatcher must be asked."""
@@ -373,3 +375,90 @@ def fixed_feed(feed: FeedSpec, split_counts: Sequence[int]) -> StreamFeed:
     if feed.kind == "tail":
         return TailFeed(feed.leftovers, split_counts)
     return DealtFeed(feed.number, feed.of, split_counts)
+
+
+# Fed by the reader
+
+
+class FedUnits:
+    """What is known of one stream's units. Any thread may call.
+
+    The reader sends units ahead, a bounded number of them, and all it still needs again with each opening. A unit's
+    number in its stream says which it is, so nothing depends on when, how often or by which opening it came.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.start = 0
+        """The number of the first unit, in the whole epoch."""
+        self._units: dict[int, tuple[int, ...]] = {}
+        self._end: int | None = None
+        self._taken = 0
+
+    def take(self, message: Units) -> None:
+        with self.changed:
+            if len(self._units) + len(message.units) <= MOST_UNITS:
+                self._units.update(enumerate(message.units, message.first))
+            self.start = message.start
+            if message.ended:
+                self._end = message.first + len(message.units)
+            # Those that are held are looked through, not those that were taken: nobody has checked that number.
+            for ordinal in [held for held in self._units if held < message.taken]:
+                del self._units[ordinal]
+            self._taken = max(self._taken, message.taken)
+            self.changed.notify_all()
+
+    def get(self, ordinal: int) -> tuple[int, ...] | None:
+        """Return a unit; None: it is not known yet, or there is none."""
+        return self._units.get(ordinal)
+
+    def ends_before(self, ordinal: int) -> bool:
+        return self._end is not None and ordinal >= self._end
+
+    def is_behind(self, ordinal: int) -> bool:
+        """Say whether the reader has this unit's output and will not send the unit again."""
+        return ordinal < self._taken
+
+
+class FedFeed(StreamFeed):
+    """Units 0, 1, 2, ... of a stream, as its reader sends them. Waits while it is behind."""
+
+    def __init__(self, units: FedUnits, feed: FeedSpec) -> None:
+        self._known = units
+        self._feed = feed
+        self._stopped = False
+
+    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
+        ordinal = 0 if after is None else after + 1
+        known = self._known
+        with known.changed:
+            while known.get(ordinal) is None:
+                if self._stopped:
+                    raise StreamStopped
+                if known.ends_before(ordinal):
+                    return None
+                if known.is_behind(ordinal):
+                    raise _read(ordinal)
+                known.changed.wait(LOOK_AGAIN_S)
+        return ordinal
+
+    def known_split(self, source: int, pass_: int, after: int) -> int | None:
+        return after + 1 if self._known.get(after + 1) is not None else None
+
+    def unit(self, ordinal: int) -> tuple[int, ...]:
+        found = self._known.get(ordinal)
+        if found is None:
+            raise _read(ordinal)
+        return found
+
+    def number(self, ordinal: int) -> int:
+        return self._known.start + ordinal * self._feed.of + self._feed.number
+
+    def stop(self) -> None:
+        with self._known.changed:
+            self._stopped = True
+            self._known.changed.notify_all()
+
+
+def _read(ordinal: int) -> StaleStream:
+    return StaleStream(f"unit {ordinal} has been read, and its reader does not have it any more")

@@ -47,8 +47,7 @@ from penstock.wire.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 from penstock.wire.jobs import Cut, JobSpec, Leftover
 from penstock.wire.messages import GetBlob, GetSpec, Spec
 from penstock.wire.received import received
-from penstock.worker.fed_feed import FedFeed, FedUnits
-from penstock.worker.feeds import GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
+from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
 from penstock.worker.figures import Busy, Figures
 from penstock.worker.tail_run import TailRun
 

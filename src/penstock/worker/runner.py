@@ -34,6 +34,7 @@ from penstock.relays.runner_relays import RelayMessage, Relays
 from penstock.runtime.flight_record import FlightRecord, HangWatch
 from penstock.runtime.streams import StreamStopped
 from penstock.wire.addresses import RunnerAddress
+from penstock.wire.allocation import OwnMemory
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
 from penstock.wire.descriptor_limit import raise_descriptor_limit
@@ -62,7 +63,6 @@ from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
 from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener, cache_scope
-from penstock.worker.own_memory import OwnMemory
 from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host

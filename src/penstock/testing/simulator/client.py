@@ -147,10 +147,8 @@ class FakeClient(Peer):
         self.is_open = True
         if self.ahead:
             self._carry_out()
-            self.world.at(BEAT_EVERY_S, self, self._beat)
-            self.world.at(LOOK_EVERY_S, self, self._look)
-            return
-        self._read()
+        else:
+            self._read()
         self.world.at(BEAT_EVERY_S, self, self._beat)
         self.world.at(LOOK_EVERY_S, self, self._look)
 

@@ -33,8 +33,7 @@ from penstock.testing.simulator.engine import (
 from penstock.wire.frames import Rounds, Units
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.messages import Answer, Granted, GrantSplits
-from penstock.worker.fed_feed import FedUnits
-from penstock.worker.feeds import Settled, StreamLedger, fixed_feed
+from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.workers import FakeRunner

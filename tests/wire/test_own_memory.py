@@ -14,7 +14,7 @@ MIB = 1 << 20
 FREED = f"""
 import sys
 import numpy as np
-from penstock.worker.own_memory import OwnMemory, own_bytes
+from penstock.wire.allocation import OwnMemory, own_bytes
 
 before = own_bytes()
 memory = OwnMemory(int(sys.argv[1]))
