@@ -10,7 +10,7 @@ import pytest
 PACKAGES = Path(__file__).parents[1] / "src" / "penstock"
 
 
-HELD = ["client", "cluster_cache", "fleet", "relays", "samplers", "stream", "testing", "worker"]
+HELD = ["client", "cluster_cache", "fleet", "relays", "samplers", "stream", "submission", "testing", "worker"]
 
 
 @pytest.mark.parametrize("package", HELD)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
     from penstock.api.statistics import LoaderStatistics, StreamStatistics
-    from penstock.client.options import Limits
     from penstock.core.element import Ragged
     from penstock.core.errors import (
         AuthenticationError,
@@ -99,6 +98,7 @@ if TYPE_CHECKING:
     from penstock.samplers.drawing import Feed
     from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
+    from penstock.submission.options import Limits
     from penstock.warehouse.features import Feature
     from penstock.warehouse.leases import SnapshotLease
     from penstock.warehouse.reading import read_features
@@ -254,7 +254,7 @@ if not TYPE_CHECKING:
         "penstock.api.saving": ("SavedDataset",),
         "penstock.api.ray_service": ("RayService",),
         "penstock.api.services": ("LocalService",),
-        "penstock.client.options": ("Limits",),
+        "penstock.submission.options": ("Limits",),
         "penstock.samplers.drawing": ("Feed",),
         "penstock.api.statistics": ("LoaderStatistics", "StreamStatistics"),
         "penstock.core.element": ("Ragged",),

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client.options import check_options
-from penstock.client.submit import prepare
 from penstock.core.errors import ProtocolError
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.readers import SourceNode
@@ -32,6 +30,8 @@ from penstock.runtime.streams import StreamPart, StreamStopped
 from penstock.sources.base import Source, SplitPosition
 from penstock.sources.listing_codec import decode_listings, open_source
 from penstock.sources.stamps import element_stamps, split_stamp
+from penstock.submission.jobs import prepare
+from penstock.submission.options import check_options
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import AskRows, OfferReading, RelayFailed, RelayRows
 from penstock.wire.framing import decode_message, unpack

@@ -33,6 +33,7 @@ PACKAGES = frozenset({"api", "client", "control", "core", "dispatcher", "process
     "cluster_cache",
     "relays",
     "samplers",
+    "submission",
 }
 ENGINE, DISPATCHER, START = "the engine", "the dispatcher", "a runner starts"
 ENGINE_PACKAGES = frozenset({"runtime", "sources", "graph", "passes", "policies"})

@@ -12,10 +12,8 @@ from msgspec.structs import replace
 
 from penstock.client.ahead import NextEpoch
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning, EpochSession
-from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.host_memory import HostMemory
 from penstock.core.ids import Fingerprint, JobName
@@ -30,6 +28,8 @@ from penstock.samplers.drawing import Drawing, Feed, SamplerPlace
 from penstock.samplers.feeder import Feeder
 from penstock.samplers.pipelines import grouping_of
 from penstock.stream.checkpoint import Checkpoint, Weights
+from penstock.submission.jobs import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
+from penstock.submission.options import JobOptions
 from penstock.wire.credentials import ServiceFile
 from penstock.wire.figures import JobFigures
 from penstock.wire.messages import Answer, FiguresAnswer, GetFigures, Request

@@ -21,8 +21,6 @@ from msgspec.structs import replace
 
 from penstock.client.connection import Connections, MemoryAccess, RunnerMet
 from penstock.client.link import Board, Patience, ServiceLink
-from penstock.client.options import JobOptions
-from penstock.client.submit import Submission
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.runtime.stats import ReaderClock
@@ -31,6 +29,8 @@ from penstock.samplers.feeder import Feeder
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.stream.reading import StreamReader
+from penstock.submission.jobs import Submission
+from penstock.submission.options import JobOptions
 from penstock.wire.addresses import host_id
 from penstock.wire.framing import refusal
 from penstock.wire.jobs import Delivery, FeedSpec, Resume, delivery_of

@@ -39,7 +39,7 @@ MOST_PREFERRED = 16  # splits that are named in one question
 MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
 UNKNOWN = -2
-"""Answer of `StreamLedger.following`: the dispatcher must be asked."""
+"""Answer of `GrantedSplits.following`: the dispatcher must be asked."""
 
 
 class StaleStream(StreamStopped):
@@ -84,7 +84,7 @@ class StreamFeed(SplitFeed):
 # Granted
 
 
-class _List:
+class GrantedSplits:
     """The splits of one pass that were granted and are not done, in order."""
 
     def __init__(self) -> None:
@@ -97,15 +97,32 @@ class _List:
         self._grant = 0
         """How many the last answer brought."""
 
-    def place_after(self, after: int | None) -> int:
+    def _place_after(self, after: int | None) -> int:
         if after is None or after not in self.ordinals:
             return 0  # what was done is forgotten, so that what is kept begins right after it
         return self.ordinals.index(after) + 1
 
-    def hand(self, at: int) -> int:
-        """Give the engine the one at that place."""
-        self.handed = max(self.handed, at + 1)
-        return self.ordinals[at]
+    def following(self, after: int | None) -> int | None:
+        """Give the engine the ordinal after `after`; None: the list has ended, `UNKNOWN`: more may be granted."""
+        at = self._place_after(after)
+        if at < len(self.ordinals):
+            self.handed = max(self.handed, at + 1)
+            return self.ordinals[at]
+        return None if self.ended else UNKNOWN
+
+    def known_after(self, after: int) -> int | None:
+        """Return the ordinal after `after`, if it is known, and do not count the split as opened."""
+        at = self._place_after(after)
+        return self.ordinals[at] if at < len(self.ordinals) else None
+
+    def asked_after(self, after: int | None) -> int | None:
+        """Return the last ordinal known, else `after`: what the dispatcher is asked to go on from."""
+        return after if self.last is None else self.last
+
+    def granted(self, after: int | None, ordinals: Sequence[int]) -> None:
+        """Take an answer in; the same answer twice changes nothing."""
+        if self.last is None or self.last == after:
+            self.extend(ordinals)
 
     def extend(self, ordinals: Sequence[int], *, handed: bool = False) -> None:
         """The dispatcher granted these; none: there are no more."""
@@ -152,38 +169,12 @@ class StreamLedger:
     """One stream's lists, from a cut on. No lock: the feed has one."""
 
     def __init__(self, named: Iterable[Named] = ()) -> None:
-        self._lists: defaultdict[PassKey, _List] = defaultdict(_List)
+        self._lists: defaultdict[PassKey, GrantedSplits] = defaultdict(GrantedSplits)
         for entry in named:
             self._lists[entry.source, entry.pass_].restore(entry)
 
-    def following(self, key: PassKey, after: int | None) -> int | None:
-        """Return the ordinal after `after`, None at the end of the list, `UNKNOWN` if more may be granted."""
-        found = self._lists[key]
-        at = found.place_after(after)
-        if at < len(found.ordinals):
-            return found.hand(at)
-        return None if found.ended else UNKNOWN
-
-    def known_after(self, key: PassKey, after: int) -> int | None:
-        """Return the ordinal after `after`, if it is known, and do not count the split as opened."""
-        found = self._lists[key]
-        at = found.place_after(after)
-        return found.ordinals[at] if at < len(found.ordinals) else None
-
-    def last(self, key: PassKey, after: int | None) -> int | None:
-        """Return the last ordinal known, else `after`: what the dispatcher is asked to go on from."""
-        last = self._lists[key].last
-        return after if last is None else last
-
-    def runs_out(self, key: PassKey) -> bool:
-        """Say whether more of this pass should be asked for."""
-        return self._lists[key].runs_out
-
-    def granted(self, key: PassKey, after: int | None, ordinals: Sequence[int]) -> None:
-        """Take an answer in; the same answer twice changes nothing."""
-        found = self._lists[key]
-        if found.last is None or found.last == after:
-            found.extend(ordinals)
+    def of(self, key: PassKey) -> GrantedSplits:
+        return self._lists[key]
 
     def settle(self, places: Iterable[SplitPlace]) -> Settled:
         """Return what a cut with these places still needs, and what it does not need any more."""
@@ -249,20 +240,20 @@ class GrantedFeed(StreamFeed):
         key = (source, pass_)
         began = monotonic()
         with self._changed:
-            while not self._stopped and (found := self._ledger.following(key, after)) == UNKNOWN:
+            while not self._stopped and (found := self._ledger.of(key).following(after)) == UNKNOWN:
                 self._ask(key, after)
                 self._changed.wait(ASK_AGAIN_S)
             if self._stopped:
                 raise StaleStream(self._refusal) if self._refusal else StreamStopped
             if found is not None:
                 self._measure(began)
-                if self._plenty and self._ledger.runs_out(key):
+                if self._plenty and self._ledger.of(key).runs_out:
                     self._ask(key, found)
         return found
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         with self._changed:
-            return self._ledger.known_after((source, pass_), after)
+            return self._ledger.of((source, pass_)).known_after(after)
 
     def settle(self, state: State) -> Settled:
         with self._changed:
@@ -287,7 +278,7 @@ class GrantedFeed(StreamFeed):
         if monotonic() < self._asked.get(key, 0.0):
             return
         self._asked[key] = float("inf")
-        after = self._ledger.last(key, read)
+        after = self._ledger.of(key).asked_after(read)
         preferred = tuple(islice(self._preferred.get(key, ()), MOST_PREFERRED))
         request = GrantSplits(
             job=self._job,
@@ -305,7 +296,7 @@ class GrantedFeed(StreamFeed):
     def _answered(self, key: PassKey, after: int | None, preferred: Sequence[int], answer: Answer) -> None:
         with self._changed:
             if isinstance(answer, Granted):
-                self._ledger.granted(key, after, answer.ordinals)
+                self._ledger.of(key).granted(after, answer.ordinals)
                 self._forget_preferred(key, preferred, answer.ordinals)
                 self._plenty = answer.plenty
                 self._asked[key] = 0.0

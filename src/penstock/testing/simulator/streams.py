@@ -26,6 +26,7 @@ from penstock.testing.simulator.engine import (
     FakeOutputs,
     SplitNeeded,
     batches_from,
+    granted_splits,
     known_splits,
     numbered,
     tail_outputs,
@@ -251,7 +252,10 @@ class FakePump:
         if terms.feed.kind == "fed":
             return numbered(self._fed_output, state)
         ledger = self._ledger
-        next_split = known_splits(fixed_feed(terms.feed, shape.split_counts)) if ledger is None else ledger.following
+        if ledger is None:
+            next_split = known_splits(fixed_feed(terms.feed, shape.split_counts))
+        else:
+            next_split = granted_splits(ledger)
         return batches_from(shape, terms.epoch, next_split, state, rest)
 
     def _fed_output(self, ordinal: int) -> FakeBatch | SplitNeeded | None:
@@ -261,13 +265,13 @@ class FakePump:
 
     def _ask(self, ledger: StreamLedger, needed: SplitNeeded) -> None:
         terms, key = self._start.terms, needed.key
-        after = ledger.last(key, needed.after)
+        after = ledger.of(key).asked_after(needed.after)
 
         def answered(answer: Answer) -> None:
             if self._abandoned:
                 return
             if isinstance(answer, Granted):
-                ledger.granted(key, after, answer.ordinals)
+                ledger.of(key).granted(after, answer.ordinals)
                 self._go_on_later()
             else:
                 self._stream.served.stale(self._start.number, "the dispatcher refused splits", self._runner.world.now)

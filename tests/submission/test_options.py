@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.client.backend import job_name
-from penstock.client.options import check_options
+from penstock.submission.options import check_options
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,6 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.client.feeds import (
-    NamedSplits,
-    check_needs,
-    dealt_feeds,
-    fed_streams,
-    feeds_for,
-    how_many_streams,
-    one_file_a_split,
-)
-from penstock.client.options import JobOptions
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
 from penstock.core.host_memory import AttachedMemory, HostMemory
 from penstock.core.ids import BlobHash, Fingerprint
@@ -44,6 +34,16 @@ from penstock.samplers.pipelines import check_fed, not_indexable, with_batches
 from penstock.sources import registry
 from penstock.sources.base import IndexableSource, Source
 from penstock.sources.listing_codec import ListsSplits, encode_listings, split_counts
+from penstock.submission.feeds import (
+    NamedSplits,
+    check_needs,
+    dealt_feeds,
+    fed_streams,
+    feeds_for,
+    how_many_streams,
+    one_file_a_split,
+)
+from penstock.submission.options import JobOptions
 from penstock.wire.addresses import host_id
 from penstock.wire.blobs import blob_hash
 from penstock.wire.frames import NO_STORAGE_OPTIONS, SourceStorageOptions

@@ -241,7 +241,7 @@ def _check_shared(sharing: Share, ranks: Ranks, *, in_order: bool) -> None:
 def _with_streams(sharding: Sharding, order: Order, ranks: Ranks, feed: Feed | None) -> Sharding:
     """Return the sharding with the number of streams of a deterministic order, where none was given.
 
-    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `client.feeds`.
+    Relaxed coordinated reads are left to the dispatcher, which knows the workers; fed ones to `submission.feeds`.
     """
     if sharding.streams or order != "deterministic" or feed is not None or sharding.policy != "dynamic":
         return sharding

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from penstock.client.options import ShardingFunction
 from penstock.core.errors import InvalidArgumentError
 from penstock.graph.node import Node
 from penstock.runtime.stream_limits import stream_limit
 from penstock.sources.base import Split
+from penstock.submission.options import ShardingFunction
 from penstock.wire.jobs import FeedSpec
 from penstock.wire.modes import Policy
 

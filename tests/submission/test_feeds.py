@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.client.feeds import NamedSplits, feeds_for, one_file_a_split
 from penstock.core.intervals import Intervals
 from penstock.sources.base import FileRange, Split
+from penstock.submission.feeds import NamedSplits, feeds_for, one_file_a_split
 
 
 def files(count: int, pieces: int = 1) -> NamedSplits:
