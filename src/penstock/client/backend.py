@@ -159,7 +159,7 @@ class ServiceBackend:
             ahead.arrive(clock, owner=self, successor=successor)
             reader = ahead
         else:
-            reader = self._reader(self.open_session(beginning, identities, clock), owner=self, successor=successor)
+            reader = self.reader_of(self.open_session(beginning, identities, clock), owner=self, successor=successor)
         if successor is not None:
             successor.begun(beginning, identities)
         return reader
@@ -200,11 +200,8 @@ class ServiceBackend:
         asked = self.options.limits.memory_bytes
         return asked or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
 
-    def reader_ahead(self, session: EpochSession) -> EpochReader:
-        """Return the reader of an epoch that is not read yet. It does not keep the loader."""
-        return self._reader(session)
-
-    def _reader(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
+    def reader_of(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
+        """Return the reader of an epoch. Without an owner it does not keep the loader."""
         timeout_s = self.options.limits.timeout_s
         try:
             return EpochReader(

@@ -34,7 +34,7 @@ from penstock.runtime.auto_points import worker_plan
 from penstock.runtime.budget import Budget
 from penstock.runtime.flight_record import FlightRecord
 from penstock.runtime.iterator import PipelineArguments, Run
-from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, StreamStopped, TornRounds
+from penstock.runtime.streams import Allocate, Left, StreamPart, StreamStopped, TornRounds
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.stream.checkpoint import Weights
@@ -201,14 +201,9 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     terms: Terms
     plan: AttemptPlan
     feed: StreamFeed
-    storage: Callable[[], SourceStorageOptions]
-    """Gives the newest options that a reader lent, each time it is called: keys may be valid for a day only."""
+    opener: RunOpener
     allocate: Allocate
-    recorder: FlightRecorder
     budget: Callable[[], Budget]
-    figures: Figures
-    judge: DispatcherJudge
-    fellows: Fellows
     relays: RunRelays | None = None
     """What a trainer reads for the run; None: it reads by itself."""
 
@@ -228,7 +223,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         except BaseException:
             run.close()
             raise
-        self.figures.watch(pump, run)
+        self.opener.figures.watch(pump, run)
         return run
 
     def stop(self) -> None:
@@ -245,10 +240,10 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
             # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
             seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
             epoch=self.terms.epoch,
-            source_of=job.source_opener(self.storage(), self.relays),
+            source_of=job.source_opener(self.opener.lent_for(self.stream), self.relays),
             cache_scope=cache_scope(spec.owner),
-            cache_judge=self.judge,
-            cache_hosts=self.fellows,
+            cache_judge=self.opener.judge,
+            cache_hosts=self.opener.fellows,
         )
         part = StreamPart(
             feed=self.feed,
@@ -262,7 +257,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
             dropped=frozenset(excluded.dropped),
             suspects=frozenset(excluded.suspects),
             allocate=self.allocate,
-            recorder=self.recorder,
+            recorder=self.opener.flight.recorder(self.stream),
         )
         # What nobody received of a round, coordinated reads take back by themselves.
         if job.makes_rounds or not feed.leftovers:
@@ -287,12 +282,9 @@ class RunOpener:
     def __init__(
         self, job: RunnerJob, control: ControlClient, flight: FlightRecord, figures: Figures, fellows: Fellows
     ) -> None:
-        self._job = job
-        self._control = control
-        self._flight = flight
-        self._figures = figures
-        self._judge = DispatcherJudge(control.post, job.name)
-        self._fellows = fellows
+        self._job, self._control = job, control
+        self.flight, self.figures, self.fellows = flight, figures, fellows
+        self.judge = DispatcherJudge(control.post, job.name)
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
         self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
@@ -309,8 +301,8 @@ class RunOpener:
         if reader in lent or (len(lent) < MOST_READERS and len(self._storage) <= MOST_STREAMS):
             self._storage[message.stream][reader] = message.storage
 
-    def _lent_for(self, stream: StreamId) -> SourceStorageOptions:
-        """Return what the first of a stream's readers lent: they read the same data."""
+    def lent_for(self, stream: StreamId) -> SourceStorageOptions:
+        """Return what the first of a stream's readers lent last: they read the same data, by keys that may be new."""
         lent = self._storage.get(stream)
         return lent[min(lent)] if lent else NO_STORAGE_OPTIONS
 
@@ -335,13 +327,9 @@ class RunOpener:
             terms=start.terms,
             plan=plan,
             feed=self._feed(stream, start, plan.job.spec.split_counts),
-            storage=partial(self._lent_for, stream),
+            opener=self,
             allocate=allocate,
-            recorder=self._flight.recorder(stream),
             budget=budget,
-            figures=self._figures,
-            judge=self._judge,
-            fellows=self._fellows,
             relays=relays,
         )
 
