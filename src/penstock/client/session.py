@@ -327,7 +327,7 @@ class EpochSession:
         elements, nbytes = consumer.buffered
         return replace(
             beat,
-            batches=consumer.taken + given,
+            batches=consumer.step - consumer.began_at + given,
             nbytes=consumer.taken_bytes,
             buffered_elements=elements - given,
             buffered_bytes=nbytes,

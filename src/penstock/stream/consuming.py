@@ -107,8 +107,9 @@ class Consumer:
         self.step = progress.step
         """How many elements the trainer has received."""
         self.reconnects = 0
-        self.taken = self.taken_bytes = 0
-        """Elements that the trainer has taken here; bytes of the frames that it has begun."""
+        self.began_at = progress.step
+        self.taken_bytes = 0
+        """Of the frames that the trainer has begun."""
         self.made_for_others = 0
         """Elements taken that another trainer had caused to be made."""
         self.failure: RemoteFailure | Exception | None = None
@@ -314,7 +315,6 @@ class Consumer:
                 if not lane.frame.left:
                     self._add_done(header.done)
         self.step += taken - before
-        self.taken += taken - before
         self.settled = taken
         return taken - before
 
