@@ -98,6 +98,8 @@ class EpochSession:
         self._consumer: Consumer | None = None
         """Who reads it; None: nobody yet."""
         self._given: Callable[[], Callable[[], int] | None] = lambda: None
+        self._said = 0
+        """How many elements the trainer has had, as beats say: who reads may be gone before what it took is settled."""
         self._resumed = False
         """The attempt began at a checkpoint."""
         self._options, self._submission = options, submission
@@ -324,10 +326,11 @@ class EpochSession:
         if consumer is None:
             return beat
         given = 0 if count_given is None else count_given()
+        self._said = max(self._said, consumer.step - consumer.began_at + given)
         elements, nbytes = consumer.buffered
         return replace(
             beat,
-            batches=consumer.step - consumer.began_at + given,
+            batches=self._said,
             nbytes=consumer.taken_bytes,
             buffered_elements=elements - given,
             buffered_bytes=nbytes,

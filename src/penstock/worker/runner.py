@@ -231,14 +231,21 @@ class HostedStreams:
             self._early.append((peer, message))
 
     def _hear_relayed(self, peer: bytes, message: RelayMessage, buffers: Sequence[Any]) -> None:
-        """Let the job's owner read for it, and nobody else: what others make of the rows is the owner's."""
+        """Let the job's owner read for it, and nobody else: what others make of the rows is the owner's.
+
+        Rows of whom nothing was asked are dropped.
+        """
         if self._host is None:
             if isinstance(message, OfferReading) and self._load_failure is None and len(self._early) < MOST_STREAMS:
                 self._early.append((peer, message))
             return
+        if self._host.relays is None or (isinstance(message, OfferReading) and not self._is_owner(peer, self._host)):
+            return
+        self._host.relays.hear(peer, message, buffers)
+
+    def _is_owner(self, peer: bytes, host: Host) -> bool:
         reader = self._readers.principal_of(self.data.key_of(peer))
-        if self._host.relays is not None and reader is not None and reader.name == self._host.job.spec.owner:
-            self._host.relays.hear(peer, message, buffers)
+        return reader is not None and reader.name == host.job.spec.owner
 
     def _new_stream(self, message: OpenStream, host: Host) -> AnyStream:
         others = self.all()
