@@ -325,8 +325,9 @@ class EpochSession:
         consumer, count_given = self._consumer, self._given()
         if consumer is None:
             return beat
+        taken = consumer.step - consumer.began_at  # asked first: what is settled meanwhile is not counted twice
         given = 0 if count_given is None else count_given()
-        self._said = max(self._said, consumer.step - consumer.began_at + given)
+        self._said = max(self._said, taken + given)
         elements, nbytes = consumer.buffered
         return replace(
             beat,
