@@ -3,7 +3,7 @@
 python experiments/fleet.py [--quick] [--only PART ...]     or: make experiment E=fleet
 
 The policies and the allotting that run are those of the service; trainers, workers, storage and network are fluids
-(`penstock.testing.fleet`). `workloads.toml` has every workload, which published points fix its figures, and what is
+(`penstock.fleet.fluids`). `workloads.toml` has every workload, which published points fix its figures, and what is
 left to be predicted. Printed is a table for each experiment, then every claim beside what was seen. It ends with 1 if a
 claim does not hold, and writes plots.
 """
@@ -24,11 +24,11 @@ from typing import Any
 
 from fleet_claims import Claim, Curve, Shown, at_least, at_most, near, plot
 
+from penstock.fleet.fluids import Fleet, FleetJob, FleetLimits, FleetRecord, JobRecord, settle
 from penstock.policies.allotting import PoolWorker
 from penstock.policies.cost import job_cost
 from penstock.policies.scaling import buffers, cachew, model_first, utilization
 from penstock.policies.scaling.records import ScalingLimits
-from penstock.testing.fleet import Fleet, FleetJob, FleetLimits, FleetRecord, JobRecord, settle
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text())

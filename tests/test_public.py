@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 import penstock as ps
-from penstock.client.options import check_options
 from penstock.core import errors
+from penstock.submission.options import check_options
 
 RECORDS = [ps.Ranks, ps.Sharding, ps.Share, ps.Feed, ps.Placement, ps.Limits, ps.Access]
 MOST_PARAMETERS = 12

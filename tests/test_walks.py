@@ -18,8 +18,8 @@ TITLES = {
 IN_ORDER = {
     "batch": ("client.reader", "stream.consuming", "stream.reading", "wire.runs", "wire.elements"),
     "death": ("the dispatcher", "a runner starts", "worker.opening", "worker.feeds"),
-    "loading": ("api.loader", "api.epochs", "api.states", "stream.checkpoint", "client.submit", "client.session"),
-    "joining": ("api.dataset", "client.options", "client.backend", "client.submit", "client.link"),
+    "loading": ("api.loader", "api.epochs", "api.states", "stream.checkpoint", "submission.jobs", "client.session"),
+    "joining": ("api.dataset", "submission.options", "client.backend", "submission.jobs", "client.link"),
 }
 """One thread, or one that waits for another, enters these: their order does not depend on who is faster."""
 ATTEMPTS = 5

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from penstock.api.saving import SavedDataset
     from penstock.api.services import LocalService
     from penstock.api.statistics import LoaderStatistics, StreamStatistics
-    from penstock.client.options import Limits
-    from penstock.client.sampling import Feed
     from penstock.core.element import Ragged
     from penstock.core.errors import (
         AuthenticationError,
@@ -97,8 +95,10 @@ if TYPE_CHECKING:
     from penstock.kernels.registered import register_transform
     from penstock.policies.offloading import Offload, OffloadProfile
     from penstock.runtime.stats import StageStatistics, Statistics
+    from penstock.samplers.drawing import Feed
     from penstock.sources.delta_log import TableSnapshot
     from penstock.sources.example_proto import decode_example, encode_example
+    from penstock.submission.options import Limits
     from penstock.warehouse.features import Feature
     from penstock.warehouse.leases import SnapshotLease
     from penstock.warehouse.reading import read_features
@@ -254,8 +254,8 @@ if not TYPE_CHECKING:
         "penstock.api.saving": ("SavedDataset",),
         "penstock.api.ray_service": ("RayService",),
         "penstock.api.services": ("LocalService",),
-        "penstock.client.options": ("Limits",),
-        "penstock.client.sampling": ("Feed",),
+        "penstock.submission.options": ("Limits",),
+        "penstock.samplers.drawing": ("Feed",),
         "penstock.api.statistics": ("LoaderStatistics", "StreamStatistics"),
         "penstock.core.element": ("Ragged",),
         "penstock.core.errors": (

@@ -9,10 +9,10 @@ from penstock.api.epochs import WayOfReading
 from penstock.api.loader import Loader, make_loader
 from penstock.api.measuring_pace import Pace, PaceWindow
 from penstock.api.offloaded import OffloadCourse, Offloaded
-from penstock.client.options import check_options
 from penstock.graph.cutting import Cuts, cuts_of
 from penstock.passes.shuffles import merge_shuffles, move_shuffles
 from penstock.policies.offloading import HeldUp, OffloadLimits, OffloadProfile
+from penstock.submission.options import check_options
 
 EVERY = 4
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.client.sampling import Drawing, Feed
 from penstock.runtime.quarantine import read_quarantine
+from penstock.samplers.drawing import Drawing, Feed
 
 SAID = "raised StopIteration"
 

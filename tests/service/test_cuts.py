@@ -13,9 +13,9 @@ from penstock.api.cut_ways import CutWay, CutWays
 from penstock.api.epochs import Loaded
 from penstock.api.loader import make_loader
 from penstock.api.states import SavedState
-from penstock.client.options import check_options
 from penstock.graph.cutting import cuts_of
 from penstock.passes.shuffles import merge_shuffles, move_shuffles
+from penstock.submission.options import check_options
 
 ROWS = 83
 

@@ -29,7 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACER = Path(__file__).resolve().parent / "tracer"
 LONGEST_S = 100.0
 
-PACKAGES = frozenset({"api", "client", "control", "core", "dispatcher", "processes", "stream", "wire", "worker"})
+PACKAGES = frozenset({"api", "client", "control", "core", "dispatcher", "processes", "stream", "wire", "worker"}) | {
+    "cluster_cache",
+    "relays",
+    "samplers",
+    "submission",
+}
 ENGINE, DISPATCHER, START = "the engine", "the dispatcher", "a runner starts"
 ENGINE_PACKAGES = frozenset({"runtime", "sources", "graph", "passes", "policies"})
 PART = 2 / 3

@@ -17,7 +17,6 @@ from penstock.core import leaves
 from penstock.core.errors import CodecError, InvalidArgumentError
 from penstock.testing.conformance import compare_all
 from penstock.wire import elements as codec
-from penstock.wire import plans
 from penstock.wire.elements import flatten, unflatten
 from penstock.wire.runs import decode_run, encode_run
 from tests.leaf_examples import LEAVES, Frozen, Pair, Plain
@@ -44,7 +43,7 @@ def test_plans_are_made_once_for_a_structure_and_stay_few() -> None:
         element = {"x": np.full(3, i), "n": i, "list": list(range(i)), "p": Plain(i, f"{i}"), "b": bytes(i)}
         assert compare_all([element], received([element])) is None
     assert len(codec._plans) == len(codec._rebuilding) == 1
-    most = plans.MOST_LEAVES // 1000 + 2
+    most = codec.MOST_LEAVES // 1000 + 2
     for i in range(2 * most):
         received([{f"{n}": np.zeros(i, np.uint8) for n in range(1000)}])
         assert len(codec._plans) <= most and len(codec._rebuilding) <= most

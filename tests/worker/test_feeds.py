@@ -84,9 +84,9 @@ def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:
 
 def test_a_list_that_a_cut_names_as_ended_has_no_more() -> None:
     ledger = StreamLedger((Named(1, 0, (), True), Named(0, 0, (5,), True), Named(2, 0, (3,), False)))
-    assert ledger.following((1, 0), 4) is None
-    assert ledger.following((0, 0), None) == 5 and ledger.following((0, 0), 5) is None
-    assert ledger.following((2, 0), 3) == UNKNOWN
+    assert ledger.of((1, 0)).following(4) is None
+    assert ledger.of((0, 0)).following(None) == 5 and ledger.of((0, 0)).following(5) is None
+    assert ledger.of((2, 0)).following(3) == UNKNOWN
     assert ledger.settle([SplitPlace(1, 0, PASS_ENDED)]).named[1] == Named(1, 0, (), True)
 
 
@@ -140,19 +140,19 @@ def test_a_tail_answers_for_one_leftover_after_the_other() -> None:
 
 def test_what_lies_before_the_lowest_place_is_done() -> None:
     ledger = StreamLedger()
-    ledger.granted((0, 0), None, [4, 7, 9, 12])
+    ledger.of((0, 0)).granted(None, [4, 7, 9, 12])
     for after in (None, 4, 7):
-        ledger.following((0, 0), after)
+        ledger.of((0, 0)).following(after)
     assert ledger.settle([SplitPlace(0, 0, 9), SplitPlace(0, 0, 7)]) == ((Named(0, 0, (7, 9)),), (Named(0, 0, (4,)),))
     assert ledger.settle([SplitPlace(0, 0, 9)]) == ((Named(0, 0, (9,)),), (Named(0, 0, (7,)),))
 
 
 def test_a_source_without_a_place_stands_at_its_beginning() -> None:
     ledger = StreamLedger()
-    ledger.granted((0, 0), None, [4, 7])
-    ledger.granted((1, 0), None, [2])
+    ledger.of((0, 0)).granted(None, [4, 7])
+    ledger.of((1, 0)).granted(None, [2])
     for key, after in (((0, 0), None), ((0, 0), 4), ((1, 0), None)):
-        ledger.following(key, after)
+        ledger.of(key).following(after)
     assert ledger.settle([SplitPlace(0, 0, 7)]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
     assert ledger.settle([]).named == (Named(0, 0, (7,)), Named(1, 0, (2,)))
 
@@ -160,8 +160,8 @@ def test_a_source_without_a_place_stands_at_its_beginning() -> None:
 def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed() -> None:
     ledger = StreamLedger()
     for pass_ in range(3):
-        ledger.granted((0, pass_), None, [pass_ * 10])
-        ledger.following((0, pass_), None)
+        ledger.of((0, pass_)).granted(None, [pass_ * 10])
+        ledger.of((0, pass_)).following(None)
     assert ledger.settle([SplitPlace(0, 1, 10)]) == ((Named(0, 1, (10,)), Named(0, 2, (20,))), (Named(0, 0, (0,)),))
     assert ledger.settle([SplitPlace(0, 1, PASS_ENDED)]).named == (Named(0, 2, (20,)),)
 
@@ -169,24 +169,24 @@ def test_a_pass_before_one_that_has_a_place_is_done_and_one_after_it_is_needed()
 def test_a_cut_says_which_lists_have_ended() -> None:
     """Opened there, the stream must not be granted more: what was received after their ends would move."""
     ledger = StreamLedger()
-    ledger.granted((0, 0), None, [4])
-    ledger.following((0, 0), None)
-    ledger.granted((0, 0), 4, [])
-    ledger.granted((1, 0), None, [2, 3])
-    ledger.following((1, 0), None)
+    ledger.of((0, 0)).granted(None, [4])
+    ledger.of((0, 0)).following(None)
+    ledger.of((0, 0)).granted(4, [])
+    ledger.of((1, 0)).granted(None, [2, 3])
+    ledger.of((1, 0)).following(None)
     assert ledger.settle([SplitPlace(0, 0, 4)]).named == (Named(0, 0, (4,), ended=True), Named(1, 0, (2,)))
     there = [SplitPlace(0, 0, PASS_ENDED), SplitPlace(1, 0, 2)]
     assert ledger.settle(there) == ((Named(0, 0, (), ended=True), Named(1, 0, (2,))), (Named(0, 0, (4,)),))
-    ledger.following((1, 0), 2)
-    ledger.granted((1, 0), 3, [])
+    ledger.of((1, 0)).following(2)
+    ledger.of((1, 0)).granted(3, [])
     named, done = ledger.settle_all()
     assert (named, done) == ((Named(0, 0, (), ended=True), Named(1, 0, (), ended=True)), (Named(1, 0, (2, 3)),))
 
 
 def test_the_same_grant_twice_changes_nothing() -> None:
     ledger = StreamLedger()
-    ledger.granted((0, 0), None, [4])
-    ledger.granted((0, 0), None, [4])
-    assert ledger.following((0, 0), None) == 4
-    ledger.granted((0, 0), 4, [])
-    assert ledger.following((0, 0), 4) is None
+    ledger.of((0, 0)).granted(None, [4])
+    ledger.of((0, 0)).granted(None, [4])
+    assert ledger.of((0, 0)).following(None) == 4
+    ledger.of((0, 0)).granted(4, [])
+    assert ledger.of((0, 0)).following(4) is None

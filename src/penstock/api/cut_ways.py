@@ -16,10 +16,10 @@ from msgspec.structs import replace as with_fields
 from penstock.api.dataset import Dataset
 from penstock.api.epochs import Direct, FromService
 from penstock.api.piped import Piped
-from penstock.client.options import JobOptions
 from penstock.core.errors import PenstockError
 from penstock.graph.cutting import PipelineCut
 from penstock.policies.offloading import ReadingPlace
+from penstock.submission.options import JobOptions
 from penstock.wire.figures import JobFigures
 from penstock.wire.modes import Placement, Target
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.api.loader import Loader
     from penstock.api.saving import SavedDataset
     from penstock.api.services import OwnedService
-    from penstock.client.options import Limits
+    from penstock.submission.options import Limits
     from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
 
 
@@ -114,7 +114,7 @@ class Dataset(Operators):
         - `access`: who else may read the job, and whose job this process may join.
         """
         # Imported here: a loader is a dataset, and most datasets never leave the process.
-        from penstock.client.options import check_options
+        from penstock.submission.options import check_options
 
         options = check_options(
             job=job,
@@ -131,7 +131,7 @@ class Dataset(Operators):
         )
         if options.feed is not None:
             from penstock.api.loader import reads_here
-            from penstock.client.feeds import check_fed, check_fed_here
+            from penstock.samplers.pipelines import check_fed, check_fed_here
 
             (check_fed_here if reads_here(to) else check_fed)(self._node)
         processes = None

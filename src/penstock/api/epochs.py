@@ -25,7 +25,6 @@ from penstock.api.states import (
 )
 from penstock.api.statistics import LoaderStatistics, statistics_here, statistics_of
 from penstock.client.backend import ServiceBackend
-from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning
 from penstock.core.element import Element
@@ -34,6 +33,7 @@ from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.stream.checkpoint import Checkpoint, Weights, apart, check_whose, read_states
+from penstock.submission.options import JobOptions
 
 LoadedState = Mapping[str, Any]
 

@@ -15,10 +15,6 @@ from penstock.api.epochs import Epoch, Loaded, save
 from penstock.api.iteration import Plan, given_seed
 from penstock.api.states import PipelineSignature, SavedState
 from penstock.api.statistics import LoaderStatistics, statistics_here
-from penstock.client.feeds import check_fed_here, grouping_of, not_indexable, with_batches
-from penstock.client.local_feed import LocalUnits
-from penstock.client.options import JobOptions
-from penstock.client.sampling import Drawing, Feed, SamplerPlace
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.graph.traverse import walk
@@ -26,8 +22,12 @@ from penstock.passes import optimize
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import StreamPart, UnitRows, places
+from penstock.samplers.drawing import Drawing, Feed, SamplerPlace
+from penstock.samplers.local_units import LocalUnits
+from penstock.samplers.pipelines import check_fed_here, grouping_of, not_indexable, with_batches
 from penstock.sources.base import IndexableSource
 from penstock.stream.checkpoint import Weights
+from penstock.submission.options import JobOptions
 
 
 class FedHere:

@@ -34,7 +34,6 @@ from penstock.api.services import LocalService, OwnedService
 from penstock.api.states import parts_in, with_parts
 from penstock.api.statistics import LoaderStatistics
 from penstock.client.backend import ServiceBackend
-from penstock.client.options import JobOptions
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ServiceFileMissingError, StateMismatchError
@@ -46,6 +45,7 @@ from penstock.graph.readers import ColumnarSource, SourceNode
 from penstock.graph.traverse import walk
 from penstock.processes.service_processes import ServiceProcesses
 from penstock.stream.checkpoint import ConsumerState, Weights
+from penstock.submission.options import JobOptions
 from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
 from penstock.wire.figures import JobFigures
 

@@ -23,7 +23,6 @@ from penstock.api.iteration import Plan
 from penstock.api.measuring_pace import Pace, PaceWindow, held_up
 from penstock.api.states import Phase, PipelineSignature, SavedState, parts_in
 from penstock.api.statistics import LoaderStatistics
-from penstock.client.options import JobOptions
 from penstock.core.element import Element
 from penstock.core.errors import DataError, StateMismatchError, StorageUnavailableError
 from penstock.graph.cutting import ALL_THERE, READ_HERE, Cuts
@@ -41,6 +40,7 @@ from penstock.policies.offloading import (
     with_bound,
 )
 from penstock.stream.checkpoint import Weights
+from penstock.submission.options import JobOptions
 
 READING = "from_service"  # the stage that waits for what others make
 ENOUGH_OUTPUTS = 2  # of an epoch that ends inside a window

@@ -18,7 +18,6 @@ from penstock.api.offload_memory import ServiceMemory
 from penstock.api.offloaded import OffloadCourse, Offloaded
 from penstock.api.services import OwnedService
 from penstock.client.backend import LAUNCHER_IDS
-from penstock.client.options import JobOptions, Limits, check_options
 from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError
@@ -29,6 +28,7 @@ from penstock.passes.shuffles import merge_shuffles, move_shuffles
 from penstock.policies.offloading import Offload, OffloadLimits, OffloadProfile, ReadingPlace
 from penstock.processes.guests import GuestWorkers, new_guest_name
 from penstock.runtime.budget import available_cores
+from penstock.submission.options import JobOptions, Limits, check_options
 from penstock.wire.addresses import host_id
 from penstock.wire.credentials import SERVICE_VARIABLE, Credentials, ServiceFile, find_service
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Transport

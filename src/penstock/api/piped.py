@@ -21,7 +21,6 @@ from penstock.api.states import (
     with_all_parts,
 )
 from penstock.api.statistics import LoaderStatistics, statistics_here, statistics_of
-from penstock.client.options import JobOptions
 from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
 from penstock.core.element import Element
@@ -35,6 +34,7 @@ from penstock.runtime.lower import MakeStage
 from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.sources.registry import open_source, source_digest
 from penstock.stream.checkpoint import Weights
+from penstock.submission.options import JobOptions
 
 
 class PipedPlace(msgspec.Struct, frozen=True):

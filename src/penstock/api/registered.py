@@ -20,10 +20,7 @@ from penstock.api.loader import FromService, Loader
 from penstock.api.services import OwnedService
 from penstock.api.states import PipelineSignature, signature_of
 from penstock.client.backend import ServiceBackend
-from penstock.client.feeds import NamedSplits
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.options import JobOptions, Limits, check_options
-from penstock.client.submit import Prepared, prepare, submission
 from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ProtocolError, choice
 from penstock.core.ids import BlobHash
 from penstock.graph.codec import decode_graph
@@ -34,6 +31,9 @@ from penstock.graph.traverse import walk
 from penstock.runtime.distributable import for_workers
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
+from penstock.submission.feeds import NamedSplits
+from penstock.submission.jobs import Prepared, prepare, submission
+from penstock.submission.options import JobOptions, Limits, check_options
 from penstock.wire.blobs import blob_hash, fetch_blob, put_blob_pieces
 from penstock.wire.credentials import ServiceFile, find_service
 from penstock.wire.jobs import JobSpec

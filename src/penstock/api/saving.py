@@ -26,7 +26,6 @@ from penstock.api.dataset import Dataset
 from penstock.api.loader import Destination
 from penstock.api.readers import from_items
 from penstock.api.services import LocalService
-from penstock.client.options import Limits
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import DataError, InvalidArgumentError, InvalidPipelineError, SaveMismatchError
@@ -52,6 +51,7 @@ from penstock.sources.saved_files import (
     write_part,
 )
 from penstock.sources.storage import is_remote, normal_path
+from penstock.submission.options import Limits
 from penstock.wire.neighbours import process_name
 
 PROGRESS_EVERY_S = 0.2

@@ -93,18 +93,18 @@ class LoaderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def statistics_of(readers: Sequence[EpochReader], here: Statistics | None = None) -> LoaderStatistics:
     """Of a loader over services. `here`: of the operators that stand between them and the trainer."""
     streams = tuple(_stream_statistics(stream) for reader in readers for stream in reader.streams())
-    metrics = [reader.session.metrics for reader in readers]
-    wait_s, run_s = metrics[0].clock.times(perf_counter())
+    said = [reader.session.figures() for reader in readers]
+    wait_s, run_s = readers[0].session.clock.times(perf_counter())
     return LoaderStatistics(
-        elements=sum(each.batches + each.given for each in metrics) if here is None else here.elements,
-        bytes=sum(each.nbytes for each in metrics),
+        elements=sum(each.batches for each in said) if here is None else here.elements,
+        bytes=sum(each.nbytes for each in said),
         wait_s=wait_s,
         run_s=run_s,
-        buffered_elements=sum(each.buffered_elements for each in metrics),
-        buffered_bytes=sum(each.buffered_bytes for each in metrics),
+        buffered_elements=sum(each.buffered_elements for each in said),
+        buffered_bytes=sum(each.buffered_bytes for each in said),
         reconnects=sum(reader.consumer.reconnects for reader in readers),
-        skipped=sum(each.skipped for each in metrics),
-        shared=sum(each.shared for each in metrics),
+        skipped=sum(each.skipped for each in said),
+        shared=sum(each.shared for each in said),
         dropped=tuple(name for reader in readers for name in reader.consumer.view.dropped),
         streams=streams,
         stages=() if here is None else here.stages,

@@ -32,7 +32,8 @@ class EpochMaker(Protocol):
 
     def open_session(self, beginning: Beginning, identities: int | None, *, patience: Patience) -> EpochSession: ...
 
-    def reader_ahead(self, session: EpochSession) -> EpochReader: ...
+    def reader_of(self, session: EpochSession) -> EpochReader:
+        """Return the reader of an epoch that is not read yet. It does not keep the loader."""
 
 
 class NextEpoch:
@@ -70,7 +71,7 @@ class NextEpoch:
             session, self._session = self._session, None
             maker = self._maker()
             if session is not None and maker is not None:
-                self._reader = maker.reader_ahead(session)
+                self._reader = maker.reader_of(session)
             if self._reader is None or self._reader.get_ready(now):
                 return
         self.drop()

@@ -6,28 +6,30 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from penstock.client.ahead import NextEpoch
-from penstock.client.feeds import grouping_of
 from penstock.client.link import Patience, ServiceLink, find_when_there
-from penstock.client.options import JobOptions
 from penstock.client.reader import EpochReader
-from penstock.client.relay_reading import TrainerSources
-from penstock.client.sampling import Drawing, Feed, Feeder, SamplerPlace
 from penstock.client.session import Beginning, EpochSession
-from penstock.client.submit import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
-from penstock.client.uplink import Uplink
 from penstock.core.errors import ForkedLoaderError, InvalidArgumentError, StateMismatchError
 from penstock.core.host_memory import HostMemory
 from penstock.core.ids import Fingerprint, JobName
 from penstock.graph.value_digest import arrays_unchanged
+from penstock.relays.trainer_sources import TrainerSources
+from penstock.relays.uplink import Uplink
 from penstock.runtime.budget import default_budget
 from penstock.runtime.distributable import for_workers
 from penstock.runtime.placement import check_weights_midway, mix_weights
 from penstock.runtime.stats import ReaderClock
+from penstock.samplers.drawing import Drawing, Feed, SamplerPlace
+from penstock.samplers.feeder import Feeder
+from penstock.samplers.pipelines import grouping_of
 from penstock.stream.checkpoint import Checkpoint, Weights
+from penstock.submission.jobs import Pipeline, Prepared, Submission, fed_source, identified, prepare, submission
+from penstock.submission.options import JobOptions
 from penstock.wire.credentials import ServiceFile
 from penstock.wire.figures import JobFigures
 from penstock.wire.messages import Answer, FiguresAnswer, GetFigures, Request
@@ -157,7 +159,7 @@ class ServiceBackend:
             ahead.arrive(clock, owner=self, successor=successor)
             reader = ahead
         else:
-            reader = self._reader(self.open_session(beginning, identities, clock), owner=self, successor=successor)
+            reader = self.reader_of(self.open_session(beginning, identities, clock), owner=self, successor=successor)
         if successor is not None:
             successor.begun(beginning, identities)
         return reader
@@ -179,16 +181,15 @@ class ServiceBackend:
         prepared, link = self._prepared_with(identities), self._link()
         job = self._job_of(prepared)
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
-        uplink = self._uplink(prepared, link)
-        return EpochSession(link, job, options, submitted, beginning, feeder, clock, patience, uplink)
+        session = partial(EpochSession, link, job, options, submitted, beginning, feeder, clock, patience)
+        if options.placement.read_by == "trainer":
+            return session(met=self._uplink(prepared, link).reach)
+        return session()
 
-    def _uplink(self, prepared: Prepared, link: ServiceLink) -> Uplink | None:
-        """Return what reads for the runners of a job; None: they read themselves."""
-        placement = self.options.placement
-        if placement.read_by != "trainer":
-            return None
+    def _uplink(self, prepared: Prepared, link: ServiceLink) -> Uplink:
+        """Return what reads for the runners of a job."""
         if prepared.fingerprint not in self._uplinks:
-            sources = TrainerSources(prepared, placement.cache)
+            sources = TrainerSources(prepared.root, prepared.listings, self.options.placement.cache)
             memory_bytes = int(self._memory_bytes * UPLINK_SHARE)
             self._uplinks[prepared.fingerprint] = Uplink(link.reading_key, sources, memory_bytes)
         return self._uplinks[prepared.fingerprint]
@@ -199,11 +200,8 @@ class ServiceBackend:
         asked = self.options.limits.memory_bytes
         return asked or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
 
-    def reader_ahead(self, session: EpochSession) -> EpochReader:
-        """Return the reader of an epoch that is not read yet. It does not keep the loader."""
-        return self._reader(session)
-
-    def _reader(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
+    def reader_of(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
+        """Return the reader of an epoch. Without an owner it does not keep the loader."""
         timeout_s = self.options.limits.timeout_s
         try:
             return EpochReader(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
@@ -19,11 +18,9 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.client.link import ServiceLink
-from penstock.client.uplink import Uplink
 from penstock.core.element import Element
 from penstock.core.errors import CodecError, PenstockError, ProtocolError
 from penstock.core.ids import RunnerId, StreamId
-from penstock.runtime.stats import ReaderClock
 from penstock.stream.consuming import TellRunner
 from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
@@ -40,7 +37,7 @@ from penstock.wire.frames import (
     StreamLeft,
     ToRunner,
 )
-from penstock.wire.framing import Assembly, cut_request, decode_message, has_arrived
+from penstock.wire.framing import Assembly, Outbox, decode_message, has_arrived
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
 from penstock.wire.slab_reader import SlabLease, SlabReader
@@ -59,40 +56,8 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
 MemoryAccess: TypeAlias = Literal["own", "copied", "read-only"]
 """What a trainer may do with arrays: write to them, since they are nobody else's; write to copies; read."""
-
-
-class Metrics(msgspec.Struct):
-    """How the trainer fares; written by its thread, read by the one that beats."""
-
-    clock: ReaderClock
-    batches: int = 0
-    nbytes: int = 0
-    skipped: int = 0
-    shared: int = 0
-    given: int = 0
-    """Elements that the trainer has and that are not among `batches` yet: those of a frame it has begun."""
-    buffered_elements: int = 0
-    buffered_bytes: int = 0
-
-    def go_by(self, clock: ReaderClock) -> None:
-        """The trainer is another than was thought when the epoch was opened."""
-        self.clock = clock
-
-    def received(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-
-    def took(self, batches: int, *, shared: int) -> None:
-        """The trainer took more elements; of all it took, so many had been made for another trainer."""
-        self.batches += batches
-        self.shared = shared
-
-    def missed(self, skipped: int) -> None:
-        self.skipped = skipped
-
-    def looked(self, given: int, elements: int, nbytes: int) -> None:
-        """So many elements were given since the last were counted, and so much has arrived beyond those."""
-        self.given = given
-        self.buffered_elements, self.buffered_bytes = elements, nbytes
+RunnerMet: TypeAlias = Callable[[RunnerId, str], None]
+"""Told of a runner and its address."""
 
 
 class FramePayload:
@@ -105,10 +70,6 @@ class FramePayload:
         self._lease, self._access = lease, access
         self._parts: list[Any] | None = parts
         self._elements: Sequence[Element] = ()
-
-    @property
-    def decoded(self) -> bool:
-        return self._parts is None
 
     def elements(self, header: Rounds) -> Sequence[Element]:
         if self._parts is not None:
@@ -137,7 +98,6 @@ class RunnerConnection:
     ) -> None:
         self.runner = runner
         self._access = access
-        self._outbox: deque[bytes] = deque()
         self._assembly = Assembly()
         self._connect_by = monotonic() + CONNECT_S
         self._look_at = 0.0
@@ -150,6 +110,7 @@ class RunnerConnection:
             self.slabs = SlabReader.connect(parsed.slab, writable=access == "own")
         self.socket = dial(link.context, link.reading_key.toward(parsed.key), parsed.socket, data=True)
         self.watch = Watch(self.socket)
+        self.outbox = Outbox(self.socket)
         self._number = 0
         """Of this connection among those that share the memory."""
         if self.slabs is None:
@@ -160,21 +121,9 @@ class RunnerConnection:
             self._number = using.connection
             self.send(using)
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._outbox)
-
     def send(self, message: ToRunner) -> None:
-        self._outbox.extend(cut_request(_encoder.encode(message)))
-        self.flush()
-
-    def flush(self) -> None:
-        while self._outbox:
-            try:
-                self.socket.send(self._outbox[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._outbox.popleft()
+        self.outbox.put(_encoder.encode(message))
+        self.outbox.flush()
 
     def receive(self) -> Iterator[tuple[FromRunner, FramePayload | None]]:
         """Yield what has arrived: a header, and what its rounds are decoded from. Never waits."""
@@ -224,7 +173,7 @@ class RunnerConnection:
         A connection that is closed while something is on its way to us would take our last word with it, so all of that
         is let in first.
         """
-        while unheard and not self.pending and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
+        while unheard and not self.outbox.nbytes and self.watch.lost() is None and (left_s := until - monotonic()) > 0:
             self.socket.poll(int(min(left_s, LEAVING_LOOK_S) * 1000) + 1)
             for message, _ in self.receive():
                 if isinstance(message, StreamLeft):
@@ -247,13 +196,13 @@ class Connections:
         storage: SourceStorageOptions,
         access: MemoryAccess,
         transport: Transport,
-        uplink: Uplink | None = None,
+        met: RunnerMet,
     ) -> None:
-        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays. `uplink`:
-        reads for the runners, where they do not read themselves.
+        """`storage`: what whoever runs a stream reads with. `access`: what the trainer may do with arrays. `met`: is
+        told of every runner that a stream is opened at.
         """
         self._link, self._storage, self._access, self._transport = link, storage, access, transport
-        self._uplink = uplink
+        self._met = met
         self._connections: dict[RunnerId, RunnerConnection] = {}
 
     def all(self) -> list[RunnerConnection]:
@@ -268,8 +217,7 @@ class Connections:
                     self._link, tell.runner, tell.address, access=self._access, transport=self._transport
                 )
                 self._connections[tell.runner] = connection
-            if self._uplink is not None:
-                self._uplink.reach(tell.runner, tell.address)
+            self._met(tell.runner, tell.address)
             message = replace(message, slab=connection.slabs is not None, storage=self._storage)
         elif isinstance(message, Credit) and connection is not None and connection.slabs is not None:
             message = replace(message, returned=connection.slabs.returned())
@@ -294,8 +242,7 @@ class Connections:
         """Wait until something arrives, the bell rings, or the time is over; return whether the bell rang."""
         watched: list[tuple[Any, int]] = [(bell, zmq.POLLIN)]
         for connection in self._connections.values():
-            interest = zmq.POLLIN | zmq.POLLOUT if connection.pending else zmq.POLLIN
-            watched.append((connection.socket, interest))
+            watched.append((connection.socket, connection.outbox.interest))
             watched.append((connection.watch.socket, zmq.POLLIN))
         return any(where == bell for where, _ in zmq.zmq_poll(watched, max(1, int(timeout_s * 1000))))
 

@@ -71,7 +71,7 @@ class EpochReader:
         self.finished = False
         self._owner = owner
         self._timeout_s = timeout_s
-        self._metrics, self._board = session.metrics, session.board
+        self._board = session.board
         self._lock = threading.Lock()
         self._closed = False
         self._error: BaseException | None = None
@@ -85,7 +85,7 @@ class EpochReader:
         self._connections = session.connections()
         self._finalizer = weakref.finalize(self, _let_go, session, self.consumer, self._connections)
         session.board.when_refused(weakref.WeakMethod(self._stop_giving))
-        session.before_beats(weakref.WeakMethod(self.look))
+        session.read_by(self.consumer, weakref.WeakMethod(self.given))
         _tell_dropped(session.opened.view)
         self._carry_out()
 
@@ -102,7 +102,7 @@ class EpochReader:
         return self._refill()
 
     def _refill(self) -> Element:
-        clock = self._metrics.clock
+        clock = self.session.clock
         clock.enter(perf_counter())
         try:
             with self._lock:
@@ -170,14 +170,11 @@ class EpochReader:
                     self._receive(connection, monotonic())
             finally:
                 self._lock.release()
-        self.look()
         return list(self.consumer.readers.values())
 
-    def look(self) -> None:
-        """Bring the metrics up to date, as far as can be seen from any thread."""
-        given = max(0, self._at - self.consumer.settled)
-        elements, nbytes = self.consumer.buffered
-        self._metrics.looked(given, elements - given, nbytes)
+    def given(self) -> int:
+        """Return how many elements the trainer has that are not settled, as far as can be seen from any thread."""
+        return max(0, self._at - self.consumer.settled)
 
     def close(self) -> None:
         """Let go of everything, at once. May be called from another thread while one waits in `next()`."""
@@ -189,15 +186,14 @@ class EpochReader:
             try:
                 self._settle()
                 self._elements, self._at, self._size = (), 0, 0
-                self._metrics.clock.leave(perf_counter(), ended=True)
+                self.session.clock.leave(perf_counter(), ended=True)
                 self._end(settled=True)
             finally:
                 self._lock.release()
 
     def _settle(self) -> None:
         """Count as received what was given to the trainer."""
-        taken = self.consumer.settle(self._at)
-        self._metrics.took(taken, shared=self.consumer.made_for_others)
+        self.consumer.settle(self._at)
 
     # Ahead of being read
 
@@ -259,8 +255,6 @@ class EpochReader:
     def _rounds_of(self, lane: Lane, rounds: int) -> Sequence[Element]:
         payload: FramePayload = lane.frame.payload
         header = lane.frame.header
-        if not payload.decoded:
-            self._metrics.received(header.nbytes)
         elements = payload.elements(header)
         if lane.start == 0 and rounds == header.count:
             return elements
@@ -274,10 +268,9 @@ class EpochReader:
         self._end(settled=True)
 
     def _check_skipped(self, *, ended: bool = False) -> None:
-        """Count what this trainer skipped, and say it once where that is more than a hundredth of its epoch."""
+        """Say once what this trainer skipped, where that is more than a hundredth of its epoch."""
         if self._said_skips is None or not (skipped := self.consumer.skipped):
             return
-        self._metrics.missed(skipped)
         seen = self.consumer.step + skipped
         if self._said_skips or skipped <= SKIPPED_SHARE * (seen if ended else max(seen, FEW_ELEMENTS)):
             return
@@ -328,7 +321,7 @@ class EpochReader:
         self._pumped_at = now
         consumer, connections = self.consumer, self._connections
         for connection in connections.all():
-            connection.flush()
+            connection.outbox.flush()
             self._receive(connection, now)
             reason = connection.lost(now)
             if reason is not None:

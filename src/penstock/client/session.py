@@ -19,18 +19,18 @@ from weakref import WeakMethod
 import msgspec
 from msgspec.structs import replace
 
-from penstock.client.connection import Connections, MemoryAccess, Metrics
+from penstock.client.connection import Connections, MemoryAccess, RunnerMet
 from penstock.client.link import Board, Patience, ServiceLink
-from penstock.client.options import JobOptions
-from penstock.client.sampling import Feeder, SamplerPlace
-from penstock.client.submit import Submission
-from penstock.client.uplink import Uplink
 from penstock.core.errors import JobFailedError, PenstockError
 from penstock.core.ids import AttemptId, ClientId, JobName
 from penstock.runtime.stats import ReaderClock
+from penstock.samplers.drawing import SamplerPlace
+from penstock.samplers.feeder import Feeder
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, Weights, begin_at, resume_from
 from penstock.stream.consuming import Consumer, Memory, Seat
 from penstock.stream.reading import StreamReader
+from penstock.submission.jobs import Submission
+from penstock.submission.options import JobOptions
 from penstock.wire.addresses import host_id
 from penstock.wire.framing import refusal
 from penstock.wire.jobs import Delivery, FeedSpec, Resume, delivery_of
@@ -84,18 +84,22 @@ class EpochSession:
         feeder: Feeder | None = None,
         clock: ReaderClock | None = None,
         patience: Patience | None = None,
-        uplink: Uplink | None = None,
+        met: RunnerMet = lambda runner, address: None,
     ) -> None:
         """`feeder`: of a job that its consumer feeds. `clock`: the trainer's, if it does not read this epoch itself.
-        `patience`: with how much it is opened; None: with as much as the job's limits say. `uplink`: reads for runners.
+        `patience`: with how much it is opened; None: with as much as the job's limits say. `met`: is told of runners.
         """
-        self.link, self.feeder, self._uplink = link, feeder, uplink
+        self.link, self.feeder, self._met = link, feeder, met
         self.epoch = beginning.epoch
         self.ahead = beginning.ahead
         """The epoch before is still read, and the trainer has not come to this one."""
         self.seat = Seat(job, options.rank, options.replica, options.trainer or "")
-        self.board, self.metrics = Board(ask=self._beat), Metrics(clock or ReaderClock())
-        self._look: WeakMethod[Callable[[], None]] | None = None
+        self.board, self.clock = Board(ask=self._beat), clock or ReaderClock()
+        self._consumer: Consumer | None = None
+        """Who reads it; None: nobody yet."""
+        self._given: Callable[[], Callable[[], int] | None] = lambda: None
+        self._said = 0
+        """How many elements the trainer has had, as beats say: who reads may be gone before what it took is settled."""
         self._resumed = False
         """The attempt began at a checkpoint."""
         self._options, self._submission = options, submission
@@ -121,7 +125,7 @@ class EpochSession:
         """Return the ways to runners, none of them gone yet."""
         options = self._options
         access: MemoryAccess = "own" if options.sharing is None else "copied" if options.writable else "read-only"
-        return Connections(self.link, self._submission.storage, access, options.transport, self._uplink)
+        return Connections(self.link, self._submission.storage, access, options.transport, self._met)
 
     def consumer(self, memory_bytes: int, *, now: float) -> Consumer:
         """Return the protocol of this consumer's reading, at its beginning."""
@@ -222,8 +226,7 @@ class EpochSession:
     def arrive(self, clock: ReaderClock | None) -> None:
         """The trainer has come to this epoch, which was opened ahead: from now on it is read, by that clock."""
         self.ahead = False
-        if clock is not None:
-            self.metrics.go_by(clock)
+        self.clock = clock or self.clock
         self.post(self._request(rejoin=self.attempt))
 
     def rejoin(self) -> bool:
@@ -293,40 +296,47 @@ class EpochSession:
             while not self._stop.wait(BEAT_S):
                 self._beat()
 
-    def before_beats(self, look: WeakMethod[Callable[[], None]]) -> None:
-        """Have the metrics brought up to date before each beat, in the thread that beats."""
-        self._look = look
+    def read_by(self, consumer: Consumer, given: WeakMethod[Callable[[], int]]) -> None:
+        """Beat for who reads; `given`: how many elements the trainer has that are not settled."""
+        self._consumer, self._given = consumer, given
 
     def _beat(self) -> None:
         """Beat, unless one is under way: while the dispatcher is away they would pile up."""
         if self._beating:
             return
         self._beating = True
-        self.link.control.post(self._figures(), self._heard)
+        self.link.control.post(self.figures(), self._heard)
 
-    def _figures(self) -> Beat:
-        look = None if self._look is None else self._look()
-        if look is not None:
-            look()
-        metrics = self.metrics
+    def figures(self) -> Beat:
+        """Return how the trainer fares. Any thread may ask."""
         now = perf_counter()
-        wait_s, run_s = (0.0, 0.0) if self.ahead else metrics.clock.times(now)
-        return Beat(
+        wait_s, run_s = (0.0, 0.0) if self.ahead else self.clock.times(now)
+        beat = Beat(
             job=self.seat.job,
             client=self._client,
             consumer=self.seat.consumer,
             attempt=self.attempt,
             version=self.board.version,
-            batches=metrics.batches + metrics.given,
-            nbytes=metrics.nbytes,
             wait_s=wait_s,
             run_s=run_s,
-            buffered_elements=metrics.buffered_elements,
-            buffered_bytes=metrics.buffered_bytes,
             at_s=now,
             trainer=self.seat.trainer,
-            skipped=metrics.skipped,
-            shared=metrics.shared,
+        )
+        consumer, count_given = self._consumer, self._given()
+        if consumer is None:
+            return beat
+        taken = consumer.step - consumer.began_at  # asked first: what is settled meanwhile is not counted twice
+        given = 0 if count_given is None else count_given()
+        self._said = max(self._said, taken + given)
+        elements, nbytes = consumer.buffered
+        return replace(
+            beat,
+            batches=self._said,
+            nbytes=consumer.taken_bytes,
+            buffered_elements=elements - given,
+            buffered_bytes=nbytes,
+            skipped=consumer.skipped,
+            shared=consumer.made_for_others,
         )
 
     def _heard(self, answer: Answer) -> None:
@@ -359,7 +369,7 @@ class EpochSession:
             self.link.finished[self.seat.job] = self.attempt
         self.link.boards.pop(self._client, None)
         with contextlib.suppress(PenstockError):  # the link went first
-            self.link.control.post(self._figures(), lambda answer: None)
+            self.link.control.post(self.figures(), lambda answer: None)
         self.post(
             CloseClient(
                 job=self.seat.job,

@@ -4,7 +4,8 @@ Of each source there are two at most: one over the source, behind what columns i
 from the file alone; and one before the first operator that draws random numbers or mixes what splits give. A chain in
 which its user put points has those, and a source that cannot tell whether its data changed has none.
 
-They are in the plan of a runner and not in the job's graph: the job, its states and its outputs are the same without.
+They are in the plan of a runner (`worker_plan`) and not in the job's graph: the job, its states and its outputs are the
+same without.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from penstock.graph.ops.base import is_one_to_one
 from penstock.graph.randomized import takes_rng
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import readers_of, rewrite, walk
+from penstock.passes import optimize
 from penstock.runtime.cache_points import UNTOLD
+
+
+def worker_plan(graph: Node, cache: str | None) -> Node:
+    """Return the graph of a job as its workers run it; `cache`: where what they make is kept (`Placement.cache`)."""
+    return optimize(graph if cache is None else with_points(graph, None if cache == "auto" else cache))
 
 
 def with_points(root: Node, location: str | None) -> Node:

@@ -107,6 +107,9 @@ class Consumer:
         self.step = progress.step
         """How many elements the trainer has received."""
         self.reconnects = 0
+        self.began_at = progress.step
+        self.taken_bytes = 0
+        """Of the frames that the trainer has begun."""
         self.made_for_others = 0
         """Elements taken that another trainer had caused to be made."""
         self.failure: RemoteFailure | Exception | None = None
@@ -340,6 +343,7 @@ class Consumer:
                 return
             if not lane.frame.begun:
                 reader.begin(now)
+                self.taken_bytes += header.nbytes
                 if reader.is_open and reader.credit.is_due:
                     self._send_credit(reader)
         self.serving = serving
@@ -446,7 +450,8 @@ class Consumer:
 
     @property
     def skipped(self) -> int:
-        return sum(reader.skipped for reader in self.readers.values())
+        """Rounds that were gone before this consumer was given them. Any thread may ask."""
+        return sum(reader.skipped for reader in list(self.readers.values()))
 
     def waiting_for(self, now: float) -> list[str]:
         """Say what it is that is waited for, for people."""

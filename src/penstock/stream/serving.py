@@ -35,7 +35,15 @@ from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Mixes
 from penstock.stream.instructions import End, Given, Instruction, Send, StartRun, StopRun, Terms, Wanted
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import OpenStream, RemoteFailure, StreamEnded, StreamFailed, StreamRefused
+from penstock.wire.frames import (
+    CloseStream,
+    Credit,
+    OpenStream,
+    RemoteFailure,
+    StreamEnded,
+    StreamFailed,
+    StreamRefused,
+)
 from penstock.wire.jobs import Cut, Delivery, Named
 
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
@@ -87,6 +95,7 @@ class ServedReader:
 Key: TypeAlias = tuple[str, int]
 """Whose opening it is, a replica's or, where trainers share, a trainer's; and its seat in the round."""
 ReaderKind = TypeVar("ReaderKind", bound=ServedReader)
+ReaderSays: TypeAlias = OpenStream | Credit | CloseStream | None
 
 
 class Served(ABC, Generic[ReaderKind]):
@@ -129,6 +138,19 @@ class Served(ABC, Generic[ReaderKind]):
         return self._run if self._run is not None and self._run.number == run else None
 
     # What readers say
+
+    def hear(self, peer: bytes, message: ReaderSays, now: float) -> list[ReaderKind]:
+        """Take in what a peer says, or (None) that it is gone; return the readers that have credit for more."""
+        match message:
+            case OpenStream():
+                self.open(peer, message, now)
+            case Credit():
+                return self.take_credit(peer, message.opening, message.credit, message.round, now)
+            case CloseStream():
+                self.close_reader(peer, message.opening, now, leaving=message.leaving, taken=message.round)
+            case None:
+                self.close_reader(peer, None, now)
+        return []
 
     def open(self, peer: bytes, message: OpenStream, now: float) -> None:
         """Take a reader in, or refuse it."""

@@ -32,12 +32,7 @@ def check_resumes_everywhere(
     Each state makes a round trip through JSON, as a checkpoint would, is loaded into a pipeline built anew, saved again
     right away, and must give the same rest.
     """
-    elements: list[Element] = []
-    with make().iterator(epoch=epoch, seed=1234, **options) as iterator:
-        states = [json.dumps(iterator.state_dict())]
-        for element in islice(iterator, most):
-            elements.append(element)
-            states.append(json.dumps(iterator.state_dict()))
+    elements, states = _read_with_states(make, most, epoch=epoch, **options)
     ended = len(elements) < most
     positions = sorted({*range(0, len(states), every), len(states) - 1})
     for position in positions:
@@ -65,12 +60,7 @@ def check_states_cross(
     states: dict[str, list[str]] = {}
     elements: list[Element] | None = None
     for name, make in makes.items():
-        found: list[Element] = []
-        with make().iterator(epoch=epoch, seed=1234, **options) as iterator:
-            states[name] = [json.dumps(iterator.state_dict())]
-            for element in iterator:
-                found.append(element)
-                states[name].append(json.dumps(iterator.state_dict()))
+        found, states[name] = _read_with_states(make, None, epoch=epoch, **options)
         elements = found if elements is None else elements
         if (difference := compare_all(elements, found)) is not None:
             raise ConformanceError(f"read as {name!r}: {difference}")
@@ -91,6 +81,17 @@ def check_states_cross(
                         f"state: {its_states[position]}"
                     )
     return loaded
+
+
+def _read_with_states(make: Callable[[], Dataset], most: int | None, **options: Any) -> tuple[list[Element], list[str]]:
+    """Return the first elements, and the states before and after each of them."""
+    elements: list[Element] = []
+    with make().iterator(seed=1234, **options) as iterator:
+        states = [json.dumps(iterator.state_dict())]
+        for element in islice(iterator, most):
+            elements.append(element)
+            states.append(json.dumps(iterator.state_dict()))
+    return elements, states
 
 
 def compare_all(expected: Sequence[Element], found: Sequence[Element]) -> str | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import penstock as ps
 from penstock.api.loader import make_loader
-from penstock.client.options import check_options
 from penstock.graph.value_digest import arrays_unchanged
 from penstock.processes.nursery_start import start_own_service
+from penstock.submission.options import check_options
 from penstock.torch.fetching import BatchAnswer, SampleFetch
 from penstock.torch.orders import LARGEST
 

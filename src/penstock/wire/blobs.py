@@ -39,17 +39,23 @@ def put_blob_pieces(data: bytes) -> Iterator[PutBlob]:
 
 
 def fetch_blob(name: BlobHash, ask: Callable[[GetBlob], object]) -> bytes:
-    """Return a blob, asked for piece by piece; `ProtocolError` says that it is not all there."""
-    data = bytearray()
+    """Return a blob."""
+    return b"".join(piece.piece for piece in blob_pieces(name, ask))
+
+
+def blob_pieces(name: BlobHash, ask: Callable[[GetBlob], object]) -> Iterator[BlobPiece]:
+    """Give a blob's pieces, asked for one after the other; `ProtocolError` says that it is not all there."""
+    got = 0
     while True:
-        answer = ask(GetBlob(hash=name, offset=len(data)))
+        answer = ask(GetBlob(hash=name, offset=got))
         if not isinstance(answer, BlobPiece):
             raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question for blob {name}")
-        data += answer.piece
-        if len(data) >= answer.size:
-            return bytes(data)
+        got += len(answer.piece)
+        yield answer
+        if got >= answer.size:
+            return
         if not answer.piece:
-            raise ProtocolError(f"the dispatcher has only {len(data)} of {answer.size} bytes of blob {name}")
+            raise ProtocolError(f"the dispatcher has only {got} of {answer.size} bytes of blob {name}")
 
 
 def expected_piece_bytes(offset: int, size: int) -> int | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,7 +29,6 @@ from penstock.core.errors import CodecError
 from penstock.core.leaf_types import has_mask, remedy_for
 from penstock.core.leaves import TypeName, UnsendableError, leaf_type, type_or_stand_in, watch_table
 from penstock.wire.arrays import ArrayKind, Unpacking, dtype_name, named_dtype, pack_arrays, packing_order
-from penstock.wire.plans import Plans
 from penstock.wire.refusals import refusal
 from penstock.wire.values import decode_values, encode_values, escaped
 
@@ -41,6 +40,7 @@ AS_IT_IS, AS_TUPLE, AS_SCALAR, AS_OBJECTS = range(4)
 PACKED_BELOW_BYTES = 16 << 10  # a buffer of its own costs more than copying so much
 PACKED_FROM = 4  # arrays: fewer are not worth looking for
 LONG_BYTES = 4096  # such a value is worth a buffer of its own
+MOST_LEAVES = 1 << 16  # of all plans that are kept: some 10 MB of them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Structure: TypeAlias = Any
@@ -55,6 +55,32 @@ _NUMBERS_AND_TEXT = frozenset({str, int, float, bool, type(None)})
 _LEAVES = _NUMBERS_AND_TEXT | {np.ndarray, bytes}
 _KEYS = frozenset({str})
 _dtype_of, _shape_of, _ndim_of = attrgetter("dtype"), attrgetter("shape"), attrgetter("ndim")
+
+
+Plan = TypeVar("Plan")
+
+
+class Plans(dict[Any, Plan]):
+    """Plans by what they are for. Any thread may use it.
+
+    When they become too many all are forgotten: where each element has a structure of its own, none helps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leaves = 0
+
+    def keep(self, key: Any, plan: Plan, leaves: int) -> Plan:
+        """Keep a plan for elements of so many leaves, and return it."""
+        if self._leaves > MOST_LEAVES:
+            self.forget()
+        self[key] = plan
+        self._leaves += leaves + 1
+        return plan
+
+    def forget(self) -> None:
+        self.clear()
+        self._leaves = 0
 
 
 def flatten(element: Element) -> tuple[bytes, list[Buffer]]:

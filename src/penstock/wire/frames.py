@@ -210,7 +210,7 @@ class StreamLeft(Message, frozen=True, tag="left"):
     opening: int
 
 
-# What a trainer reads for a runner: see `stream.relaying`
+# What a trainer reads for a runner: see `relays.asking`
 
 
 class AskRows(Message, frozen=True, tag="ask_rows"):

@@ -29,7 +29,7 @@ again, or cut off by a lost connection, does no harm.
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -300,6 +300,35 @@ def cut_request(message: bytes) -> list[bytes]:
         _HEAD.pack(MARK, len(message), offset) + message[offset : offset + _PIECE_BYTES]
         for offset in range(0, len(message), _PIECE_BYTES)
     ]
+
+
+class Outbox:
+    """What waits until a dialled socket takes it: the other side has not let us in, or is busy."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._frames: deque[bytes] = deque()
+        self.nbytes = 0
+        """How much waits."""
+
+    @property
+    def interest(self) -> int:
+        """What the socket is to be polled for."""
+        return zmq.POLLIN | zmq.POLLOUT if self._frames else zmq.POLLIN
+
+    def put(self, message: bytes) -> None:
+        for frame in cut_request(message):
+            self._frames.append(frame)
+            self.nbytes += len(frame)
+
+    def flush(self) -> None:
+        """Send what can be sent."""
+        while self._frames:
+            try:
+                self._socket.send(self._frames[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.nbytes -= len(self._frames.popleft())
 
 
 def check_request_size(nbytes: int) -> None:

@@ -2,7 +2,7 @@
 
 All processes of a job agree on these records but for what is a process's own: which rank it is, of which trainer, and
 the like. `agreed()` is a record without that, as it stands in the job's spec. Rules about several records together are
-in `client.options`.
+in `submission.options`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 granted: one after the other from the dispatcher, the next ones asked for when half of a grant is taken, so that reading
 does not wait for the answer of a busy dispatcher. While the dispatcher is away the feed waits, for as long as the
 stream is open.
-fed: units that the stream's reader sends (`fed_feed`). dealt, listed: known beforehand. tail: what the ended streams
-still had, one leftover after the other.
+fed: units that the stream's reader sends: what each output is made of, by the indices of elements.
+dealt, listed: known beforehand. tail: what the ended streams still had, one leftover after the other.
 
 A list of granted splits for (source, pass) only grows, and is in the order in which the dispatcher granted. An engine
 state names places in these lists. By rule 2 of `runtime.streams` what comes before the lowest place of a pass is done,
@@ -24,11 +24,11 @@ from typing import NamedTuple, TypeAlias
 from penstock.core.ids import AttemptId, JobName, StreamId
 from penstock.runtime.contract import State
 from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
-from penstock.wire.caching import JudgeCaching
+from penstock.wire.frames import Units
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
 
-Post: TypeAlias = Callable[[GrantSplits | JudgeCaching, Callable[[Answer], None]], None]
+Post: TypeAlias = Callable[[GrantSplits, Callable[[Answer], None]], None]
 """Sends a request, again and again until it is answered, and calls back from another thread."""
 
 PassKey: TypeAlias = tuple[int, int]
@@ -36,9 +36,10 @@ PassKey: TypeAlias = tuple[int, int]
 
 ASK_AGAIN_S = 0.5  # after an answer that says neither yes nor no
 MOST_PREFERRED = 16  # splits that are named in one question
+MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
 UNKNOWN = -2
-"""Answer of `StreamLedger.following`: the dispatcher must be asked."""
+"""Answer of `GrantedSplits.following`: the dispatcher must be asked."""
 
 
 class StaleStream(StreamStopped):
@@ -83,7 +84,7 @@ class StreamFeed(SplitFeed):
 # Granted
 
 
-class _List:
+class GrantedSplits:
     """The splits of one pass that were granted and are not done, in order."""
 
     def __init__(self) -> None:
@@ -96,15 +97,32 @@ class _List:
         self._grant = 0
         """How many the last answer brought."""
 
-    def place_after(self, after: int | None) -> int:
+    def _place_after(self, after: int | None) -> int:
         if after is None or after not in self.ordinals:
             return 0  # what was done is forgotten, so that what is kept begins right after it
         return self.ordinals.index(after) + 1
 
-    def hand(self, at: int) -> int:
-        """Give the engine the one at that place."""
-        self.handed = max(self.handed, at + 1)
-        return self.ordinals[at]
+    def following(self, after: int | None) -> int | None:
+        """Give the engine the ordinal after `after`; None: the list has ended, `UNKNOWN`: more may be granted."""
+        at = self._place_after(after)
+        if at < len(self.ordinals):
+            self.handed = max(self.handed, at + 1)
+            return self.ordinals[at]
+        return None if self.ended else UNKNOWN
+
+    def known_after(self, after: int) -> int | None:
+        """Return the ordinal after `after`, if it is known, and do not count the split as opened."""
+        at = self._place_after(after)
+        return self.ordinals[at] if at < len(self.ordinals) else None
+
+    def asked_after(self, after: int | None) -> int | None:
+        """Return the last ordinal known, else `after`: what the dispatcher is asked to go on from."""
+        return after if self.last is None else self.last
+
+    def granted(self, after: int | None, ordinals: Sequence[int]) -> None:
+        """Take an answer in; the same answer twice changes nothing."""
+        if self.last is None or self.last == after:
+            self.extend(ordinals)
 
     def extend(self, ordinals: Sequence[int], *, handed: bool = False) -> None:
         """The dispatcher granted these; none: there are no more."""
@@ -151,38 +169,12 @@ class StreamLedger:
     """One stream's lists, from a cut on. No lock: the feed has one."""
 
     def __init__(self, named: Iterable[Named] = ()) -> None:
-        self._lists: defaultdict[PassKey, _List] = defaultdict(_List)
+        self._lists: defaultdict[PassKey, GrantedSplits] = defaultdict(GrantedSplits)
         for entry in named:
             self._lists[entry.source, entry.pass_].restore(entry)
 
-    def following(self, key: PassKey, after: int | None) -> int | None:
-        """Return the ordinal after `after`, None at the end of the list, `UNKNOWN` if more may be granted."""
-        found = self._lists[key]
-        at = found.place_after(after)
-        if at < len(found.ordinals):
-            return found.hand(at)
-        return None if found.ended else UNKNOWN
-
-    def known_after(self, key: PassKey, after: int) -> int | None:
-        """Return the ordinal after `after`, if it is known, and do not count the split as opened."""
-        found = self._lists[key]
-        at = found.place_after(after)
-        return found.ordinals[at] if at < len(found.ordinals) else None
-
-    def last(self, key: PassKey, after: int | None) -> int | None:
-        """Return the last ordinal known, else `after`: what the dispatcher is asked to go on from."""
-        last = self._lists[key].last
-        return after if last is None else last
-
-    def runs_out(self, key: PassKey) -> bool:
-        """Say whether more of this pass should be asked for."""
-        return self._lists[key].runs_out
-
-    def granted(self, key: PassKey, after: int | None, ordinals: Sequence[int]) -> None:
-        """Take an answer in; the same answer twice changes nothing."""
-        found = self._lists[key]
-        if found.last is None or found.last == after:
-            found.extend(ordinals)
+    def of(self, key: PassKey) -> GrantedSplits:
+        return self._lists[key]
 
     def settle(self, places: Iterable[SplitPlace]) -> Settled:
         """Return what a cut with these places still needs, and what it does not need any more."""
@@ -248,20 +240,20 @@ class GrantedFeed(StreamFeed):
         key = (source, pass_)
         began = monotonic()
         with self._changed:
-            while not self._stopped and (found := self._ledger.following(key, after)) == UNKNOWN:
+            while not self._stopped and (found := self._ledger.of(key).following(after)) == UNKNOWN:
                 self._ask(key, after)
                 self._changed.wait(ASK_AGAIN_S)
             if self._stopped:
                 raise StaleStream(self._refusal) if self._refusal else StreamStopped
             if found is not None:
                 self._measure(began)
-                if self._plenty and self._ledger.runs_out(key):
+                if self._plenty and self._ledger.of(key).runs_out:
                     self._ask(key, found)
         return found
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         with self._changed:
-            return self._ledger.known_after((source, pass_), after)
+            return self._ledger.of((source, pass_)).known_after(after)
 
     def settle(self, state: State) -> Settled:
         with self._changed:
@@ -286,7 +278,7 @@ class GrantedFeed(StreamFeed):
         if monotonic() < self._asked.get(key, 0.0):
             return
         self._asked[key] = float("inf")
-        after = self._ledger.last(key, read)
+        after = self._ledger.of(key).asked_after(read)
         preferred = tuple(islice(self._preferred.get(key, ()), MOST_PREFERRED))
         request = GrantSplits(
             job=self._job,
@@ -304,7 +296,7 @@ class GrantedFeed(StreamFeed):
     def _answered(self, key: PassKey, after: int | None, preferred: Sequence[int], answer: Answer) -> None:
         with self._changed:
             if isinstance(answer, Granted):
-                self._ledger.granted(key, after, answer.ordinals)
+                self._ledger.of(key).granted(after, answer.ordinals)
                 self._forget_preferred(key, preferred, answer.ordinals)
                 self._plenty = answer.plenty
                 self._asked[key] = 0.0
@@ -374,3 +366,90 @@ def fixed_feed(feed: FeedSpec, split_counts: Sequence[int]) -> StreamFeed:
     if feed.kind == "tail":
         return TailFeed(feed.leftovers, split_counts)
     return DealtFeed(feed.number, feed.of, split_counts)
+
+
+# Fed by the reader
+
+
+class FedUnits:
+    """What is known of one stream's units. Any thread may call.
+
+    The reader sends units ahead, a bounded number of them, and all it still needs again with each opening. A unit's
+    number in its stream says which it is, so nothing depends on when, how often or by which opening it came.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.start = 0
+        """The number of the first unit, in the whole epoch."""
+        self._units: dict[int, tuple[int, ...]] = {}
+        self._end: int | None = None
+        self._taken = 0
+
+    def take(self, message: Units) -> None:
+        with self.changed:
+            if len(self._units) + len(message.units) <= MOST_UNITS:
+                self._units.update(enumerate(message.units, message.first))
+            self.start = message.start
+            if message.ended:
+                self._end = message.first + len(message.units)
+            # Those that are held are looked through, not those that were taken: nobody has checked that number.
+            for ordinal in [held for held in self._units if held < message.taken]:
+                del self._units[ordinal]
+            self._taken = max(self._taken, message.taken)
+            self.changed.notify_all()
+
+    def get(self, ordinal: int) -> tuple[int, ...] | None:
+        """Return a unit; None: it is not known yet, or there is none."""
+        return self._units.get(ordinal)
+
+    def ends_before(self, ordinal: int) -> bool:
+        return self._end is not None and ordinal >= self._end
+
+    def is_behind(self, ordinal: int) -> bool:
+        """Say whether the reader has this unit's output and will not send the unit again."""
+        return ordinal < self._taken
+
+
+class FedFeed(StreamFeed):
+    """Units 0, 1, 2, ... of a stream, as its reader sends them. Waits while it is behind."""
+
+    def __init__(self, units: FedUnits, feed: FeedSpec) -> None:
+        self._known = units
+        self._feed = feed
+        self._stopped = False
+
+    def next_split(self, source: int, pass_: int, after: int | None) -> int | None:
+        ordinal = 0 if after is None else after + 1
+        known = self._known
+        with known.changed:
+            while known.get(ordinal) is None:
+                if self._stopped:
+                    raise StreamStopped
+                if known.ends_before(ordinal):
+                    return None
+                if known.is_behind(ordinal):
+                    raise _read(ordinal)
+                known.changed.wait(LOOK_AGAIN_S)
+        return ordinal
+
+    def known_split(self, source: int, pass_: int, after: int) -> int | None:
+        return after + 1 if self._known.get(after + 1) is not None else None
+
+    def unit(self, ordinal: int) -> tuple[int, ...]:
+        found = self._known.get(ordinal)
+        if found is None:
+            raise _read(ordinal)
+        return found
+
+    def number(self, ordinal: int) -> int:
+        return self._known.start + ordinal * self._feed.of + self._feed.number
+
+    def stop(self) -> None:
+        with self._known.changed:
+            self._stopped = True
+            self._known.changed.notify_all()
+
+
+def _read(ordinal: int) -> StaleStream:
+    return StaleStream(f"unit {ordinal} has been read, and its reader does not have it any more")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -17,6 +17,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from penstock.cluster_cache.fellows import Fellows
+from penstock.cluster_cache.judging import DispatcherJudge
 from penstock.core.errors import DispatcherUnavailableError, NotPermittedError, ProtocolError
 from penstock.core.ids import AttemptId, BlobHash, JobName, StreamId, stream_number
 from penstock.graph import ops
@@ -26,30 +28,27 @@ from penstock.graph.node import Node
 from penstock.graph.readers import FileSource, SourceNode
 from penstock.graph.regrouping import last_regrouping, makes_rounds
 from penstock.graph.traverse import walk
-from penstock.passes import optimize
-from penstock.runtime.auto_points import with_points
+from penstock.relays.relayed_sources import relayed
+from penstock.relays.runner_relays import RunRelays
+from penstock.runtime.auto_points import worker_plan
 from penstock.runtime.budget import Budget
 from penstock.runtime.flight_record import FlightRecord
 from penstock.runtime.iterator import PipelineArguments, Run
-from penstock.runtime.streams import Allocate, FlightRecorder, Left, StreamPart, StreamStopped, TornRounds
+from penstock.runtime.streams import Allocate, Left, StreamPart, StreamStopped, TornRounds
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.stream.checkpoint import Weights
 from penstock.stream.instructions import StartRun, Terms
+from penstock.wire.blobs import blob_pieces, fetch_blob
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import user_name
 from penstock.wire.frames import NO_STORAGE_OPTIONS, OpenStream, SourceStorageOptions, Units
+from penstock.wire.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 from penstock.wire.jobs import Cut, JobSpec, Leftover
-from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
+from penstock.wire.messages import GetBlob, GetSpec, Spec
 from penstock.wire.received import received
-from penstock.worker.fed_feed import FedFeed, FedUnits
-from penstock.worker.feeds import GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
-from penstock.worker.fellows import Fellows
+from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
 from penstock.worker.figures import Busy, Figures
-from penstock.worker.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
-from penstock.worker.judging import DispatcherJudge
-from penstock.worker.relayed_sources import relayed
-from penstock.worker.relays import RunRelays
 from penstock.worker.tail_run import TailRun
 
 ASK_S = 5.0  # one try: a piece of a blob needs a while on a slow line
@@ -117,7 +116,7 @@ class RunnerJob:
         """Return the job. While the dispatcher is away this waits: whoever started this process ends it in time."""
         with self._lock:
             if None not in self._plans:
-                spec = self._ask(GetSpec(job=self.name), f"what job {self.name!r} is", is_stopped)
+                spec = self._ask(GetSpec(job=self.name), "what the job is", is_stopped)
                 if not isinstance(spec, Spec):
                     raise ProtocolError(f"the dispatcher answered {type(spec).__name__} to the question what job it is")
                 self._plans[None] = AttemptPlan(self._made_of(spec, is_stopped), spec)
@@ -148,11 +147,9 @@ class RunnerJob:
             if plan.job.spec == spec.spec:
                 return plan.job
         graph = decode_graph(self._graph(spec.spec.graph, is_stopped))
-        cache = spec.spec.placement.cache
-        if cache is not None:
-            graph = with_points(graph, None if cache == "auto" else cache)
-        graph = optimize(graph)
-        listings = decode_listings(self._blob(spec.spec.splits, "the list of splits", is_stopped))
+        graph = worker_plan(graph, spec.spec.placement.cache)
+        ask = partial(self._ask, what="the list of splits", is_stopped=is_stopped)
+        listings = decode_listings(fetch_blob(spec.spec.splits, ask))
         return LoadedJob(
             spec=spec.spec,
             graph=graph,
@@ -163,7 +160,7 @@ class RunnerJob:
 
     def _graph(self, name: BlobHash, is_stopped: Callable[[], bool]) -> bytes | memoryview:
         """Return the graph's bytes; with large arrays behind it, in memory that the runners of this host share."""
-        pieces = self._pieces(name, "the pipeline", is_stopped)
+        pieces = blob_pieces(name, partial(self._ask, what="the pipeline", is_stopped=is_stopped))
         first = next(pieces)
         if first.size < HOST_BLOB_BYTES:
             return b"".join([first.piece, *(piece.piece for piece in pieces)])
@@ -172,30 +169,13 @@ class RunnerJob:
             self._shared_blobs[name] = share_blob(name, first.size, fetched, lambda: _raise_if(is_stopped))
         return self._shared_blobs[name].memory
 
-    def _blob(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> bytes:
-        return b"".join(piece.piece for piece in self._pieces(name, what, is_stopped))
-
-    def _pieces(self, name: BlobHash, what: str, is_stopped: Callable[[], bool]) -> Iterator[BlobPiece]:
-        """Yield a blob's pieces, asked for one after the other."""
-        got = 0
-        while True:
-            answer = self._ask(GetBlob(hash=name, offset=got), f"{what} of {self.name!r}", is_stopped)
-            if not isinstance(answer, BlobPiece):
-                raise ProtocolError(f"the dispatcher answered {type(answer).__name__} to the question for {what}")
-            got += len(answer.piece)
-            yield answer
-            if got >= answer.size:
-                return
-            if not answer.piece:
-                raise ProtocolError(f"the dispatcher has only {got} of {answer.size} bytes of {what}")
-
     def _ask(self, request: GetSpec | GetBlob, what: str, is_stopped: Callable[[], bool]) -> object:
         say_at = monotonic() + SAY_AFTER_S
         while True:
             if is_stopped():
                 raise StreamStopped
             try:
-                return self._ask_once(request, ASK_S, what)
+                return self._ask_once(request, ASK_S, f"{what}, of job {self.name!r}")
             except DispatcherUnavailableError as error:
                 if monotonic() > say_at:
                     say_at = monotonic() + SAY_AFTER_S
@@ -221,14 +201,9 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     terms: Terms
     plan: AttemptPlan
     feed: StreamFeed
-    storage: Callable[[], SourceStorageOptions]
-    """Gives the newest options that a reader lent, each time it is called: keys may be valid for a day only."""
+    opener: RunOpener
     allocate: Allocate
-    recorder: FlightRecorder
     budget: Callable[[], Budget]
-    figures: Figures
-    judge: DispatcherJudge
-    fellows: Fellows
     relays: RunRelays | None = None
     """What a trainer reads for the run; None: it reads by itself."""
 
@@ -248,7 +223,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         except BaseException:
             run.close()
             raise
-        self.figures.watch(pump, run)
+        self.opener.figures.watch(pump, run)
         return run
 
     def stop(self) -> None:
@@ -265,10 +240,10 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
             # Streams that each read everything do so in orders of their own, unless the user's shuffle has a seed.
             seed=spec.seed + stream_number(self.stream) if spec.sharding.off else spec.seed,
             epoch=self.terms.epoch,
-            source_of=job.source_opener(self.storage(), self.relays),
+            source_of=job.source_opener(self.opener.lent_for(self.stream), self.relays),
             cache_scope=cache_scope(spec.owner),
-            cache_judge=self.judge,
-            cache_hosts=self.fellows,
+            cache_judge=self.opener.judge,
+            cache_hosts=self.opener.fellows,
         )
         part = StreamPart(
             feed=self.feed,
@@ -282,7 +257,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
             dropped=frozenset(excluded.dropped),
             suspects=frozenset(excluded.suspects),
             allocate=self.allocate,
-            recorder=self.recorder,
+            recorder=self.opener.flight.recorder(self.stream),
         )
         # What nobody received of a round, coordinated reads take back by themselves.
         if job.makes_rounds or not feed.leftovers:
@@ -307,12 +282,9 @@ class RunOpener:
     def __init__(
         self, job: RunnerJob, control: ControlClient, flight: FlightRecord, figures: Figures, fellows: Fellows
     ) -> None:
-        self._job = job
-        self._control = control
-        self._flight = flight
-        self._figures = figures
-        self._judge = DispatcherJudge(control.post, job.name)
-        self._fellows = fellows
+        self._job, self._control = job, control
+        self.flight, self.figures, self.fellows = flight, figures, fellows
+        self.judge = DispatcherJudge(control.post, job.name)
         self._fed: defaultdict[StreamId, FedUnits] = defaultdict(FedUnits)
         """What readers sent for streams that they feed; it may come before the stream is open."""
         self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
@@ -329,8 +301,8 @@ class RunOpener:
         if reader in lent or (len(lent) < MOST_READERS and len(self._storage) <= MOST_STREAMS):
             self._storage[message.stream][reader] = message.storage
 
-    def _lent_for(self, stream: StreamId) -> SourceStorageOptions:
-        """Return what the first of a stream's readers lent: they read the same data."""
+    def lent_for(self, stream: StreamId) -> SourceStorageOptions:
+        """Return what the first of a stream's readers lent last: they read the same data, by keys that may be new."""
         lent = self._storage.get(stream)
         return lent[min(lent)] if lent else NO_STORAGE_OPTIONS
 
@@ -355,13 +327,9 @@ class RunOpener:
             terms=start.terms,
             plan=plan,
             feed=self._feed(stream, start, plan.job.spec.split_counts),
-            storage=partial(self._lent_for, stream),
+            opener=self,
             allocate=allocate,
-            recorder=self._flight.recorder(stream),
             budget=budget,
-            figures=self._figures,
-            judge=self._judge,
-            fellows=self._fellows,
             relays=relays,
         )
 

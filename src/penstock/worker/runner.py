@@ -23,14 +23,18 @@ from typing import Any
 import msgspec
 import zmq
 
+from penstock.cluster_cache.fellow_links import FellowLinks
+from penstock.cluster_cache.fellows import Fellows, KeptServer
 from penstock.core.ids import StreamId
 from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
+from penstock.relays.runner_relays import RelayMessage, Relays
 from penstock.runtime.flight_record import FlightRecord, HangWatch
 from penstock.runtime.streams import StreamStopped
 from penstock.wire.addresses import RunnerAddress
+from penstock.wire.allocation import OwnMemory
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
 from penstock.wire.descriptor_limit import raise_descriptor_limit
@@ -57,12 +61,8 @@ from penstock.wire.frames import (
 from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
-from penstock.worker.fellow_links import FellowLinks
-from penstock.worker.fellows import Fellows, KeptServer
 from penstock.worker.figures import Figures
 from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener, cache_scope
-from penstock.worker.own_memory import OwnMemory
-from penstock.worker.relays import Relays
 from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
 from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
@@ -185,20 +185,19 @@ class HostedStreams:
         elif isinstance(message, Credit):
             if message.returned:
                 self._lending.take_back(peer, message.returned)
-            if (stream := self._streams.get(message.stream)) is not None:
-                stream.take_credit(peer, message)
+            self._tell_stream(peer, message)
         elif isinstance(message, ReturnLeases):
             self._lending.take_back(peer, message.leases)
-        elif isinstance(message, OfferReading):
-            self._hear_offer(peer, message)
-        elif isinstance(message, (RelayRows, RelayFailed)):
-            if self._host is not None and self._host.relays is not None:
-                self._host.relays.receive(peer, message, buffers)
+        elif isinstance(message, (OfferReading, RelayRows, RelayFailed)):
+            self._hear_relayed(peer, message, buffers)
         elif isinstance(message, CloseStream):
-            if (stream := self._streams.get(message.stream)) is not None:
-                stream.close_reader(peer, message.opening, leaving=message.leaving, taken=message.round)
+            self._tell_stream(peer, message)
             if message.leaving:
                 self.data.send(peer, StreamLeft(stream=message.stream, opening=message.opening))
+
+    def _tell_stream(self, peer: bytes, message: Credit | CloseStream) -> None:
+        if (stream := self._streams.get(message.stream)) is not None:
+            stream.hear(peer, message)
 
     def take_from_fellow(self, peer: bytes, message: FromFellow) -> None:
         if self._kept is None and self._host is not None:
@@ -218,7 +217,7 @@ class HostedStreams:
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
-            stream.open(peer, message)
+            stream.hear(peer, message)
         elif self._load_failure is not None:
             failed = StreamFailed(
                 stream=message.stream,
@@ -231,16 +230,22 @@ class HostedStreams:
         else:
             self._early.append((peer, message))
 
-    def _hear_offer(self, peer: bytes, message: OfferReading) -> None:
-        """Let the job's owner read for it, and nobody else: what others make of the rows is the owner's."""
+    def _hear_relayed(self, peer: bytes, message: RelayMessage, buffers: Sequence[Any]) -> None:
+        """Let the job's owner read for it, and nobody else: what others make of the rows is the owner's.
+
+        Rows of whom nothing was asked are dropped.
+        """
         if self._host is None:
-            if self._load_failure is None and len(self._early) < MOST_STREAMS:
+            if isinstance(message, OfferReading) and self._load_failure is None and len(self._early) < MOST_STREAMS:
                 self._early.append((peer, message))
             return
+        if self._host.relays is None or (isinstance(message, OfferReading) and not self._is_owner(peer, self._host)):
+            return
+        self._host.relays.hear(peer, message, buffers)
+
+    def _is_owner(self, peer: bytes, host: Host) -> bool:
         reader = self._readers.principal_of(self.data.key_of(peer))
-        owned = reader is not None and reader.name == self._host.job.spec.owner
-        if owned and self._host.relays is not None:
-            self._host.relays.offer(peer, message)
+        return reader is not None and reader.name == host.job.spec.owner
 
     def _new_stream(self, message: OpenStream, host: Host) -> AnyStream:
         others = self.all()
@@ -256,7 +261,7 @@ class HostedStreams:
         if self._host is not None and self._host.relays is not None:
             self._host.relays.lose(peer)
         for stream in self.all():
-            stream.close_reader(peer)
+            stream.hear(peer, None)
 
     def _forget_peers(self, peers: list[bytes]) -> None:
         for peer in peers:

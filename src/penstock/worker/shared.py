@@ -18,6 +18,7 @@ import numpy as np
 from penstock.core.ids import AttemptId, StreamId
 from penstock.stream.instructions import StartRun
 from penstock.stream.rounds import Taken
+from penstock.stream.serving import ReaderSays
 from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
@@ -122,11 +123,13 @@ class SharedStream(HostedStream[Shared]):
 
     # Serving
 
-    def take_credit(self, peer: bytes, message: Credit) -> None:
-        """One reader has room: other trainers are not looked at."""
+    def hear(self, peer: bytes, message: ReaderSays) -> None:
+        """Of one reader that has room: other trainers are not looked at."""
+        if not isinstance(message, Credit):
+            super().hear(peer, message)
+            return
         with self._changed:
-            heard = self.served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
-            self._serve(self.served.with_mates(heard))
+            self._serve(self.served.with_mates(self.served.hear(peer, message, monotonic())))
             self._obey()
             self._wake()
 

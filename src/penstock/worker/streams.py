@@ -20,20 +20,20 @@ import msgspec
 from penstock.core.element import Element
 from penstock.core.ids import AttemptId, StreamId
 from penstock.processes.runner_config import RunnerConfig
+from penstock.relays.runner_relays import Relays, RunRelays
 from penstock.runtime.budget import Budget
 from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import Taken
-from penstock.stream.serving import Dealt, Served
+from penstock.stream.serving import Dealt, ReaderSays, Served
 from penstock.wire.compression import compress
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Credit, OpenStream, Output, Rounds, SlabPlaces
+from penstock.wire.frames import Output, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.runs import FrameMemory, encode_run
 from penstock.wire.slabs import Lending
 from penstock.worker.figures import Counts
 from penstock.worker.opening import LoadedJob, Opening, RunOpener
 from penstock.worker.pump import Pump
-from penstock.worker.relays import Relays, RunRelays
 from penstock.worker.sending import DataSocket
 
 SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
@@ -135,19 +135,9 @@ class HostedStream(ABC, Generic[ServedKind]):
 
     # What readers say
 
-    def open(self, peer: bytes, message: OpenStream) -> None:
+    def hear(self, peer: bytes, message: ReaderSays) -> None:
         with self._changed:
-            self.served.open(peer, message, monotonic())
-            self._carry_out()
-
-    def take_credit(self, peer: bytes, message: Credit) -> None:
-        with self._changed:
-            self.served.take_credit(peer, message.opening, message.credit, message.round, monotonic())
-            self._carry_out()
-
-    def close_reader(self, peer: bytes, opening: int | None = None, *, leaving: bool = False, taken: int = -1) -> None:
-        with self._changed:
-            self.served.close_reader(peer, opening, monotonic(), leaving=leaving, taken=taken)
+            self.served.hear(peer, message, monotonic())
             self._carry_out()
 
     def tick(self, now: float) -> list[bytes]:

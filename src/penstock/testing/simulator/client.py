@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.client.sampling import Drawing, Feed, Feeder
 from penstock.core.ids import AttemptId, ClientId, RunnerId
+from penstock.samplers.drawing import Drawing, Feed
+from penstock.samplers.feeder import Feeder
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
 from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
 from penstock.testing.simulator.engine import FakeBatch, Shape
@@ -146,10 +147,8 @@ class FakeClient(Peer):
         self.is_open = True
         if self.ahead:
             self._carry_out()
-            self.world.at(BEAT_EVERY_S, self, self._beat)
-            self.world.at(LOOK_EVERY_S, self, self._look)
-            return
-        self._read()
+        else:
+            self._read()
         self.world.at(BEAT_EVERY_S, self, self._beat)
         self.world.at(LOOK_EVERY_S, self, self._look)
 

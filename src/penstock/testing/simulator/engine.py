@@ -15,7 +15,7 @@ from penstock.runtime.streams import PASS_ENDED, PLACE, SplitFeed
 from penstock.wire.jobs import FeedSpec, JobSpec, Leftover
 from penstock.wire.modes import REACH, Ranks, Sharding, Share, ShareKind, Uneven
 from penstock.wire.received import gaps_in, received
-from penstock.worker.feeds import UNKNOWN, PassKey, leftover_feed
+from penstock.worker.feeds import UNKNOWN, PassKey, StreamLedger, leftover_feed
 
 FakeBatch: TypeAlias = tuple[int, ...]
 PASS = 1_000_000
@@ -148,6 +148,10 @@ NextSplit: TypeAlias = Callable[[PassKey, int | None], int | None]
 
 def known_splits(feed: SplitFeed) -> NextSplit:
     return lambda key, after: feed.next_split(*key, after)
+
+
+def granted_splits(ledger: StreamLedger) -> NextSplit:
+    return lambda key, after: ledger.of(key).following(after)
 
 
 def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, rest: list[int]) -> FakeOutputs:

@@ -17,7 +17,7 @@ from penstock.core.ids import StreamId
 from penstock.runtime.streams import places
 from penstock.stream.instructions import End, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
-from penstock.stream.serving import Dealt
+from penstock.stream.serving import Dealt, ReaderSays
 from penstock.stream.sharing import Shared
 from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
@@ -26,15 +26,15 @@ from penstock.testing.simulator.engine import (
     FakeOutputs,
     SplitNeeded,
     batches_from,
+    granted_splits,
     known_splits,
     numbered,
     tail_outputs,
 )
-from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
+from penstock.wire.frames import Rounds, Units
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.messages import Answer, Granted, GrantSplits
-from penstock.worker.fed_feed import FedUnits
-from penstock.worker.feeds import Settled, StreamLedger, fixed_feed
+from penstock.worker.feeds import FedUnits, Settled, StreamLedger, fixed_feed
 
 if TYPE_CHECKING:
     from penstock.testing.simulator.workers import FakeRunner
@@ -57,20 +57,12 @@ class FakeStream(ABC):
         self.units = FedUnits()
         self.pump: FakePump | None = None
 
-    def hear(self, peer: bytes, message: OpenStream | Credit | CloseStream | Units | None) -> None:
+    def hear(self, peer: bytes, message: ReaderSays | Units) -> None:
         """Take in what came from a peer; None: it is lost."""
-        now = self.world.now
-        match message:
-            case OpenStream():
-                self.served.open(peer, message, now)
-            case Credit():
-                self.served.take_credit(peer, message.opening, message.credit, message.round, now)
-            case CloseStream():
-                self.served.close_reader(peer, message.opening, now, leaving=message.leaving, taken=message.round)
-            case Units():
-                self.units.take(message)
-            case None:
-                self.served.close_reader(peer, None, now)
+        if isinstance(message, Units):
+            self.units.take(message)
+        else:
+            self.served.hear(peer, message, self.world.now)
         self.carry_out()
 
     def tick(self) -> None:
@@ -260,7 +252,10 @@ class FakePump:
         if terms.feed.kind == "fed":
             return numbered(self._fed_output, state)
         ledger = self._ledger
-        next_split = known_splits(fixed_feed(terms.feed, shape.split_counts)) if ledger is None else ledger.following
+        if ledger is None:
+            next_split = known_splits(fixed_feed(terms.feed, shape.split_counts))
+        else:
+            next_split = granted_splits(ledger)
         return batches_from(shape, terms.epoch, next_split, state, rest)
 
     def _fed_output(self, ordinal: int) -> FakeBatch | SplitNeeded | None:
@@ -270,13 +265,13 @@ class FakePump:
 
     def _ask(self, ledger: StreamLedger, needed: SplitNeeded) -> None:
         terms, key = self._start.terms, needed.key
-        after = ledger.last(key, needed.after)
+        after = ledger.of(key).asked_after(needed.after)
 
         def answered(answer: Answer) -> None:
             if self._abandoned:
                 return
             if isinstance(answer, Granted):
-                ledger.granted(key, after, answer.ordinals)
+                ledger.of(key).granted(after, answer.ordinals)
                 self._go_on_later()
             else:
                 self._stream.served.stale(self._start.number, "the dispatcher refused splits", self._runner.world.now)

@@ -1,0 +1,1 @@
+"""The fleet simulator: policies over thousands of workers, in minutes."""
