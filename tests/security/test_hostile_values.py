@@ -6,11 +6,13 @@ import ast
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock
-from penstock.core.errors import StateMismatchError
+from penstock.core.errors import ProtocolError, StateMismatchError
 from penstock.core.ids import RunnerId
+from penstock.wire.framing import decode_message
 from penstock.wire.jobs import Cut, Regroup
 from penstock.wire.messages import RunnerPlace
 from penstock.wire.received import flags_received, received
@@ -61,7 +63,7 @@ def test_an_agent_cannot_make_anothers_process_its_own_by_naming_its_key() -> No
     "claim",
     [
         lambda: received(Cut(since=1 << 60), 2),
-        lambda: flags_received(Regroup(1 << 40, (1,)), width=1, given=[0]),
+        lambda: flags_received(Regroup(1, (1 << 40,)), width=1, given=[0]),
         lambda: flags_received(None, width=1, given=[1 << 31]),
     ],
     ids=["since", "width", "given"],
@@ -71,6 +73,18 @@ def test_a_state_that_claims_more_outputs_than_there_can_be_is_refused_before_me
 ) -> None:
     with pytest.raises(StateMismatchError, match="at most 262,144 can be"):
         claim()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("width", "given"),
+    [(-1, (0,)), (0, ()), (2, (1,)), (1, (1, 1)), (1, (-1,)), (1 << 62, (0,))],
+    ids=["backwards", "none", "few", "many", "negative", "wide"],
+)
+def test_rounds_that_no_consumers_can_have_had_are_no_message(width: int, given: tuple[int, ...]) -> None:
+    """With rounds of -1 outputs a runner, and whoever merged such states, made a list of flags without an end."""
+    sent = msgspec.msgpack.encode([None, 2, [], 1, [width, given]])
+    with pytest.raises(ProtocolError, match="rounds"):
+        received(decode_message(msgspec.msgpack.Decoder(Cut), sent), 1)
 
 
 def test_what_is_logged_with_a_message_has_no_name_that_a_log_record_has_itself() -> None:
