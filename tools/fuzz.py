@@ -1,6 +1,7 @@
 """Random and mutated messages against everything that takes messages. Ends with 1 if something gives way.
 
     python tools/fuzz.py decoders [--seconds 60]       coverage-guided (atheris), or random where it is not installed
+        [--corpus FOLDER]                               goes on from what earlier runs have found, and keeps it there
     python tools/fuzz.py dispatcher [--messages 100000]
     python tools/fuzz.py runner [--messages 100000]
     python tools/fuzz.py all                            all of them
@@ -24,10 +25,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -48,9 +49,10 @@ from penstock.dispatcher.main import DispatcherConfig  # noqa: E402
 from penstock.wire.addresses import Listening, RunnerAddress  # noqa: E402
 from penstock.wire.control import ControlClient  # noqa: E402
 from penstock.wire.credentials import Credentials, KnownKey  # noqa: E402
+from penstock.wire.fetching import FromFellow, ReadSplit  # noqa: E402
 from penstock.wire.frames import CloseStream, ToRunner  # noqa: E402
 from penstock.wire.framing import cut_request, decode_tell  # noqa: E402
-from penstock.wire.messages import PROTOCOL, Jobs, ListJobs, Refused, Request  # noqa: E402
+from penstock.wire.messages import PROTOCOL, AgentLeaving, Jobs, ListJobs, Refused, Request  # noqa: E402
 from penstock.wire.principals import Role  # noqa: E402
 from penstock.wire.sockets import dial  # noqa: E402
 
@@ -63,6 +65,8 @@ LIFE_MESSAGES = 20_000
 """A dispatcher is started again after so many, on the journal that they left; the journal of three lives is dropped."""
 RUNNER_LIFE_MESSAGES = 1_000_000
 CONNECTION_MESSAGES = 10_000
+FELLOWS_TURN = 5
+"""One in so many connections to a runner is that of another process of its job, which may ask for what is kept."""
 FAREWELL = "farewell-"
 ROLES: tuple[Role, ...] = ("trainer", "runner", "provisioner", "agent", "operator")
 TRUSTED = ("agent", "operator")  # they may change everybody's jobs: by registering workers, by steering
@@ -79,7 +83,8 @@ class Finding(Exception):
 
 def fuzz_decoders(options: argparse.Namespace) -> dict[str, Any]:
     if importlib.util.find_spec("atheris") is not None:
-        return _guided(options.seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            return _guided(options.seconds, options.seed, Path(options.corpus or folder))
     rng, tried, end = random.Random(options.seed), 0, time.monotonic() + options.seconds
     while time.monotonic() < end:
         for name, target in TARGETS.items():
@@ -97,28 +102,28 @@ def _try(name: str, data: bytes) -> None:
         raise Finding(f"{name}: {type(error).__name__} ({error}) of {data!r}") from error
 
 
-def _guided(seconds: float) -> dict[str, Any]:
+def _guided(seconds: float, seed: int, corpus: Path) -> dict[str, Any]:
     """Run libFuzzer in a process of its own: it ends the process it runs in."""
-    with tempfile.TemporaryDirectory() as folder:
-        rng = random.Random(0)
-        for number, target in enumerate(TARGETS.values()):
-            for example in range(30):
-                (Path(folder) / f"{number}-{example}").write_bytes(bytes((number,)) + target.examples(rng))
-        limits = [f"-max_total_time={int(seconds)}", "-max_len=20000", "-rss_limit_mb=2048", "-timeout=10"]
-        artifacts = tempfile.mkdtemp(prefix="penstock-fuzz-")
-        command = [sys.executable, __file__, "guided", folder, *limits, f"-artifact_prefix={artifacts}/"]
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        lines = ran.stderr.splitlines()
-        if ran.returncode:
-            raise Finding("\n".join(lines[-40:]) + f"\nwhat did it lies in {artifacts}")
-        shutil.rmtree(artifacts)
-        done = next((line for line in reversed(lines) if line.startswith("Done ")), "")
-        covered = next((line for line in reversed(lines) if "cov:" in line), "")
-        return {"how": "coverage-guided", "said": done, "covered": covered.strip()}
+    corpus.mkdir(exist_ok=True)
+    rng = random.Random(seed)
+    for number, target in enumerate(TARGETS.values()):
+        for example in range(30):
+            (corpus / f"{number}-{example}").write_bytes(bytes((number,)) + target.examples(rng))
+    artifacts = tempfile.mkdtemp(prefix="penstock-fuzz-")
+    limits = [f"-max_total_time={int(seconds)}", "-max_len=20000", "-rss_limit_mb=2048", "-timeout=10"]
+    command = [sys.executable, __file__, "guided", str(corpus), *limits, f"-artifact_prefix={artifacts}/"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    lines = ran.stderr.splitlines()
+    if ran.returncode:
+        raise Finding("\n".join(lines[-40:]) + f"\nwhat did it lies in {artifacts}")
+    shutil.rmtree(artifacts)
+    done = next((line for line in reversed(lines) if line.startswith("Done ")), "")
+    covered = next((line for line in reversed(lines) if "cov:" in line), "")
+    return {"how": "coverage-guided", "said": done, "covered": covered.strip()}
 
 
 def _be_guided(arguments: list[str]) -> None:
-    import atheris  # type: ignore[import-not-found, unused-ignore]
+    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     with atheris.instrument_imports(include=["penstock.wire", "penstock.dispatcher.asks"]):
         for module in [name for name in sys.modules if name.startswith(("penstock", "tests."))]:
@@ -179,8 +184,7 @@ class Progress:
 
 def fuzz_dispatcher(options: argparse.Namespace) -> dict[str, Any]:
     rng, sent, told, grown_mb = random.Random(options.seed), 0, Counter[str](), 0.0
-    slowest_s: dict[str, float] = {}
-    progress = Progress("dispatcher", options.messages)
+    slowest_s, progress = dict[str, float](), Progress("dispatcher", options.messages)
     shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as folder:
         os.chmod(folder, 0o700)
@@ -334,24 +338,68 @@ def _overheard() -> Iterator[list[tuple[RunnerAddress, Credentials, Any]]]:
         client_connection.RunnerConnection.send = send  # type: ignore[method-assign]
 
 
-def _take_outputs(sender: Sender, until: int, pid: int) -> int:
-    """Return how many messages came back until that leave was taken; what a runner logs goes to all who read there."""
+@contextmanager
+def _fellow(service: ps.LocalService) -> Iterator[Credentials]:
+    """Give the key of another process of the service's one job, on another host: there is no such process."""
+    agent = serving.FakeAgent(service.address, key=service._processes.keys.agent)
+    try:
+        agent.register()
+        yield serving.RUNNER_KEYS[agent.expect_runner().runner]
+        leaving = AgentLeaving(agent=agent.agent, workers=(agent.worker,), gone=True)
+        agent.control.ask(leaving, timeout_s=ANSWER_S, what="leaving")
+    finally:
+        agent.close()
+
+
+class Hostiles(NamedTuple):
+    """Those of one kind who may speak to a runner: what they say, and how it is seen that it was heard."""
+
+    key: Credentials
+    pool: Pool
+    farewell: Callable[[int], bytes]
+    """Makes an honest message with a number."""
+    answers: Callable[[bytes, int], bool]
+    """Says whether a frame is the answer to it."""
+
+
+def _of_readers(
+    rng: random.Random, key: Credentials, honest: Sequence[msgspec.Struct], names: Sequence[str]
+) -> Hostiles:
+    return Hostiles(
+        key,
+        Pool(rng, Hostile(rng, names, honest), list(kinds_of(ToRunner).values())),
+        lambda number: msgspec.msgpack.encode(
+            CloseStream(stream=StreamId(f"{FAREWELL}{number}"), opening=1, leaving=True)
+        ),
+        lambda frame, number: FAREWELL.encode() in frame and b"%d" % number in frame,
+    )
+
+
+def _of_fellows(rng: random.Random, key: Credentials, names: Sequence[str]) -> Hostiles:
+    first = 1 << 40  # of numbers that nothing hostile has
+    return Hostiles(
+        key,
+        Pool(rng, Hostile(rng, names), list(kinds_of(FromFellow).values())),
+        lambda number: msgspec.msgpack.encode(
+            ReadSplit(number=first + number, key="none", subject=b"", offset=0, count=1)
+        ),
+        lambda frame, number: msgspec.msgpack.encode(first + number) in frame,
+    )
+
+
+def _take_outputs(sender: Sender, hostiles: Hostiles, until: int, pid: int) -> int:
+    """Return how many messages came back until that farewell was heard; what a runner logs goes to all readers."""
     for count, frame in enumerate(sender.received(ANSWER_S, lambda: Path(f"/proc/{pid}").exists()), 1):
         if RUNNERS_FAULT.encode() in frame:
             raise Finding(frame.decode(errors="replace"))
-        if FAREWELL.encode() in frame and b"%d" % until in frame:
+        if hostiles.answers(frame, until):
             return count
-    raise Finding(f"no leave was answered within {ANSWER_S:.0f} s, or the runner has ended")
-
-
-def _farewell(number: int) -> bytes:
-    return msgspec.msgpack.encode(CloseStream(stream=StreamId(f"{FAREWELL}{number}"), opening=1, leaving=True))
+    raise Finding(f"no farewell was answered within {ANSWER_S:.0f} s, or the runner has ended")
 
 
 def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
     rng, progress = random.Random(options.seed), Progress("runner", options.messages)
-    found = Counter[str]()
-    grown_mb = 0.0
+    found, grown_mb = Counter[str](), 0.0
     while found["messages"] < options.messages:
         count = min(RUNNER_LIFE_MESSAGES, options.messages - found["messages"])
         grown_mb = max(grown_mb, _one_runner(rng, count, found, progress))
@@ -360,6 +408,7 @@ def fuzz_runner(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one_runner(rng: random.Random, count: int, found: Counter[str], progress: Progress) -> float:
+    most_mb = 0.0
     with ps.LocalService(workers=1) as service, _overheard() as heard:
         dataset = ps.range(1 << 40).map(abs).batch(16)
         with dataset.distribute(service, job="fuzzed", limits=ps.Limits(timeout_s=60)) as loader:
@@ -370,31 +419,23 @@ def _one_runner(rng: random.Random, count: int, found: Counter[str], progress: P
             honest = {type(message): message for *_, message in heard}
             opened = next(message for *_, message in heard if hasattr(message, "attempt"))
             names = [opened.stream, opened.attempt, opened.runner, "nobody", f"{opened.attempt}.7"]
-            hostile = Hostile(rng, names, list(honest.values()))
-            pool = Pool(rng, hostile, list(kinds_of(ToRunner).values()))
-            before_mb, most_mb, sent = resident_mb(pid), 0.0, 0
-            sender = Sender(address.socket, key, data=True)
-            try:
-                while sent < count:
-                    pool.renew(RENEWED)
-                    for _ in range(BATCH):
-                        sender.send(pool.draw())
-                    sent += BATCH
-                    sender.send(_farewell(sent))
-                    if sent % CONNECTION_MESSAGES == 0:
-                        found["answers"] += _take_outputs(sender, sent, pid)
-                        sender.close()  # as many openings as there are connections are kept for readers
-                        sender = Sender(address.socket, key, data=True)
-                    elif sent % CONNECTION_MESSAGES != BATCH:  # one batch is sent while the one before is heard
-                        found["answers"] += _take_outputs(sender, sent - BATCH, pid)
-                    most_mb = max(most_mb, resident_mb(pid) - before_mb)
-                    if most_mb > MOST_GROWTH_MB:
-                        raise Finding(f"the runner grew by {most_mb:.0f} MB within {sent} messages")
-                    progress.look(found["messages"] + sent)
-            except (zmq.Again, FileNotFoundError) as error:
-                raise Finding(f"the runner ended within {sent} messages: {error}") from error
-            finally:
-                sender.close()
+            with _fellow(service) as fellows_key:
+                readers = _of_readers(rng, key, list(honest.values()), names)
+                fellows = _of_fellows(rng, fellows_key.toward(address.key), names)
+                before_mb, sent = resident_mb(pid), 0
+                try:
+                    while sent < count:
+                        turn, count_now = sent // CONNECTION_MESSAGES, min(CONNECTION_MESSAGES, count - sent)
+                        hostiles = fellows if turn % FELLOWS_TURN == FELLOWS_TURN - 1 else readers
+                        for more in _one_connection(hostiles, address, pid, sent, count_now):
+                            found["answers"] += more
+                            sent += BATCH
+                            most_mb = max(most_mb, resident_mb(pid) - before_mb)
+                            if most_mb > MOST_GROWTH_MB:
+                                raise Finding(f"the runner grew by {most_mb:.0f} MB within {sent} messages")
+                            progress.look(found["messages"] + sent)
+                except (zmq.Again, FileNotFoundError) as error:
+                    raise Finding(f"the runner ended within {sent} messages: {error}") from error
         if list(service.worker_pids().values()) != [pid]:
             raise Finding(f"the runner ended within {sent} messages")
         with (
@@ -407,6 +448,22 @@ def _one_runner(rng: random.Random, count: int, found: Counter[str], progress: P
     return most_mb
 
 
+def _one_connection(hostiles: Hostiles, address: RunnerAddress, pid: int, first: int, count: int) -> Iterator[int]:
+    """Send so many messages on one connection; give, by batch, how many came back. `first`: the number of the first."""
+    sender = Sender(address.socket, hostiles.key, data=True)
+    try:
+        for number in range(first, first + count, BATCH):
+            hostiles.pool.renew(RENEWED)
+            for _ in range(BATCH):
+                sender.send(hostiles.pool.draw())
+            sender.send(hostiles.farewell(number + BATCH))
+            # One batch is sent while the one before is heard.
+            yield 0 if number == first else _take_outputs(sender, hostiles, number, pid)
+        _take_outputs(sender, hostiles, first + count, pid)
+    finally:
+        sender.close()
+
+
 PARTS = {"decoders": fuzz_decoders, "dispatcher": fuzz_dispatcher, "runner": fuzz_runner}
 
 
@@ -417,6 +474,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*PARTS, "all"], nargs="?", default="all")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the decoders")
+    parser.add_argument("--corpus", help="for the decoders: a folder")
     parser.add_argument("--messages", type=int, default=20_000, help="each for the dispatcher and the runner")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -174,10 +174,10 @@ def open_job(control: ControlClient, request: OpenEpoch | None = None) -> JobVie
 class FakeAgent:
     """An agent with one worker, whose processes are only said to exist."""
 
-    def __init__(self, address: str, number: int = 0) -> None:
+    def __init__(self, address: str, number: int = 0, key: Credentials = AGENT_KEY) -> None:
         self.agent, self.worker = AgentId(f"agent{number}"), WorkerId(f"worker{number}")
         self.started: queue.Queue[StartRunner] = queue.Queue()
-        self.control = ControlClient(address, AGENT_KEY, name="agent", on_push=self._pushed)
+        self.control = ControlClient(address, key, name="agent", on_push=self._pushed)
 
     def _pushed(self, push: Any) -> None:
         if isinstance(push, StartRunner):
@@ -187,17 +187,22 @@ class FakeAgent:
         request = RegisterAgent(agent=self.agent, host="h", workers=(WorkerPlace(worker=self.worker),), runners=runners)
         assert self.control.ask(request, timeout_s=DEADLINE_S, what="registering") == Done()
 
-    def serve_runner(self) -> RunnerPlace:
+    def expect_runner(self) -> StartRunner:
+        """Say by which key the process that is to be started will be known; return what was asked for."""
         asked = self.started.get(timeout=DEADLINE_S)
         key = RUNNER_KEYS[asked.runner] = new_key("runner", asked.runner)
         expect = ExpectRunner(agent=self.agent, job=asked.job, runner=asked.runner, verifier=key.public)
         assert self.control.ask(expect, timeout_s=DEADLINE_S, what="expecting") == Done()
+        return asked
+
+    def serve_runner(self) -> RunnerPlace:
+        asked = self.expect_runner()
         place = RunnerPlace(
             runner=asked.runner,
             worker=asked.worker,
             job=asked.job,
             address="tcp://127.0.0.1:1",
-            verifier=key.public,
+            verifier=RUNNER_KEYS[asked.runner].public,
         )
         answer = self.control.ask(RunnerReady(agent=self.agent, place=place), timeout_s=DEADLINE_S, what="ready")
         assert answer == Done(), answer

@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 import penstock as ps
-from penstock.wire.frames import AskRows, CloseStream, OfferReading, StreamLeft, ToRunner
+from penstock.core.ids import StreamId
+from penstock.wire.frames import AskRows, CloseStream, OfferReading, StreamLeft, ToRunner, Units
 from penstock.wire.jobs import Cut
+from penstock.worker import runner as worker_runner
+from penstock.worker.feeds import FedUnits
 from tests.security.hostile import Hostile, kinds_of, mutated
 from tests.waiting import wait_until
 from tests.worker.runner_harness import ATTEMPT, GRANTED, PLENTY, RUNNER, Harness, OpenStream, harness
@@ -63,6 +66,29 @@ def test_hostile_messages_of_every_type_make_nothing_fail(
     assert runner.streams.data.serving
     failed = [record for record in caplog.records if record.exc_info]
     assert not failed, [(record.getMessage(), record.exc_text) for record in failed[:3]]
+
+
+def test_units_of_streams_that_nobody_opens_are_not_kept(service: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message added some to a process for as long as it lived."""
+    runner = service.serve(ps.range(1_000).map(abs).batch(10))
+    wait_until(lambda: runner.streams._host, "the job to be loaded")
+    reader = service.reader()
+    for number in range(100):
+        units = Units(stream=StreamId(f"{ATTEMPT}.{number}"), opening=1, first=number, units=((1, 2), (3,)))
+        reader._socket.send(msgspec.msgpack.encode(units))
+    fed = runner.streams._opener._fed
+    wait_until(lambda: len(fed) == 100, "what was said to be heard")
+    monkeypatch.setattr(worker_runner, "FORGET_S", 0.1)
+    wait_until(lambda: not fed, "what was said to be forgotten")
+
+
+def test_units_of_all_streams_together_have_a_bound() -> None:
+    fed = FedUnits()
+    fed.take(Units(stream=StreamId("a"), opening=1, first=0, units=((1, 2, 3), (4, 5))), room=5)
+    fed.take(Units(stream=StreamId("a"), opening=1, first=1, units=((6, 7),)), room=1)
+    assert fed.indices == 5 and fed.get(1) == (4, 5)
+    fed.take(Units(stream=StreamId("a"), opening=1, first=1, units=((6,),), taken=1), room=1)
+    assert fed.indices == 1 and fed.get(1) == (6,)
 
 
 @pytest.mark.parametrize(("owner", "asked"), [("test", True), ("somebody else", False)])

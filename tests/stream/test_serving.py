@@ -316,6 +316,15 @@ def test_a_reader_that_holds_others_up_is_looked_after_now_and_then() -> None:
     assert alone.tick(PROBE_ALONE_S - 0.01) == [] and alone.tick(PROBE_ALONE_S) == [b"a"]
 
 
+def test_a_reader_that_is_given_nothing_is_looked_after_too() -> None:
+    """A run that makes nothing would go on for one that is gone, and an ended stream be kept for it."""
+    served = running(0)
+    assert served.tick(PROBE_ALONE_S) == []
+    give(served, 1, nbytes=10)
+    assert served.tick(2 * PROBE_ALONE_S) == []
+    assert served.tick(3 * PROBE_ALONE_S) == [b"a"]
+
+
 def test_a_stream_is_idle_since_its_last_reader() -> None:
     served = running(0)
     served.tick(4.0)

@@ -49,7 +49,7 @@ from penstock.wire.jobs import Cut, Delivery, Named
 GATHER_S = 1.0  # how long the first of several consumers waits for the others to open a stream
 GATHER_IN_STEP_S = 0.1  # those read in step: one that waits for this stream is not ahead of one that is still training
 PROBE_S = 2.0  # how often a reader that keeps others waiting is looked after
-PROBE_ALONE_S = 10.0  # and one that keeps only a run waiting
+PROBE_ALONE_S = 10.0  # and one that keeps only a run waiting, or is given nothing
 LONG_LOG = 4_096  # entries that every reader knows, kept for one that may open with an older cut
 UNBOUNDED = 1 << 20  # nobody waits for the next rounds: so much is made ahead
 
@@ -77,6 +77,12 @@ class ServedReader:
         """The round it takes for the next: all before were sent to it, or skipped."""
         self.credit = message.credit
         self.sent_bytes = 0
+        self._looked_at_bytes = -1
+
+    def was_silent(self) -> bool:
+        """Say whether nothing was sent to it since this was last asked: then nothing has told whether it is there."""
+        before, self._looked_at_bytes = self._looked_at_bytes, self.sent_bytes
+        return before == self.sent_bytes
 
     @property
     def hungry(self) -> bool:
@@ -232,7 +238,7 @@ class Served(ABC, Generic[ReaderKind]):
             self._forget(key, reader, now, leaving=leaving, taken=taken)
 
     def tick(self, now: float) -> list[bytes]:
-        """Start what has waited long enough. Return peers to be probed: others wait for them."""
+        """Start what has waited long enough. Return peers to be probed: others wait for them, or they got nothing."""
         if self.readers:
             self.idle_since = now
             if self._start_at is not None and now >= self._start_at:
@@ -240,7 +246,8 @@ class Served(ABC, Generic[ReaderKind]):
         if now - self._probed_at < (PROBE_ALONE_S if len(self.readers) < 2 else PROBE_S):
             return []
         self._probed_at = now
-        return [reader.peer for reader in self._blocking()]
+        blocking = self._blocking()
+        return [reader.peer for reader in self.readers.values() if reader.was_silent() or reader in blocking]
 
     @abstractmethod
     def _begin(self) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import AttemptId, BlobHash, Fingerprint, JobName, RunnerId, StreamId, WorkerId
 from penstock.wire.modes import Order, Placement, Ranks, Sharding, Share, Transport
 
@@ -75,6 +76,14 @@ class Regroup(msgspec.Struct, frozen=True, array_like=True):
 
     width: int
     given: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        # Whoever counts what was received divides by the width: with one below 1 the count would not come to an end.
+        if self.width < 1 or len(self.given) != self.width or min(self.given) < 0:
+            raise InvalidArgumentError(
+                f"rounds of {self.width} outputs, of which {len(self.given)} consumers received some: each output must "
+                "have one, and none received fewer than 0; load a state that was saved by this loader"
+            )
 
 
 class FeedSpec(msgspec.Struct, frozen=True, array_like=True):

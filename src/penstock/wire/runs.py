@@ -36,6 +36,8 @@ WIDE_RATIO = 4  # leaves of an element to elements of a run, from which on colum
 
 PLACED_BYTES = 32 << 10  # so much is worth memory that others see
 
+MOST_EMPTY = 1 << 20  # elements of a run that have less than a byte each: of others there are as many as bytes at most
+
 FrameMemory: TypeAlias = Callable[[Sequence[int], Any], Array | None]
 """(shape, dtype) -> memory that others see; None: there is none."""
 
@@ -86,6 +88,8 @@ def decode_run(layout: bytes, buffers: Sequence[Any], *, stand_ins: bool = False
         if kind == ONE:
             return [unflatten(rest[0], buffers, stand_ins=stand_ins)]
         count, description = rest
+        if count > MOST_EMPTY and count > len(layout) + sum(bytes_over(buffer).nbytes for buffer in buffers):
+            raise CodecError(f"a run that claims {count:,} elements, more than it has bytes")
         return _Decoding(count, iter(buffers), stand_ins).column(description) if count else []
     except MALFORMED as error:
         raise CodecError(f"these bytes are not a run of elements: {error!r}") from error
@@ -285,8 +289,11 @@ class _Decoding:
 
 
 def _get(inline: bytes | None, taken: Iterator[Any]) -> Any:
-    # What stands in the layout is shared with nobody, so a copy that can be written to costs little.
-    return next(taken) if inline is None else bytearray(inline)
+    if inline is None:
+        return next(taken)
+    if not isinstance(inline, bytes):
+        raise CodecError(f"{type(inline).__name__} where bytes belong")  # a bytearray of a number has so many bytes
+    return bytearray(inline)  # what stands in the layout is shared with nobody: a copy that can be written to
 
 
 def _decode_plain(content: Any, count: int) -> list[Any]:

@@ -37,6 +37,7 @@ PassKey: TypeAlias = tuple[int, int]
 ASK_AGAIN_S = 0.5  # after an answer that says neither yes nor no
 MOST_PREFERRED = 16  # splits that are named in one question
 MOST_UNITS = 1 << 20  # of one stream at a time; readers send a few hundred ahead
+MOST_INDICES = 1 << 24  # in all units of a process, at about 40 bytes each: 64 batches of 65,536 are a fourth of that
 LOOK_AGAIN_S = 1.0  # not a deadline: a trainer may take its time, and a reader that is gone closes the stream
 UNKNOWN = -2
 """Answer of `GrantedSplits.following`: the dispatcher must be asked."""
@@ -385,17 +386,23 @@ class FedUnits:
         self._units: dict[int, tuple[int, ...]] = {}
         self._end: int | None = None
         self._taken = 0
+        self.indices = 0
+        """How many there are in all units that are held."""
 
-    def take(self, message: Units) -> None:
+    def take(self, message: Units, room: int = MOST_INDICES) -> None:
+        """Hear of units, and keep them if they fit; `room`: for so many more indices."""
         with self.changed:
-            if len(self._units) + len(message.units) <= MOST_UNITS:
-                self._units.update(enumerate(message.units, message.first))
+            more = sum(map(len, message.units))
+            if len(self._units) + len(message.units) <= MOST_UNITS and more <= room:
+                for ordinal, unit in enumerate(message.units, message.first):
+                    self.indices += len(unit) - len(self._units.get(ordinal, ()))
+                    self._units[ordinal] = unit
             self.start = message.start
             if message.ended:
                 self._end = message.first + len(message.units)
             # Those that are held are looked through, not those that were taken: nobody has checked that number.
             for ordinal in [held for held in self._units if held < message.taken]:
-                del self._units[ordinal]
+                self.indices -= len(self._units.pop(ordinal))
             self._taken = max(self._taken, message.taken)
             self.changed.notify_all()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -47,7 +47,16 @@ from penstock.wire.host_blobs import HOST_BLOB_BYTES, SharedBlob, share_blob
 from penstock.wire.jobs import Cut, JobSpec, Leftover
 from penstock.wire.messages import GetBlob, GetSpec, Spec
 from penstock.wire.received import received
-from penstock.worker.feeds import FedFeed, FedUnits, GrantedFeed, StaleStream, StreamFeed, StreamLedger, fixed_feed
+from penstock.worker.feeds import (
+    MOST_INDICES,
+    FedFeed,
+    FedUnits,
+    GrantedFeed,
+    StaleStream,
+    StreamFeed,
+    StreamLedger,
+    fixed_feed,
+)
 from penstock.worker.figures import Busy, Figures
 from penstock.worker.tail_run import TailRun
 
@@ -289,10 +298,20 @@ class RunOpener:
         """What readers sent for streams that they feed; it may come before the stream is open."""
         self._storage: defaultdict[StreamId, dict[tuple[int, int, str], SourceStorageOptions]] = defaultdict(dict)
         """What each reader of a stream lent, by (consumer, replica, trainer): a reader replaces nothing but its own."""
+        self._unopened: set[StreamId] = set()
+        """Streams that units had come for, and nobody had opened, when that was last looked at."""
 
     def take_units(self, message: Units) -> None:
         if message.stream in self._fed or len(self._fed) < MOST_STREAMS:
-            self._fed[message.stream].take(message)
+            others = sum(fed.indices for fed in list(self._fed.values()))
+            self._fed[message.stream].take(message, MOST_INDICES - others)
+
+    def forget_unopened(self, opened: Collection[StreamId]) -> None:
+        """Forget units of streams that nobody has opened since this was last called."""
+        unopened = {stream for stream in list(self._fed) if stream not in opened}
+        for stream in unopened & self._unopened:
+            self.forget(stream)
+        self._unopened = unopened
 
     def lend(self, message: OpenStream) -> None:
         """Keep what a reader's sources open their storage with."""

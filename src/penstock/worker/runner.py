@@ -65,7 +65,7 @@ from penstock.worker.figures import Figures
 from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener, cache_scope
 from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
-from penstock.worker.streams import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
+from penstock.worker.streams import ARENA_SHARE, FORGET_S, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
 
 HANG_S = 60.0
 LOOK_S = 1.0
@@ -134,7 +134,7 @@ class HostedStreams:
         self._load_failure: RemoteFailure | None = None
         self._early: list[tuple[bytes, OpenStream | OfferReading]] = []
         """Openings and offers that came before the job was loaded, each with who sent it."""
-        self._checked_at = 0.0
+        self._checked_at = self._swept_at = 0.0
         self._owns_process = owns_process
         self._own_memory: OwnMemory | None = None
         """What looks after memory beside the arena; None where windows do not bound it, or it is a trainer's."""
@@ -207,8 +207,6 @@ class HostedStreams:
             self._kept.take(peer, message)
 
     def _open(self, peer: bytes, message: OpenStream) -> None:
-        if message.storage.sources:
-            self._opener.lend(message)
         if message.runner != self._config.runner:
             reason = f"this is runner {self._config.runner}, not {message.runner}"
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
@@ -216,6 +214,8 @@ class HostedStreams:
             reason = f"this runner has {MOST_STREAMS:,} streams, which is as many as one may have; use more workers"
             self.data.send(peer, StreamRefused(stream=message.stream, opening=message.opening, reason=reason))
         elif self._host is not None:
+            if message.storage.sources:
+                self._opener.lend(message)
             stream = self._streams.get(message.stream) or self._new_stream(message, self._host)
             stream.hear(peer, message)
         elif self._load_failure is not None:
@@ -281,6 +281,9 @@ class HostedStreams:
             for peer in stream.tick(now):
                 # Nothing to say, but the socket finds out whether there is still somebody to say it to.
                 self.data.send(peer, Output(worker=self._config.worker, text=""))
+        if self._host is not None and now - self._swept_at >= FORGET_S:
+            self._swept_at = now
+            self._opener.forget_unopened(self._streams)
         if self._own_memory is not None:
             self._own_memory.give_back(now)
         if now - self._checked_at >= LOOK_S:

@@ -141,7 +141,7 @@ class HostedStream(ABC, Generic[ServedKind]):
             self._carry_out()
 
     def tick(self, now: float) -> list[bytes]:
-        """Start what has waited long enough. Return peers to be probed: others wait for them."""
+        """Start what has waited long enough. Return peers to be probed: see `Served.tick`."""
         with self._changed:
             probed = self.served.tick(now)
             self._carry_out()
