@@ -14,7 +14,8 @@ from penstock.control.state import ClusterState
 from penstock.wire.messages import Granted, GrantSplits, NotKnown, Refused
 
 WORTH_OF_WORK_S = 0.5  # a grant lasts about that long, so that asking is hidden and little is held back at the end
-MOST_AT_ONCE = 16
+LEAST_WORTH_S = 0.02  # nobody notices who has to wait so long for the last ones; each grant is a commit
+MOST_AT_ONCE = 32
 PLENTY_A_STREAM = 4  # with fewer left than this, one held in advance may be what the epoch's end waits for
 MOST_AGAIN = 4096  # of a list that is read again
 
@@ -56,13 +57,14 @@ def grant_splits(state: ClusterState, request: GrantSplits) -> Decision:
 def grant_size(seconds_per_split: float, left: int, streams: int) -> int:
     """Return how many splits to grant: more of short ones, fewer toward the end.
 
-    >>> grant_size(0.0, 1000, 2), grant_size(0.1, 1000, 2), grant_size(0.001, 1000, 2), grant_size(0.001, 9, 2)
-    (1, 5, 16, 2)
+    >>> grant_size(0.0, 1000, 2), grant_size(0.1, 1000, 2), grant_size(0.001, 1000, 2), grant_size(0.005, 9, 2)
+    (1, 5, 32, 4)
     """
     if seconds_per_split <= 0 or seconds_per_split >= WORTH_OF_WORK_S:
         return 1
-    many = min(MOST_AT_ONCE, int(WORTH_OF_WORK_S / seconds_per_split))
-    return max(1, min(many, left // (2 * streams)))
+    most = min(MOST_AT_ONCE, int(WORTH_OF_WORK_S / seconds_per_split))
+    least = min(most, int(LEAST_WORTH_S / seconds_per_split))
+    return max(1, least, min(most, left // (2 * streams)))
 
 
 def _refuse(reason: str, kind: str) -> Decision:
