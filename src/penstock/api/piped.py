@@ -126,7 +126,7 @@ class Piped:
     def _check_held(self, before: int, now: int, places: Sequence[Any]) -> None:
         """Refuse another number of ranks where each of the old ones held a part of what it had received.
 
-        What is dealt anew begins before all of that, and what one of them had given of its part another would leave out.
+        What is dealt anew begins before all that, and what one rank had given of its part another would leave out.
         """
         holding = next((node for node in walk(self._node) if node.traits.holds_back), None)
         if holding is not None and any(place is not None for place in places):
