@@ -116,6 +116,7 @@ class ServiceProcesses:
         check_processes("workers", options.workers, 0)
         check_whole("inline", options.inline, 0)
         most = max(options.workers, options.most_workers or 0)
+        check_processes("workers", most, 0)
         budget = share_of_budget(most + options.inline, options.threads, options.memory_bytes)
         self.keys = options.keys
         self._provisioner = Credentials.new("provisioner", "local", server=options.keys.server.public)

@@ -9,7 +9,7 @@ import logging
 import weakref
 from collections.abc import Collection
 
-from penstock.core.checks import check_processes, check_whole
+from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, ServiceClosedError
 from penstock.processes.service_processes import ServiceProcesses
 from penstock.provision.bringing import Bringer, WorkerOffer
@@ -36,11 +36,11 @@ def worker_range(workers: int | str | tuple[int, int]) -> tuple[int, int]:
     if isinstance(workers, tuple) and len(workers) == 2:
         least, most = workers
         check_whole("workers", least, 0)
-        check_processes("workers", most, 1)
+        check_whole("workers", most, 1)
         if least <= most:
             return least, most
     elif isinstance(workers, int):
-        check_processes("workers", workers, 0)
+        check_whole("workers", workers, 0)
         return workers, workers
     raise InvalidArgumentError(f"workers={workers!r} must be a whole number, (least, most) or 'auto'")
 
