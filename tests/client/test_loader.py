@@ -16,6 +16,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import (
     ForkedLoaderError,
+    InvalidArgumentError,
     InvalidPipelineError,
     JobMismatchError,
     StateMismatchError,
@@ -423,6 +424,62 @@ def test_operators_after_distribute_resume_exactly(service: ps.LocalService, ord
             again.load_state_dict(state)
             assert json.loads(json.dumps(again.state_dict())) == state
             assert sorted(rows(before) + rows(again)) == list(range(1, 241))
+
+
+@pytest.mark.parametrize("order", ["relaxed", "deterministic"])
+def test_parts_that_ranks_held_after_distribute_are_not_dealt_anew(service: ps.LocalService, order: str) -> None:
+    def rank(count: int, number: int) -> ps.Loader:
+        batches = ps.range(240).batch(7)
+        loader = batches.distribute(
+            service,
+            job=f"held-{order}-{count}",
+            ranks=ps.Ranks(count, number),
+            order=order,
+            limits=ps.Limits(timeout_s=WAIT_S),
+        )
+        return loader.unbatch().batch(5)
+
+    def saved(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        with rank(2, number) as loader:
+            next(iter(loader))
+            midway = json.loads(json.dumps(loader.state_dict()))
+            list(loader)
+            return midway, json.loads(json.dumps(loader.state_dict()))
+
+    states = in_threads(2, saved)
+    with rank(1, 0) as loader:
+        with pytest.raises(StateMismatchError, match=r"2 consumers and there are 1 now, and unbatch\(\) after"):
+            loader.load_state_dict([midway for midway, _ in states])
+        with pytest.warns(UserWarning, match="dealt anew"):
+            loader.load_state_dict([ended for _, ended in states])
+        assert sorted(rows(loader)) == list(range(240))
+    alone = iter(loader := rank(1, 0))
+    next(alone)
+    one = loader.state_dict()
+    loader.close()
+    with rank(2, 0) as loader, pytest.raises(StateMismatchError, match="1 consumers and there are 2 now"):
+        loader.load_state_dict(one)
+
+
+def test_one_state_is_not_for_all_where_ranks_come_apart_after_distribute(service: ps.LocalService) -> None:
+    def rank(number: int) -> None:
+        loader = ps.range(240).distribute(
+            service,
+            job="apart",
+            ranks=ps.Ranks(2, number),
+            order="deterministic",
+            limits=ps.Limits(timeout_s=WAIT_S),
+        )
+        with loader:
+            in_step = loader.map(lambda x: x + 1).batch(2)
+            next(iter(in_step))
+            assert in_step.state_dict(all=True)["consumer"] is None
+            apart = loader.filter(lambda x: x % 3 == 0).batch(2)
+            next(iter(apart))
+            with pytest.raises(InvalidArgumentError, match=r"all=True\) with filter\(\) after distribute\(\)"):
+                apart.state_dict(all=True)
+
+    in_threads(2, rank)
 
 
 def test_what_depends_on_the_order_of_arrival_is_refused(service: ps.LocalService) -> None:

@@ -131,3 +131,16 @@ def test_pack_of_dicts_says_that_key_is_missing():
         list(documents.pack(8))
     with pytest.raises(InvalidPipelineError, match=r"no 'token'.*'tokens', 'n'"):
         list(documents.pack(8, key="token"))
+
+
+def test_a_key_that_cannot_name_a_window_is_blamed_on_its_operator_and_element():
+    with pytest.raises(TypeError, match="unhashable") as caught:
+        list(ps.range(4).group_by_window(lambda x: [x] if x == 2 else x, size=2))
+    assert any("group_by_window" in note and "element 2 of split 0" in note for note in caught.value.__notes__)
+
+
+def test_a_generator_function_that_gives_nothing_to_iterate_over_is_named():
+    with pytest.raises(
+        InvalidPipelineError, match="from_generator's function returned a int, which cannot be iterated"
+    ):
+        list(ps.from_generator(lambda: 5))

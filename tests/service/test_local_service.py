@@ -21,6 +21,8 @@ from tests.waiting import wait_until
         ({"workers": 1.5}, "workers=1.5 must be a whole number"),
         ({"workers": True}, "workers=True must be a whole number"),
         ({"workers": -1}, "workers=-1 must be a whole number of at least 0"),
+        ({"workers": 10**9}, "workers=1000000000 must be at most 1024"),
+        ({"workers": (1, 10**9)}, "workers=1000000000 must be at most 1024"),
         ({"inline": "x"}, "inline='x' must be a whole number"),
         ({"threads": "x"}, "threads='x' must be a whole number of at least 1"),
         ({"memory_bytes": "1G"}, "memory_bytes='1G' must be a whole number"),
@@ -47,7 +49,19 @@ def test_a_closed_service_says_so_wherever_it_is_used() -> None:
         ps.range(10).distribute(service)
     with pytest.raises(ServiceClosedError):
         list(before)
+    with pytest.raises(ServiceClosedError):
+        before.job_figures()
     assert time.monotonic() - began < 5
+    before.close()
+    with pytest.raises(InvalidArgumentError, match="this loader is closed"):
+        before.job_figures()
+
+
+def test_as_many_processes_as_no_host_has_are_refused_before_one_is_started() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="to=1000000000 must be at most 1024: each is a process of this host"
+    ):
+        ps.range(10).distribute(10**9)
 
 
 def test_a_service_that_is_closed_ends_the_readers_that_wait_for_it() -> None:

@@ -7,11 +7,26 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import CorruptRecordError, DataError, TruncatedFileError
+import penstock as ps
+from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, TruncatedFileError
 from penstock.graph.readers import ReadJsonl, ReadText
 from penstock.sources import cutting, text
 from penstock.sources.base import SplitPosition
 from penstock.sources.text import JsonlSource, LineSource, TextSource
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (None, "paths=None must be a path or URL, or a list of them"),
+        (5, "paths=5 must be a path"),
+        (b"x.txt", "paths=b'x.txt' must be a path"),
+        (["x.txt", None], "paths= holds None, which is no path or URL"),
+    ],
+)
+def test_what_is_no_path_is_named(paths: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        ps.read_text(paths)
 
 
 def text_source(*paths: Path, **options: Any) -> TextSource:
@@ -153,6 +168,15 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path, line: bytes) -> None:
     bad = collect_bad(source)
     assert read(source) == [1, 2]
     assert [(index, error.offset) for index, error in bad] == [(1, 2)]
+
+
+def test_a_line_that_is_nested_too_deep_is_named_as_any_bad_line(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"1\n" + b"[" * 100_000 + b"]" * 100_000 + b"\n2\n")
+    with pytest.raises(CorruptRecordError, match="x at byte 2: JSON that is nested too deep to be read"):
+        read(json_source(tmp_path / "x"))
+    source = json_source(tmp_path / "x")
+    bad = collect_bad(source)
+    assert read(source) == [1, 2] and len(bad) == 1
 
 
 def test_only_the_beginning_of_a_long_bad_line_is_shown(tmp_path: Path) -> None:

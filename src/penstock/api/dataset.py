@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from penstock.api.operators import Face, Function, Operators, leading, nodes_of, user_function
+from penstock.core.checks import check_processes
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, choice
+from penstock.core.records import unknown_argument
 from penstock.graph import ops
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_ELSEWHERE = {"workers": "to", "num_workers": "to", "service": "to", "address": "to", "world_size": "ranks"}
-"""What other loaders call what is an argument here."""
 
 
 def _names_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -46,10 +44,7 @@ def _names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                near = [k for k in known if k == _ELSEWHERE.get(name)] or get_close_matches(name, known, 1, 0.5)
-                near = near or [k for k in known if k in name or name in k]
-                meant = f"; did you mean {near[0]}=?" if near else "."
-                raise TypeError(f"{function.__name__}() has no argument {name!r}{meant} It takes {', '.join(known)}")
+                raise unknown_argument(function.__name__, name, known)
         return function(*args, **kwargs)
 
     return called
@@ -138,6 +133,7 @@ class Dataset(Operators):
         if isinstance(to, int) and not isinstance(to, bool):
             if to < 1:
                 raise InvalidArgumentError(f"to={to} must be at least 1 worker process; None reads with threads here")
+            check_processes("to", to, 1)
             from penstock.processes.nursery_start import start_own_service
 
             # All that can be wrong is checked; and this process has not imported yet what reads from them.

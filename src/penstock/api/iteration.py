@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.api.states import STATE_VERSION, Phase, PipelineSignature, SavedState, parts_in, signature_of
+from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import StateMismatchError
 from penstock.graph import ops
@@ -148,6 +149,10 @@ class DatasetIterator:
         memory_bytes: int | None = None,
         optimize: bool = True,
     ) -> None:
+        if epoch is not None:
+            check_whole("epoch", epoch, 0)
+        if seed is not None:
+            check_whole("seed", seed, 0)
         self._plan = plan
         self._graph = plan.optimized if optimize else plan.node
         self._budget = default_budget(threads, memory_bytes)

@@ -188,6 +188,13 @@ class Loader(Operators):
     def _for_all(self, state: dict[str, Any]) -> dict[str, Any]:
         if "states" in state or state.get("consumer", 0) is None or state.get("consumers", 1) == 1:
             return state
+        apart = self._kind.leaving_apart() if isinstance(self._kind, Piped) and state["phase"] == "reading" else None
+        if apart is not None:
+            raise InvalidArgumentError(
+                f"state_dict(all=True) with {apart.name}() after distribute(): how much of what a rank received makes "
+                "an output follows from the data, so that ranks stand at different places after as many steps. Save "
+                "each rank's state_dict()"
+            )
         parts = [ConsumerState.read(part) for part in parts_in(state["place"])]
         if not all(part.alike for part in parts):
             raise InvalidArgumentError(

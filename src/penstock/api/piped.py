@@ -27,6 +27,7 @@ from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError, StateMismatchError
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
+from penstock.graph.traverse import walk
 from penstock.passes import canonicalize, optimize
 from penstock.runtime.budget import default_budget
 from penstock.runtime.iterator import Run
@@ -111,6 +112,8 @@ class Piped:
         if any(one.attempts is None and not parts_in(one.place) for one in saved):
             raise StateMismatchError("the state was saved by a loader without operators after distribute()")
         places, ranks, rank = places_of(saved), self.options.ranks.count, self.options.rank
+        if saved[0].consumers != ranks:
+            self._check_held(saved[0].consumers, ranks, places)
         own = [n for n, one in enumerate(saved) if one.consumers == ranks and one.consumer in (None, rank)]
         if len(places) == 1:
             operators = places[0]
@@ -119,6 +122,28 @@ class Piped:
         else:
             operators = merged(places)
         return PipedPlace(copy.deepcopy(operators), (saved[own[0]].attempts or []) if own else [])
+
+    def _check_held(self, before: int, now: int, places: Sequence[Any]) -> None:
+        """Refuse another number of ranks where each of the old ones held a part of what it had received.
+
+        What is dealt anew begins before all that, and what one rank had given of its part another would leave out.
+        """
+        holding = next((node for node in walk(self._node) if node.traits.holds_back), None)
+        if holding is not None and any(place is not None for place in places):
+            raise StateMismatchError(
+                f"the state was saved by {before} consumers and there are {now} now, and {holding.name}() after "
+                "distribute() held a part of what each of them had received, which cannot be dealt anew. Load it with "
+                f"{before}, or load one saved at the end of an epoch; before distribute() {holding.name}() does not "
+                "stand in the way"
+            )
+
+    def leaving_apart(self) -> Node | None:
+        """Return an operator here of which each rank may give another number of outputs for as many inputs."""
+        for node in walk(self._node):
+            alike = node.elements_given([1] * len(node.inputs)) is not None
+            if node.inputs and not alike and node.endless([None] * len(node.inputs)) is None:
+                return node
+        return None
 
 
 class _PipedEpoch:

@@ -215,7 +215,15 @@ def _records(
 
 
 def _files(kind: type[readers.FileSource], paths: Paths, storage_options: StorageOptions, **more: Any) -> Dataset:
-    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+    given = [paths] if isinstance(paths, (str, PathLike)) else paths
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise InvalidArgumentError(f"paths={paths!r} must be a path or URL, or a list of them")
+    given = list(given)
+    wrong = [path for path in given if not isinstance(path, (str, PathLike))]
+    if wrong:
+        raise InvalidArgumentError(
+            f"paths= holds {wrong[0]!r}, which is no path or URL: each is a text or an os.PathLike"
+        )
     options = tuple(sorted((storage_options or {}).items()))
     return Dataset(kind(paths=tuple(fspath(path) for path in given), storage_options=options, **more))
 

@@ -6,6 +6,8 @@ import argparse
 import re
 from typing import Any
 
+from penstock.core.checks import MOST_PROCESSES
+
 DEFAULT_PORT = 5050
 
 SERVICE_HELP = "the service: tcp://host:port or a service file (default: $PENSTOCK_SERVICE)"
@@ -239,7 +241,12 @@ def _name(text: str) -> str:
 
 
 def _count(text: str) -> int | str:
-    return text if text == "auto" else _natural(text)
+    if text == "auto":
+        return text
+    count = _natural(text)
+    if count > MOST_PROCESSES:
+        raise argparse.ArgumentTypeError(f"{text} must be at most {MOST_PROCESSES}: each is a process of this host")
+    return count
 
 
 def _workers_asked(text: str) -> int | str | tuple[int, int] | None:

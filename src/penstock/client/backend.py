@@ -147,12 +147,7 @@ class ServiceBackend:
         With `identities` its outputs are pairs of an element and its identity (`runtime.ops.identified`); it is the
         number by which they name the pipeline's first source. `clock`: the trainer's, if operators here read instead.
         """
-        if self._pid != os.getpid():
-            raise ForkedLoaderError
-        if self._closed:
-            raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
-        if self._refusal is not None:
-            raise self._refusal
+        self._check_open()
         successor = self._next_epoch
         ahead = None if successor is None else successor.take(beginning, identities)
         if ahead is not None and successor is not None:
@@ -278,6 +273,7 @@ class ServiceBackend:
 
     def figures(self, timeout_s: float) -> JobFigures:
         """Return what the service knows of the job in numbers; of one that it does not know, none."""
+        self._check_open()
         job = next(reversed(self._jobs.values()), None) or self._job_of(self.prepared)  # what was opened last
         answer = self._link().control.ask(GetFigures(job=job), timeout_s=timeout_s, what=f"figures of job {job!r}")
         return answer.figures if isinstance(answer, FiguresAnswer) else JobFigures(job=job)
@@ -285,6 +281,14 @@ class ServiceBackend:
     def ask(self, request: Request, *, timeout_s: float, what: str) -> Answer:
         """Ask the dispatcher something that is about no epoch."""
         return self._link().control.ask(request, timeout_s=timeout_s, what=what)
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedLoaderError
+        if self._closed:
+            raise InvalidArgumentError("this loader is closed; make a new one with distribute()")
+        if self._refusal is not None:
+            raise self._refusal
 
     def refuse(self, error: Exception) -> None:
         """Have what is being read, and whatever is opened from now on, end with this error. From any thread."""

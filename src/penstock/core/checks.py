@@ -43,6 +43,25 @@ def check_whole(argument: str, value: object, least: int) -> None:
         raise InvalidArgumentError(f"{argument}={value!r} must be a whole number of at least {least}")
 
 
+MOST_PROCESSES = 1024
+"""Of one host, as its workers: a number that is meant as one of them, and not a mistake that takes all its memory."""
+
+
+def check_processes(argument: str, value: object, least: int) -> None:
+    """Refuse what is no number of worker processes of one host.
+
+    >>> check_processes("workers", 10**9, 0)
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidArgumentError: workers=1000000000 must be at most 1024: each is a process of this host
+    """
+    check_whole(argument, value, least)
+    if isinstance(value, int) and value > MOST_PROCESSES:
+        raise InvalidArgumentError(
+            f"{argument}={value} must be at most {MOST_PROCESSES}: each is a process of this host"
+        )
+
+
 def check_positive(argument: str, value: object) -> None:
     """Refuse what is not a number above 0."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):

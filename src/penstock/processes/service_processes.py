@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.control.scaling_rules import DEFAULT_RULES, ScalingRules
-from penstock.core.checks import check_whole
+from penstock.core.checks import check_processes, check_whole
 from penstock.core.errors import (
     CannotListenError,
     InvalidArgumentError,
@@ -113,9 +113,10 @@ class ServiceProcesses:
 
         `make_runner` makes what runs in the place of an inline worker.
         """
-        check_whole("workers", options.workers, 0)
+        check_processes("workers", options.workers, 0)
         check_whole("inline", options.inline, 0)
         most = max(options.workers, options.most_workers or 0)
+        check_processes("workers", most, 0)
         budget = share_of_budget(most + options.inline, options.threads, options.memory_bytes)
         self.keys = options.keys
         self._provisioner = Credentials.new("provisioner", "local", server=options.keys.server.public)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.element import Element, rebuild_like
-from penstock.core.errors import InvalidArgumentError
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError
 from penstock.graph.readers import FromGenerator, FromItems, FromTorch, Range
 from penstock.sources.base import Reader, Records, Split, SplitPosition
 
@@ -139,7 +139,13 @@ class GeneratorSource:
         function = self._function.resolve()
         declared = self._declared[split.start]
         without = len(self._declared) == 1 and declared is None and _takes_nothing(function)
-        return GeneratorReader(iter(function() if without else function(declared)), at)
+        made = function() if without else function(declared)
+        if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+            raise InvalidPipelineError(
+                f"from_generator's function returned a {type(made).__name__}, which cannot be iterated over; it must "
+                "yield elements, or return something that gives them"
+            )
+        return GeneratorReader(iter(made), at)
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

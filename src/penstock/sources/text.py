@@ -174,7 +174,7 @@ def parse_json(path: str, chunk: bytes, start: int, ends: Offsets) -> Block:
         lines.pop()
     try:
         return Block(list(map(_decode_json, lines)), ends)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # a bad line, or an empty one
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a bad line, or an empty one
         return _parse_each(path, chunk, start, ends, _decode_json_line)
 
 
@@ -223,6 +223,9 @@ def _decode_json_line(path: str, line: bytes, start: int) -> Element:
         return _decode_json(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptRecordError(path, f"not JSON: {error}, in {_shown(line)}", offset=start) from None
+    except RecursionError:
+        what = f"JSON that is nested too deep to be read, in {_shown(line)}"
+        raise CorruptRecordError(path, what, offset=start) from None
 
 
 def _shown(line: bytes) -> str:

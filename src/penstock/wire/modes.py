@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
-import msgspec
 from msgspec.structs import force_setattr, replace
 
 from penstock.core.checks import (
@@ -24,6 +23,7 @@ from penstock.core.checks import (
     check_whole,
 )
 from penstock.core.errors import InvalidArgumentError
+from penstock.core.records import Record
 
 Order: TypeAlias = Literal["relaxed", "deterministic"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]
@@ -51,7 +51,7 @@ MOST_PRIORITY = 1000
 MOST_WEIGHT = 1000.0
 
 
-class Mode(msgspec.Struct, frozen=True, omit_defaults=True):
+class Mode(Record, frozen=True, omit_defaults=True):
     """Base of the records."""
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
-import msgspec
-
 from penstock.core.errors import InvalidArgumentError
+from penstock.core.records import Record
 from penstock.graph.node import Node
 
 NEVER_ENDS = -1  # a count of -1 means "all" for take and "for ever" for repeat
 
 
-class SkipErrors(msgspec.Struct, frozen=True, kw_only=True):
+class SkipErrors(Record, frozen=True, kw_only=True):
     """Leave out failing elements, up to a budget: a count if it is an int, a fraction of the elements if a float."""
 
     budget: int | float = 0.01

@@ -44,6 +44,7 @@ class Shuffle(Unary, frozen=True, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         check_at_least("size", self.size, 1)
+        check_at_least("seed", self.seed, 0)
 
     @property
     def traits(self) -> Traits:

@@ -256,6 +256,8 @@ class Windows(RegroupingStage):
 
     def _key_of(self, waiting: Waiting) -> Any:
         try:
-            return self._rules.key(waiting.element)
+            key = self._rules.key(waiting.element)
+            hash(key)  # it names a window: what cannot is said of the element it came of
+            return key
         except Exception as error:
             raise_blamed(error, self._rules.label, waiting.origin)
