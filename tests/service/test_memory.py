@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.client.reader import EpochReader
 from penstock.runtime.iterator import Run
 from penstock.wire.slabs import Arena
-from penstock.worker.pump import Pump
+from penstock.worker.streams import Pump
 from tests.waiting import wait_until
 
 MB = 1 << 20

@@ -9,6 +9,8 @@ Rules:
    long as a round ends inside that stretch no engine state alone describes it, so its cut counts from the old one.
    In coordinated reads the engine itself takes those rounds back when it opens, and all its outputs are new.
 4. A state is asked of the marks once for all rounds taken together, not once a round.
+
+How many outputs to ask for at a time follows from how long the last took, and how large they were (`PullSizer`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.core.element import Element
+from penstock.stream.instructions import FRAME_BYTES
 from penstock.wire.jobs import Cut
+
+PULL_S = 0.004  # how long a pull should take: what it returns is sent no earlier
+MAX_ROUNDS = 4_096  # in one frame
 
 
 class OutputMarks(Protocol):
@@ -168,3 +174,39 @@ class RoundMaker:
     def incomplete(self) -> int:
         """How many outputs wait for a round to be whole."""
         return self._waiting % self.width
+
+
+class PullSizer:
+    """How many outputs to ask the engine for: as many as lately fitted into time and frame, at most twice the most yet.
+
+    An answer with fewer than were asked for says where the engine's own chunk ended, and nothing of how many fit.
+
+    >>> sizer = PullSizer(width=1)
+    >>> [(sizer.want(), sizer.made(sizer.want(), 1e-5, 1000.0))[0] for _ in range(4)]
+    [1, 2, 4, 8]
+    >>> sizer.made(3, 3e-5, 1000.0); sizer.want()
+    16
+    """
+
+    def __init__(self, width: int, frame_bytes: int = FRAME_BYTES) -> None:
+        self._width = width
+        self._frame_bytes = frame_bytes
+        self._most = 0
+        self._seconds = 0.0  # an output, lately
+        self.bytes_each = 0.0
+
+    def want(self) -> int:
+        if not self._most:
+            return self._width
+        fits = [2.0 * self._most, float(MAX_ROUNDS * self._width)]
+        if self.bytes_each:
+            fits.append(self._frame_bytes * self._width / self.bytes_each)
+        if self._seconds:
+            fits.append(PULL_S / self._seconds)
+        return max(self._width, int(min(fits)))
+
+    def made(self, count: int, seconds: float, bytes_each: float) -> None:
+        self._most = max(count, self._most, self._width)
+        share = seconds / count
+        self._seconds = share if not self._seconds else 0.5 * (self._seconds + share)
+        self.bytes_each = bytes_each if not self.bytes_each else 0.5 * (self.bytes_each + bytes_each)

@@ -1,6 +1,6 @@
 """The process that runs one job's streams in a worker's place, and serves their rounds.
 
-Threads: one owns the data socket (`sending`), one the connection to the dispatcher, two belong to each stream (`pump`)
+Threads: one owns the data socket (`sending`), one the connection to the dispatcher, each stream has one (`streams`)
 beside the engine's own, and the main one looks after the rest once a second. A user's function runs in the engine's and
 the streams' threads only: it may hang, raise or print without keeping the others from their work.
 
@@ -62,10 +62,11 @@ from penstock.wire.guard import Socket
 from penstock.wire.slabs import Arena, Lending
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
+from penstock.worker.host import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, Host
 from penstock.worker.opening import MOST_STREAMS, RunnerJob, RunOpener, cache_scope
 from penstock.worker.sending import DataSocket, KnownReaders
 from penstock.worker.shared import SharedStream
-from penstock.worker.streams import ARENA_SHARE, FORGET_S, MAKING_SHARE, WINDOWS_SHARE, AnyStream, DealtStream, Host
+from penstock.worker.streams import FORGET_S, DealtStream
 
 HANG_S = 60.0
 LOOK_S = 1.0

@@ -24,8 +24,8 @@ from penstock.stream.teams import RankReader
 from penstock.stream.window import Entry
 from penstock.wire.frames import Credit, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named, delivery_of
-from penstock.worker.pump import Pump
-from penstock.worker.streams import LEASES_SHARE, SLAB_FROM_BYTES, Frame, Host, HostedStream, encode_frame
+from penstock.worker.host import LEASES_SHARE, Host
+from penstock.worker.streams import SLAB_FROM_BYTES, Frame, HostedStream, Pump, encode_frame
 
 FLUSH_S = 10.0  # how long memory that is being sent is waited for, before more is taken; a dead peer is cut off sooner
 MOMENT_S = 0.5  # and memory that readers have, or operators
@@ -109,14 +109,10 @@ class SharedStream(HostedStream[Shared]):
             return super().tick(now)
 
     def retire(self, attempt: AttemptId) -> None:
-        with self._changed:
-            self.served.retire(attempt)
-            self._carry_out()
+        self.decide(self.served.retire, attempt)
 
     def trim(self) -> None:
-        with self._changed:
-            self.served.make_room(0, self._host.window_share())
-            self._carry_out()
+        self.decide(self.served.make_room, 0, self._host.window_share())
 
     def _start_pump(self, start: StartRun) -> None:
         super()._start_pump(start._replace(frame_bytes=self.served.frame_bytes(self._host.window_share())))

@@ -1,96 +1,189 @@
-"""The hands of a served stream: a lock, a pump, encoding, memory and the socket. What is done is decided in `stream/`.
+"""The hands of a served stream: a lock, a thread that pulls the engine, encoding, memory and the socket.
 
-What readers say is heard in the data socket's thread, where nothing waits; what the pump says in the pump's. Both hold
-the stream's lock while the protocol decides and while its instructions are carried out, so that they are in order;
-sending is putting a frame into the socket's queue. Encoding, and copying into shared memory, happen without it.
+What is done is decided in `stream/`. What readers say is heard in the data socket's thread, where nothing waits; what
+the pump says in the pump's. Both hold the stream's lock while the protocol decides and while its instructions are
+carried out, so that they are in order; sending is putting a frame into the socket's queue. Encoding, and copying into
+shared memory, happen without it.
+
+A pump is one run of a stream: it pulls the engine, and sends what it made as rounds. A pull may take for ever (a slow
+function, a split nobody grants), so whatever is whole is sent before the next one, and a pull asks for no more than
+fits into a moment and a frame. A thread of its own for sending would only add a hand-over to every frame: where making
+and sending should overlap, the engine's prefetch sees that its reader is away.
+
+A pump never goes back. A stream that must begin lower abandons its pump and starts another, whose thread does not wait
+for the old one: that may be in the middle of a user's function, and what it still makes is given to nobody.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cached_property, partial
-from time import monotonic
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.core.element import Element
+from penstock.core.element import Element, element_bytes
 from penstock.core.ids import AttemptId, StreamId
-from penstock.processes.runner_config import RunnerConfig
-from penstock.relays.runner_relays import Relays, RunRelays
-from penstock.runtime.budget import Budget
+from penstock.relays.runner_relays import RunRelays
+from penstock.runtime.iterator import Run
+from penstock.runtime.streams import StreamStopped
 from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
-from penstock.stream.rounds import Taken
+from penstock.stream.rounds import MAX_ROUNDS, PullSizer, RoundMaker, Taken
 from penstock.stream.serving import Dealt, ReaderSays, Served
-from penstock.wire.compression import compress
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Output, Rounds, SlabPlaces
+from penstock.wire.frames import Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.runs import FrameMemory, encode_run
-from penstock.wire.slabs import Lending
+from penstock.worker.feeds import StaleStream
 from penstock.worker.figures import Counts
-from penstock.worker.opening import LoadedJob, Opening, RunOpener
-from penstock.worker.pump import Pump
-from penstock.worker.sending import DataSocket
+from penstock.worker.host import Host
+from penstock.worker.opening import Opening
 
+DISCARD_CHUNK = 1_024
 SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
 LOOK_AGAIN_S = 1.0  # of a pump that waits for room: not a deadline, it is woken
 FORGET_S = 10.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere. It opens anew where a reader stands
-ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
-ARENA_SHARE = 0.5
-SHARING_SHARE = 1 / 4  # what sharing may take where nobody says
-LEASES_SHARE = 3 / 8  # of that, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
-WINDOWS_SHARE = 5 / 8  # for windows, less what readers hold of rounds that have left them
-MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
-LEAST_ENGINE_BYTES = 16 << 20
-
-AnyStream: TypeAlias = "HostedStream[Served[Any]]"
-
-_log = logging.getLogger(__name__)
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What the streams of a process work with, and share."""
+class Pump:
+    def __init__(self, hosted: HostedStream[Served[Any]], start: StartRun, *, width: int, makes_rounds: bool) -> None:
+        """`makes_rounds`: the engine itself groups outputs into rounds. Frames are about `start.frame_bytes`."""
+        self.start, self.number = start, start.number
+        self.abandoned = False
+        self.busy_s = 0.0
+        self._hosted = hosted
+        first = start.start_round - start.start.since
+        self._weights = next((weights for at, weights in reversed(start.mixes) if at <= first), None)
+        """What the run mixes by when it opens; None: the pipeline's own."""
+        self._changes = deque({(at - first) * width: weights for at, weights in start.mixes if at > first}.items())
+        """Changes of the weights: after how many outputs of rounds, and to which."""
+        self._lock = threading.Lock()
+        self._opening: Opening | None = None
+        self._run: Run | None = None
+        """What is to be closed, should the pump be abandoned."""
+        self._maker = RoundMaker(width=width, cut=start.start, next_round=start.start_round, coordinated=makes_rounds)
+        self._sizer = PullSizer(width, start.frame_bytes)
+        self._thread = threading.Thread(target=self._work, name=f"penstock stream {hosted.served.id}", daemon=True)
 
-    config: RunnerConfig
-    job: LoadedJob
-    data: DataSocket
-    lending: Lending
-    opener: RunOpener
-    streams: dict[StreamId, AnyStream]
-    relays: Relays | None = None
-    """What a trainer reads for the runs; None: they read by themselves."""
+    def begin(self) -> None:
+        self._thread.start()
 
-    @cached_property
-    def window_bytes(self) -> int:
-        """What sharing may take."""
-        asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
-        return min(asked or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
+    def abandon(self) -> None:
+        """Stop as soon as possible, without waiting for it."""
+        with self._lock:
+            self.abandoned = True
+            opening, run = self._opening, self._run
+        if opening is not None:
+            opening.stop()
+        if run is not None and not run.closed:
+            # Closing waits a moment for threads in user code, and nobody here has that moment.
+            threading.Thread(target=run.close, name="penstock close", daemon=True).start()
 
-    def window_share(self) -> int:
-        """Return how many bytes the window of one stream may have now: those that have one share the budget."""
-        windows = sum(stream.served.holds_memory for stream in list(self.streams.values()))
-        return int(self.window_bytes * WINDOWS_SHARE) // max(1, windows)
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
-    def budget(self) -> Budget:
-        """Share memory and threads among the streams that run now, the one that asks included."""
-        reading = max(1, sum(stream.served.running for stream in list(self.streams.values())))
-        memory = max(LEAST_ENGINE_BYTES, int(self.config.memory_bytes * ENGINE_SHARE) // reading)
-        if self.job.spec.sharing:
-            memory = max(1 << 20, min(memory, int(self.window_bytes * MAKING_SHARE)) // reading)
-        return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
+    # Its thread
 
-    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-        kind = self.job.spec.transport
-        return ("", buffers) if kind in ("auto", "sockets") else (kind, compress(kind, buffers))
+    def _work(self) -> None:
+        hosted = self._hosted
+        try:
+            opening = hosted.prepare(self)
+            with self._lock:
+                self._opening = opening
+            if not self.abandoned and self._make(opening):
+                self._finish(opening)
+        except StaleStream as stale:
+            hosted.decide(hosted.served.stale, self.number, stale.reason, monotonic())
+        except StreamStopped:
+            pass
+        except BaseException as error:
+            hosted.decide(hosted.served.failed, self.number, describe_failure(error))
+        finally:
+            with self._lock:
+                self._opening = self._run = None  # they may refer back to this
 
-    def say(self, text: str) -> None:
-        """Tell whoever reads here."""
-        if not self.data.send_all(Output(worker=self.config.worker, text=text)):
-            _log.warning(text)
+    def _make(self, opening: Opening) -> bool:
+        """Make and send all there is; False if the pump was abandoned."""
+        try:
+            return self._pull_all(opening, self._open(opening, self.start.start))
+        finally:
+            opening.stop()
+            if self._run is not None:
+                self._run.close()
+
+    def _open(self, opening: Opening, cut: Cut) -> Run:
+        run = opening.open(self, cut, self._weights)
+        with self._lock:
+            self._run = run
+        return run
+
+    def _pull_all(self, opening: Opening, run: Run) -> bool:
+        while not self.abandoned:
+            to_drop = min(self._maker.to_drop, DISCARD_CHUNK)
+            want = to_drop or self._sizer.want()
+            if self._changes:
+                want = min(want, self._changes[0][0] - self._maker.counted)
+            began = perf_counter()
+            chunk = run.pull(want)
+            took = perf_counter() - began
+            count = len(chunk.elements)
+            self.busy_s += took
+            if not count:
+                return True
+            if not to_drop:
+                self._sizer.made(count, took, element_bytes(chunk.elements[0]))
+            self._maker.add(chunk)
+            changes = bool(self._changes) and self._maker.counted == self._changes[0][0]
+            cut = Cut(chunk.marks.at(count) if changes else None)
+            del chunk  # its memory is to be free for the next as soon as the reader is through with it
+            while self._maker.ready:
+                if not self._send(opening):
+                    return False
+            if changes:  # go on from here with other weights: what the old run had made beyond is made anew
+                _, self._weights = self._changes.popleft()
+                run.close()
+                run = self._open(opening, cut)
+        return False
+
+    def _send(self, opening: Opening) -> bool:
+        """Send a frame of the rounds that are ready, when there is room; False if the pump was abandoned."""
+        room = self._hosted.wait_room(self)
+        if room is None:
+            return False
+        most = max(1, int(min(room, self.start.frame_bytes) / max(self._sizer.bytes_each, 1.0)))
+        taken = self._maker.take(min(most, MAX_ROUNDS))
+        assert taken is not None
+        self._hosted.deliver(self, taken, *self._cut(opening, taken.after))
+        return True
+
+    def _cut(self, opening: Opening, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
+        """Return the cut with the splits it needs, and those that are done by it."""
+        named, done = opening.feed.settle(after.engine)
+        return Cut(after.engine, after.since, named, self.start.terms.share, after.regroup), done
+
+    def _finish(self, opening: Opening) -> None:
+        """Everything made was sent: tell the end."""
+        hosted, maker = self._hosted, self._maker
+        leftover = False
+        if opening.final:
+            last = maker.take_rest(pad=opening.pad)
+            if last is not None:
+                if hosted.wait_room(self) is None:
+                    return
+                hosted.deliver(self, last, *self._cut(opening, last.after))
+        else:
+            assert self._run is not None
+            leftover = maker.incomplete > 0 or self._run.has_rest
+        cut, done = self._cut(opening, maker.standing)
+        if not leftover:
+            settled = opening.feed.settle_all()
+            cut, done = replace(cut, named=settled.named), done + settled.done
+        hosted.decide(hosted.served.ended, self.number, End(maker.next_round, cut, leftover), done)
 
 
 class Frame(msgspec.Struct, frozen=True, eq=False):
@@ -111,10 +204,12 @@ def encode_frame(seq: int, elements: Sequence[Element], allocate: FrameMemory | 
 
 
 ServedKind = TypeVar("ServedKind", bound=Served[Any], covariant=True)
+Said = ParamSpec("Said")
+Decided = TypeVar("Decided")
 
 
 class HostedStream(ABC, Generic[ServedKind]):
-    """One stream of a runner; the audience of its pump."""
+    """One stream of a runner."""
 
     forget_after_s = FORGET_S
     """How long a stream is kept that has no reader."""
@@ -140,12 +235,16 @@ class HostedStream(ABC, Generic[ServedKind]):
             self.served.hear(peer, message, monotonic())
             self._carry_out()
 
+    def decide(self, rule: Callable[Said, Decided], *args: Said.args, **named: Said.kwargs) -> Decided:
+        """Have the protocol decide something, and do what it says."""
+        with self._changed:
+            decided = rule(*args, **named)
+            self._carry_out()
+            return decided
+
     def tick(self, now: float) -> list[bytes]:
         """Start what has waited long enough. Return peers to be probed: see `Served.tick`."""
-        with self._changed:
-            probed = self.served.tick(now)
-            self._carry_out()
-            return probed
+        return self.decide(self.served.tick, now)
 
     def retire(self, attempt: AttemptId) -> None:
         """A stream of that attempt begins: let go of memory that only older ones need, if nobody reads them."""
@@ -189,7 +288,7 @@ class HostedStream(ABC, Generic[ServedKind]):
 
     def _start_pump(self, start: StartRun) -> None:
         width, makes_rounds = self.served.delivery.width, self._host.job.makes_rounds
-        self._pump = Pump(self, self.served.id, start, width=width, makes_rounds=makes_rounds)
+        self._pump = Pump(self, start, width=width, makes_rounds=makes_rounds)
         self._pump.begin()
 
     def _stop_pump(self) -> None:
@@ -201,6 +300,7 @@ class HostedStream(ABC, Generic[ServedKind]):
     # What the pump says. Called by its thread.
 
     def prepare(self, pump: Pump) -> Opening:
+        """Return what the pump's run is opened with. It may take a while."""
         return self._host.opener.prepare(
             self.served.id,
             pump.start,
@@ -215,6 +315,7 @@ class HostedStream(ABC, Generic[ServedKind]):
         """Return memory for a batch in the making that readers on this host can see; None: there is none."""
 
     def wait_room(self, pump: Pump) -> int | None:
+        """Wait until the next round may be sent; return how many bytes may be, None if the pump was abandoned."""
         with self._changed:
             while self._pump is pump:
                 room = self._room(pump)
@@ -231,23 +332,8 @@ class HostedStream(ABC, Generic[ServedKind]):
         """Return how many bytes may be made and sent now; None: none yet."""
 
     @abstractmethod
-    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None: ...
-
-    def ended(self, pump: Pump, end: End, done: tuple[Named, ...]) -> None:
-        with self._changed:
-            self.served.ended(pump.number, end, done)
-            self._carry_out()
-
-    def failed(self, pump: Pump, error: BaseException) -> None:
-        failure = describe_failure(error)
-        with self._changed:
-            self.served.failed(pump.number, failure)
-            self._carry_out()
-
-    def stale(self, pump: Pump, reason: str) -> None:
-        with self._changed:
-            self.served.stale(pump.number, reason, monotonic())
-            self._carry_out()
+    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
+        """Take rounds over; `cut` is the state after them, and `done` are splits that it does not need any more."""
 
     def _send_frame(self, peer: bytes, header: Rounds, buffers: Sequence[Any]) -> None:
         """Send rounds: where they lie, or, without a place that this reader sees, their bytes."""
