@@ -22,8 +22,7 @@ from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 from penstock.core.ids import AttemptId, JobName, StreamId
-from penstock.runtime.contract import State
-from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
+from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped
 from penstock.wire.frames import Units
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
@@ -59,7 +58,11 @@ class Settled(NamedTuple):
 
 
 class StreamFeed(SplitFeed):
-    """A feed as a pump has it. Most know their splits beforehand: then nobody ever waits."""
+    """A feed as a pump has it. Most know their splits beforehand: then nobody ever waits, and cuts name none."""
+
+    changes = 0
+    """How often splits were granted, or given to the engine: what a cut needs follows from its places and from that. 0:
+    none has to be named."""
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after)
@@ -70,8 +73,8 @@ class StreamFeed(SplitFeed):
     def select(self, leftover: int) -> None:
         raise TypeError("only a tail has leftovers")
 
-    def settle(self, state: State) -> Settled:
-        """Return what a cut with this state of the engine needs: of splits that nobody grants, it has to name none."""
+    def settle(self, places: Sequence[SplitPlace]) -> Settled:
+        """Return what a cut with these places of the engine's needs."""
         return Settled((), ())
 
     def settle_all(self) -> Settled:
@@ -219,6 +222,7 @@ class GrantedFeed(StreamFeed):
     def __init__(
         self, ledger: StreamLedger, post: Post, *, job: JobName, attempt: AttemptId, stream: StreamId, binding: int
     ) -> None:
+        self.changes = 1
         self._ledger = ledger
         self._post = post
         self._job, self._attempt, self._stream, self._binding = job, attempt, stream, binding
@@ -247,6 +251,7 @@ class GrantedFeed(StreamFeed):
             if self._stopped:
                 raise StaleStream(self._refusal) if self._refusal else StreamStopped
             if found is not None:
+                self.changes += 1
                 self._measure(began)
                 if self._plenty and self._ledger.of(key).runs_out:
                     self._ask(key, found)
@@ -256,9 +261,9 @@ class GrantedFeed(StreamFeed):
         with self._changed:
             return self._ledger.of((source, pass_)).known_after(after)
 
-    def settle(self, state: State) -> Settled:
+    def settle(self, places: Sequence[SplitPlace]) -> Settled:
         with self._changed:
-            return self._ledger.settle(places(state))
+            return self._ledger.settle(places)
 
     def settle_all(self) -> Settled:
         with self._changed:
@@ -298,6 +303,7 @@ class GrantedFeed(StreamFeed):
         with self._changed:
             if isinstance(answer, Granted):
                 self._ledger.of(key).granted(after, answer.ordinals)
+                self.changes += 1
                 self._forget_preferred(key, preferred, answer.ordinals)
                 self._plenty = answer.plenty
                 self._asked[key] = 0.0

@@ -31,7 +31,7 @@ from penstock.core.element import Element, element_bytes
 from penstock.core.ids import AttemptId, StreamId
 from penstock.relays.runner_relays import RunRelays
 from penstock.runtime.iterator import Run
-from penstock.runtime.streams import StreamStopped
+from penstock.runtime.streams import SplitPlace, StreamStopped, places
 from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import MAX_ROUNDS, PullSizer, RoundMaker, Taken
 from penstock.stream.serving import Dealt, ReaderSays, Served
@@ -68,6 +68,10 @@ class Pump:
         """What is to be closed, should the pump be abandoned."""
         self._maker = RoundMaker(width=width, cut=start.start, next_round=start.start_round, coordinated=makes_rounds)
         self._sizer = PullSizer(width, start.frame_bytes)
+        self._stands: tuple[int, list[SplitPlace]] | None = None
+        """The feed's changes and the engine's places at the last cut."""
+        self._named: tuple[Named, ...] = ()
+        """The splits that it needs."""
         self._thread = threading.Thread(target=self._work, name=f"penstock stream {hosted.served.id}", daemon=True)
 
     def begin(self) -> None:
@@ -162,9 +166,16 @@ class Pump:
         return True
 
     def _cut(self, opening: Opening, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
-        """Return the cut with the splits it needs, and those that are done by it."""
-        named, done = opening.feed.settle(after.engine)
-        return Cut(after.engine, after.since, named, self.start.terms.share, after.regroup), done
+        """Return the cut with the splits it needs, and those that are done by it.
+
+        While the engine stands in the same splits, and has been given no more, they are the same, and none is done.
+        """
+        feed = opening.feed
+        done: tuple[Named, ...] = ()
+        stands = (feed.changes, places(after.engine)) if feed.changes else None
+        if stands is not None and stands != self._stands:
+            self._stands, (self._named, done) = stands, feed.settle(stands[1])
+        return Cut(after.engine, after.since, self._named, self.start.terms.share, after.regroup), done
 
     def _finish(self, opening: Opening) -> None:
         """Everything made was sent: tell the end."""
