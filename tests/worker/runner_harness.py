@@ -44,9 +44,9 @@ from penstock.wire.frames import (
 )
 from penstock.wire.framing import Assembly, decode_ask, encode_tell
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Named
+from penstock.wire.leases import SlabReader
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
 from penstock.wire.runs import decode_run
-from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
 from penstock.worker.runner import JobRunner
 

@@ -38,9 +38,9 @@ from penstock.wire.frames import (
     ToRunner,
 )
 from penstock.wire.framing import Assembly, Outbox, decode_message, has_arrived
+from penstock.wire.leases import SlabLease, SlabReader
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
-from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Watch, dial
 
 CONNECT_S = 5.0

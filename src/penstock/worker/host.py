@@ -17,7 +17,7 @@ from penstock.stream.serving import Served
 from penstock.wire.compression import compress
 from penstock.wire.frames import Output
 from penstock.wire.jobs import delivery_of
-from penstock.wire.slabs import Lending
+from penstock.wire.leases import Lending
 from penstock.worker.opening import LoadedJob, RunOpener
 
 if TYPE_CHECKING:

@@ -59,7 +59,8 @@ from penstock.wire.frames import (
     UseSlabs,
 )
 from penstock.wire.guard import Socket
-from penstock.wire.slabs import Arena, Lending
+from penstock.wire.leases import Lending
+from penstock.wire.slabs import Arena
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
 from penstock.worker.host import ARENA_SHARE, MAKING_SHARE, WINDOWS_SHARE, AnyStream, Host

@@ -147,7 +147,7 @@ class SharedStream(HostedStream[Shared]):
         for kept in frames:
             self._leaving.add(kept)
             if kept.places is not None:
-                self._arena.release((kept.places.lease,))
+                self._arena.leases.remove((kept.places.lease,))
             else:
                 self._own_bytes -= kept.frame.nbytes
 

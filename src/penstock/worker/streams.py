@@ -349,7 +349,7 @@ class HostedStream(ABC, Generic[ServedKind]):
     def _send_frame(self, peer: bytes, header: Rounds, buffers: Sequence[Any]) -> None:
         """Send rounds: where they lie, or, without a place that this reader sees, their bytes."""
         slab = header.slab
-        unsent = None if slab is None else partial(self._host.lending.arena.release, (slab.lease,))
+        unsent = None if slab is None else partial(self._host.lending.arena.leases.remove, (slab.lease,))
         self._host.data.send(peer, header, buffers if slab is None else (), unsent=unsent)
         self._sent_bytes += header.nbytes
 
@@ -438,4 +438,4 @@ class DealtStream(HostedStream[Dealt]):
                 )
                 self._send_frame(peer, header, ready.buffers)
             elif ready.slab is not None:
-                self._host.lending.arena.release((ready.slab.lease,))  # its reader went away meanwhile
+                self._host.lending.arena.leases.remove((ready.slab.lease,))  # its reader went away meanwhile
