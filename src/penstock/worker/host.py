@@ -21,7 +21,7 @@ from penstock.wire.leases import Lending
 from penstock.worker.opening import LoadedJob, RunOpener
 
 if TYPE_CHECKING:
-    from penstock.worker.sending import DataSocket
+    from penstock.worker.listening import DataSocket
     from penstock.worker.streams import HostedStream
 
 ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
