@@ -27,7 +27,7 @@ from penstock.testing.simulator.schedule import (
     make_schedule,
     shrink,
 )
-from penstock.testing.simulator.streams import FakeSharedStream
+from penstock.testing.simulator.workers import FakeSharedStream
 from penstock.testing.simulator.world import Failed, Mail
 from penstock.wire.frames import OpenStream
 from penstock.wire.jobs import delivery_of

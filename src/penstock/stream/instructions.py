@@ -12,7 +12,7 @@ import msgspec
 from penstock.core.ids import AttemptId
 from penstock.stream.checkpoint import Mixes
 from penstock.wire.frames import StreamEnded, StreamFailed, StreamRefused
-from penstock.wire.jobs import Cut, FeedSpec, Named
+from penstock.wire.jobs import Cut, FeedSpec
 
 FRAME_BYTES = 1 << 20
 
@@ -70,11 +70,3 @@ class Wanted(NamedTuple):
     slab: bool
     alone: bool
     """Whether no other reader gets the same rounds."""
-
-
-class Given(NamedTuple):
-    """What goes into the header of a reader's frame."""
-
-    binding: int
-    done: tuple[Named, ...]
-    mixes: int

@@ -32,11 +32,11 @@ from penstock.core.ids import AttemptId, StreamId
 from penstock.relays.runner_relays import RunRelays
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import SplitPlace, StreamStopped, places
-from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
+from penstock.stream.instructions import End, Send, StartRun, StopRun, Wanted
 from penstock.stream.rounds import MAX_ROUNDS, PullSizer, RoundMaker, Taken
 from penstock.stream.serving import Dealt, ReaderSays, Served
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Rounds, SlabPlaces
+from penstock.wire.frames import Rounds
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.runs import FrameMemory, encode_run
 from penstock.worker.feeds import StaleStream
@@ -354,15 +354,6 @@ class HostedStream(ABC, Generic[ServedKind]):
         self._sent_bytes += header.nbytes
 
 
-class _Prepared(msgspec.Struct, frozen=True):
-    """A reader's frame, ready to be sent."""
-
-    frame: Frame
-    slab: SlabPlaces | None
-    compression: str
-    buffers: Sequence[Any]
-
-
 class DealtStream(HostedStream[Dealt]):
     """Rounds go to those who want them as they are made, and are kept for nobody."""
 
@@ -380,62 +371,48 @@ class DealtStream(HostedStream[Dealt]):
         """Send frames once all that are wanted are made: they are made without the lock, and meanwhile more may be."""
         arena = self._host.lending.arena
         frames: dict[tuple[int, int], Frame] = {}
-        prepared: dict[tuple[bytes, int], _Prepared] = {}
+        headers: dict[tuple[bytes, int], Rounds] = {}
+        buffers: dict[tuple[bytes, int], Sequence[Any]] = {}
         while True:
             with self._changed:
                 wanted = self.served.wanted(pump.number, taken.seq, taken.count)
-                missing = [each for each in wanted or () if (each.peer, each.opening) not in prepared]
+                missing = [each for each in wanted if (each.peer, each.opening) not in headers]
                 if not missing:
-                    self._send_all(pump, taken, wanted, prepared, cut, done)
+                    self._rounds += taken.count if self._pump is pump else 0
+                    given = self.served.give(pump.number, taken.seq + taken.count, cut, done, headers)
+                    for key, header in headers.items():
+                        if key in given:
+                            self._send_frame(key[0], given[key], buffers[key])
+                        elif header.slab is not None:
+                            arena.leases.remove((header.slab.lease,))  # its reader went away meanwhile
                     return
             for each in missing:
                 # What a cache holds will be sent again: nobody may write to it.
                 exclusive = each.alone and not taken.repeated and not self._host.job.caches
-                key = (each.seat, each.first)
-                if key not in frames:  # replicas of a consumer get the same
+                seen = (each.seat, each.first)
+                if seen not in frames:  # replicas of a consumer get the same
                     elements = taken.of(each.seat, skip=each.first - taken.seq)
-                    frames[key] = encode_frame(each.first, elements, arena.array if each.slab and exclusive else None)
-                prepared[each.peer, each.opening] = self._prepare(each, frames[key], exclusive=exclusive)
+                    frames[seen] = encode_frame(each.first, elements, arena.array if each.slab and exclusive else None)
+                key = each.peer, each.opening
+                headers[key], buffers[key] = self._prepare(each, frames[seen], cut, exclusive=exclusive)
 
-    def _prepare(self, wanted: Wanted, frame: Frame, *, exclusive: bool) -> _Prepared:
+    def _prepare(self, wanted: Wanted, frame: Frame, cut: Cut, *, exclusive: bool) -> tuple[Rounds, Sequence[Any]]:
+        """Return the header of a reader's frame and what goes with it, put where the reader sees it if it can."""
+        slab, compression, buffers = None, "", frame.buffers
         if not wanted.slab:
-            return _Prepared(frame, None, *self._host.compress(frame.buffers))
-        slab: SlabPlaces | None = None
-        if frame.nbytes >= SLAB_FROM_BYTES:
+            compression, buffers = self._host.compress(frame.buffers)
+        elif frame.nbytes >= SLAB_FROM_BYTES:
             slab = self._host.lending.place(wanted.peer, frame.buffers, exclusive=exclusive)
-        return _Prepared(frame, slab, "", frame.buffers)
-
-    def _send_all(
-        self,
-        pump: Pump,
-        taken: Taken,
-        wanted: list[Wanted] | None,
-        prepared: dict[tuple[bytes, int], _Prepared],
-        cut: Cut,
-        done: tuple[Named, ...],
-    ) -> None:
-        given: dict[tuple[bytes, int], Given] = {}
-        if wanted is not None:
-            nbytes = {(each.peer, each.opening): prepared[each.peer, each.opening].frame.nbytes for each in wanted}
-            given = self.served.give(pump.number, taken.seq + taken.count, cut, done, nbytes)
-            self._rounds += taken.count
-        for (peer, opening), ready in prepared.items():
-            said, frame = given.get((peer, opening)), ready.frame
-            if said is not None:
-                header = Rounds(
-                    stream=self.served.id,
-                    binding=said.binding,
-                    opening=opening,
-                    seq=frame.seq,
-                    count=frame.count,
-                    cut=cut,
-                    nbytes=frame.nbytes,
-                    layout=frame.layout,
-                    slab=ready.slab,
-                    compression=ready.compression,
-                    done=said.done,
-                    mixes=said.mixes,
-                )
-                self._send_frame(peer, header, ready.buffers)
-            elif ready.slab is not None:
-                self._host.lending.arena.leases.remove((ready.slab.lease,))  # its reader went away meanwhile
+        header = Rounds(
+            stream=self.served.id,
+            binding=self.served.binding,
+            opening=wanted.opening,
+            seq=frame.seq,
+            count=frame.count,
+            cut=cut,
+            nbytes=frame.nbytes,
+            layout=frame.layout,
+            slab=slab,
+            compression=compression,
+        )
+        return header, buffers
