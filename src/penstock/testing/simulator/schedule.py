@@ -18,10 +18,9 @@ from typing import Literal, TypeAlias, get_args
 
 from penstock.core.ids import JobName, WorkerId
 from penstock.testing.simulator.client import How
-from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, Tail
+from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, HostileFriend, Tail
 from penstock.testing.simulator.engine import Shape
 from penstock.testing.simulator.history import check
-from penstock.testing.simulator.hostile import HostileFriend
 from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World
