@@ -10,8 +10,7 @@ from penstock.core.ids import AttemptId, StreamId
 from penstock.stream.instructions import FRAME_BYTES, End, Send, StartRun, StopRun
 from penstock.stream.serving import PROBE_S
 from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared
-from penstock.stream.teams import GATHER_RANKS_S, RankReader
-from penstock.stream.window import Entry
+from penstock.stream.window import GATHER_RANKS_S, Entry, RankReader
 from penstock.wire.frames import StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut
 from tests.stream.records import FAILURE, cut_at, delivery, opens

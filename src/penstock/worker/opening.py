@@ -181,8 +181,7 @@ class RunnerJob:
     def _ask(self, request: GetSpec | GetBlob, what: str, is_stopped: Callable[[], bool]) -> object:
         say_at = monotonic() + SAY_AFTER_S
         while True:
-            if is_stopped():
-                raise StreamStopped
+            _raise_if(is_stopped)
             try:
                 return self._ask_once(request, ASK_S, f"{what}, of job {self.name!r}")
             except DispatcherUnavailableError as error:

@@ -103,16 +103,14 @@ class KnownReaders:
     def principal_of(self, verifier: str) -> Principal | None:
         return self._known.get(verifier)
 
-    def inquire(self, verifier: str, tell: Callable[[Principal | None], None]) -> None:
+    def inquire(self, verifier: str, tell: Callable[[Principal | None], None], tries: int = TRIES) -> None:
         """Ask the dispatcher whose key this is. While it is away the handshake waits, and ends by its own deadline."""
-        self._ask(verifier, tell, TRIES)
 
-    def _ask(self, verifier: str, tell: Callable[[Principal | None], None], tries: int) -> None:
         def heard(answer: Answer) -> None:
             if isinstance(answer, KnownReader):
                 tell(self._keep(verifier, Principal.parse(answer.principal)))
             elif isinstance(answer, NotKnown) and tries > 1:
-                _later(AGAIN_S, lambda: self._ask(verifier, tell, tries - 1))
+                _later(AGAIN_S, lambda: self.inquire(verifier, tell, tries - 1))
             else:
                 tell(None)
 

@@ -20,8 +20,7 @@ from penstock.stream.instructions import StartRun
 from penstock.stream.rounds import Taken
 from penstock.stream.serving import ReaderSays
 from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
-from penstock.stream.teams import RankReader
-from penstock.stream.window import Entry
+from penstock.stream.window import Entry, RankReader
 from penstock.wire.frames import Credit, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.worker.host import LEASES_SHARE, Host

@@ -20,8 +20,7 @@ from penstock.stream.instructions import End, Send, StartRun, StopRun
 from penstock.stream.rounds import RoundMaker, Taken
 from penstock.stream.serving import Dealt, ReaderSays
 from penstock.stream.sharing import Shared
-from penstock.stream.teams import RankReader
-from penstock.stream.window import Entry
+from penstock.stream.window import Entry, RankReader
 from penstock.testing.simulator.engine import (
     FakeBatch,
     FakeOutputs,
@@ -99,9 +98,6 @@ class FakeAgent(Peer):
             case StopRunner() if push.runner in self.runners:
                 self.kill(push.runner, "stopped: as asked")
 
-    def tell_ready(self, place: RunnerPlace) -> None:
-        self.ask(RunnerReady(agent=self.id, place=place))
-
     def kill(self, runner: RunnerId, reason: str = "killed by signal 9") -> None:
         victim = self.runners.pop(runner)
         victim.die()
@@ -129,7 +125,7 @@ class FakeRunner(Peer):
 
     def _become_ready(self) -> None:
         self.ready = True
-        self._agent.tell_ready(self.place)
+        self._agent.ask(RunnerReady(agent=self._agent.id, place=self.place))
 
     def _tick(self) -> None:
         for stream in self._streams.values():
