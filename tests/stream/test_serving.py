@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
-from penstock.stream.instructions import End, Send, StartRun, StopRun, Terms, Wanted
+from penstock.stream.rounds import End, Send, StartRun, StopRun, Terms, Wanted
 from penstock.stream.serving import (
     GATHER_IN_STEP_S,
     GATHER_S,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.ids import AttemptId, StreamId
-from penstock.stream.instructions import FRAME_BYTES, End, Send, StartRun, StopRun
+from penstock.stream.rounds import FRAME_BYTES, End, Send, StartRun, StopRun
 from penstock.stream.serving import PROBE_S
 from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared
 from penstock.stream.window import GATHER_RANKS_S, Entry, RankReader

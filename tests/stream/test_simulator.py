@@ -15,8 +15,16 @@ from penstock.stream.consuming import Consumer
 from penstock.stream.serving import ServedReader
 from penstock.testing.simulator.__main__ import main
 from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, TakenRequests
-from penstock.testing.simulator.engine import PASS, Shape
-from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace, check, deterministic_histories
+from penstock.testing.simulator.engine import (
+    NOWHERE,
+    PASS,
+    RankStep,
+    Read,
+    RoundPlace,
+    Shape,
+    check,
+    deterministic_histories,
+)
 from penstock.testing.simulator.schedule import (
     Fault,
     FaultKind,

@@ -197,7 +197,7 @@ def test_a_cut_says_which_lists_have_ended() -> None:
     assert ledger.settle(there) == ((Named(0, 0, (), ended=True), Named(1, 0, (2,))), (Named(0, 0, (4,)),))
     ledger.of((1, 0)).following(2)
     ledger.of((1, 0)).granted(3, [])
-    named, done = ledger.settle_all()
+    named, done = ledger.settle(None)
     assert (named, done) == ((Named(0, 0, (), ended=True), Named(1, 0, (), ended=True)), (Named(1, 0, (2, 3)),))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import ReferenceType
 
 from msgspec.structs import replace
@@ -22,25 +22,19 @@ from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning, EpochSession
 from penstock.core.errors import PenstockError, WaitTimeoutError
 
+if TYPE_CHECKING:
+    from penstock.client.backend import ServiceBackend
+
 LINGER_S = 3.0  # as long as the dispatcher keeps processes of a job that nobody reads
 LOOK_S = 0.5
 TRIAL_S = 1.0  # of asking for it: then it is seen whether it is still wanted
 
 
-class EpochMaker(Protocol):
-    """Opens sessions and makes readers of them: a loader's backend."""
-
-    def open_session(self, beginning: Beginning, identities: int | None, *, patience: Patience) -> EpochSession: ...
-
-    def reader_of(self, session: EpochSession) -> EpochReader:
-        """Return the reader of an epoch that is not read yet. It does not keep the loader."""
-
-
 class NextEpoch:
     """What one loader has of the epoch after the one it reads. See the module."""
 
-    def __init__(self, maker: ReferenceType[EpochMaker]) -> None:
-        """`maker` is not held: a loader that nobody has any more ends, and this with it."""
+    def __init__(self, maker: ReferenceType[ServiceBackend]) -> None:
+        """`maker` opens epochs and is not held: a loader that nobody has any more ends, and this with it."""
         self._maker = maker
         self._lock = threading.Lock()
         """Over who may close what was opened: the trainer's thread, or the one that finds that it is not wanted."""

@@ -242,7 +242,7 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
     if alike:
         ranks = ranks * first.consumers
     owned = first.uneven == "allow"
-    done = _done_by_any(ranks) if owned else _done_by_all(ranks)
+    done = _done_by(ranks, anybody=owned)
     streams = []
     for number in sorted({number for rank in ranks for number in rank.streams}):
         held = [rank.streams.get(number) for rank in ranks]
@@ -420,14 +420,11 @@ def _counted_in(cut: Cut, given: tuple[int, ...], *, coordinated: bool) -> Cut:
     return replace(cut, since=0, regroup=regroup_of(flags))
 
 
-def _done_by_any(ranks: Sequence[_Rank]) -> DoneSplits:
-    keys = {key for rank in ranks for key in rank.done}
-    return {key: reduce(Intervals.union, (rank.done[key] for rank in ranks if key in rank.done)) for key in keys}
-
-
-def _done_by_all(ranks: Sequence[_Rank]) -> DoneSplits:
-    keys = set.intersection(*(set(rank.done) for rank in ranks))
-    return {key: reduce(Intervals.intersection, (rank.done[key] for rank in ranks)) for key in keys}
+def _done_by(ranks: Sequence[_Rank], *, anybody: bool) -> DoneSplits:
+    """Return what anybody is through with, or everybody."""
+    sets = (set(rank.done) for rank in ranks)
+    keys, join = (set.union(*sets), Intervals.union) if anybody else (set.intersection(*sets), Intervals.intersection)
+    return {key: reduce(join, (rank.done[key] for rank in ranks if key in rank.done)) for key in keys}
 
 
 _consumer_state = Conversion(ConsumerState)

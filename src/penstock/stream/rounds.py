@@ -1,6 +1,7 @@
-"""Outputs of the engine, in order, as rounds: round r is outputs r·m to r·m + m - 1.
+"""What a served stream says to its hands (whom to tell what, when to run), and how a run's outputs become rounds.
 
-Rules:
+It is decided in `stream.serving` and `stream.sharing`, and done in `worker.streams` and `worker.shared`. Of the outputs
+of the engine, in order, round r is outputs r·m to r·m + m - 1. Rules:
 
 1. Only whole rounds are taken; the outputs of an incomplete one wait for the next chunk.
 2. `Cut.since` rounds after the cut's engine state are made and dropped: they were received before.
@@ -17,16 +18,77 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from penstock.core.element import Element
-from penstock.stream.instructions import FRAME_BYTES
-from penstock.wire.jobs import Cut
+from penstock.core.ids import AttemptId
+from penstock.stream.checkpoint import Mixes
+from penstock.wire.frames import StreamEnded, StreamFailed, StreamRefused
+from penstock.wire.jobs import Cut, FeedSpec
 
 PULL_S = 0.004  # how long a pull should take: what it returns is sent no earlier
 MAX_ROUNDS = 4_096  # in one frame
+FRAME_BYTES = 1 << 20
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What all openings of one binding have in common."""
+
+    attempt: AttemptId
+    epoch: int
+    feed: FeedSpec
+    share: int
+    binding: int
+
+
+class End(NamedTuple):
+    """How many rounds there were, where the stream stands after them, and whether there is more than they took."""
+
+    seq: int
+    cut: Cut
+    leftover: bool
+
+
+class Send(NamedTuple):
+    """A message to a reader."""
+
+    peer: bytes
+    message: StreamRefused | StreamEnded | StreamFailed
+
+
+class StartRun(NamedTuple):
+    """Begin to make rounds; who did so until now has been stopped."""
+
+    number: int
+    terms: Terms
+    start: Cut
+    start_round: int
+    mixes: Mixes = ()
+    frame_bytes: int = FRAME_BYTES
+
+
+class StopRun(NamedTuple):
+    number: int
+
+
+Instruction: TypeAlias = Send | StartRun | StopRun
+
+
+class Wanted(NamedTuple):
+    """A reader needs rounds from `first` on, as its seat's output of each."""
+
+    peer: bytes
+    opening: int
+    seat: int
+    first: int
+    slab: bool
+    alone: bool
+    """Whether no other reader gets the same rounds."""
+
+
+# Rounds
 
 
 class OutputMarks(Protocol):

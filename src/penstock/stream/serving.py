@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Mixes
-from penstock.stream.instructions import End, Instruction, Send, StartRun, StopRun, Terms, Wanted
+from penstock.stream.rounds import End, Instruction, Send, StartRun, StopRun, Terms, Wanted
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import (
     CloseStream,

@@ -29,8 +29,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.core.ids import AttemptId, StreamId
-from penstock.stream.instructions import FRAME_BYTES, End
 from penstock.stream.position import Gaps
+from penstock.stream.rounds import FRAME_BYTES, End
 from penstock.stream.serving import Key, Served
 from penstock.stream.window import GATHER_RANKS_S, Entry, RankReader, Team, Window
 from penstock.wire.frames import OpenStream

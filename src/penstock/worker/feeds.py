@@ -73,12 +73,8 @@ class StreamFeed(SplitFeed):
     def select(self, leftover: int) -> None:
         raise TypeError("only a tail has leftovers")
 
-    def settle(self, places: Sequence[SplitPlace]) -> Settled:
-        """Return what a cut with these places of the engine's needs."""
-        return Settled((), ())
-
-    def settle_all(self) -> Settled:
-        """The stream has ended and left nothing over: return what is done by that."""
+    def settle(self, places: Sequence[SplitPlace] | None) -> Settled:
+        """Return what a cut with these places of the engine's needs. None: the stream has left nothing over."""
         return Settled((), ())
 
     def stop(self) -> None:
@@ -180,8 +176,14 @@ class StreamLedger:
     def of(self, key: PassKey) -> GrantedSplits:
         return self._lists[key]
 
-    def settle(self, places: Iterable[SplitPlace]) -> Settled:
-        """Return what a cut with these places still needs, and what it does not need any more."""
+    def settle(self, places: Iterable[SplitPlace] | None) -> Settled:
+        """Return what a cut with these places still needs, and what it does not need any more.
+
+        None: the stream has ended and left nothing over, so that all is done; which lists had ended is named still.
+        """
+        if places is None:
+            done = [named for key, found in self._lists.items() for named in self._forget(key, found.handed)]
+            return Settled(self._named(), tuple(done))
         lowest: dict[PassKey, int] = {}
         latest: dict[int, int] = {}
         for source, pass_, ordinal in places:
@@ -189,7 +191,7 @@ class StreamLedger:
             at = self._lists[key].needed_from(ordinal)
             lowest[key] = min(at, lowest.get(key, at))
             latest[source] = max(pass_, latest.get(source, pass_))
-        done: list[Named] = []
+        done = []
         for key in list(self._lists):
             if key in lowest:
                 done += self._forget(key, lowest[key])
@@ -197,11 +199,6 @@ class StreamLedger:
                 done += self._forget(key, self._lists[key].handed)
                 del self._lists[key]
         return Settled(self._named(), tuple(done))
-
-    def settle_all(self) -> Settled:
-        """The stream has ended and left nothing over: return all that is done by that, and which lists had ended."""
-        done = tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
-        return Settled(self._named(), done)
 
     def _named(self) -> tuple[Named, ...]:
         """Return what was handed to the engine and is not done. A list that has ended is named without a split too.
@@ -261,13 +258,9 @@ class GrantedFeed(StreamFeed):
         with self._changed:
             return self._ledger.of((source, pass_)).known_after(after)
 
-    def settle(self, places: Sequence[SplitPlace]) -> Settled:
+    def settle(self, places: Sequence[SplitPlace] | None) -> Settled:
         with self._changed:
             return self._ledger.settle(places)
-
-    def settle_all(self) -> Settled:
-        with self._changed:
-            return self._ledger.settle_all()
 
     def stop(self) -> None:
         with self._changed:

@@ -38,7 +38,7 @@ from penstock.runtime.streams import Allocate, Left, StreamPart, StreamStopped, 
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.stream.checkpoint import Weights
-from penstock.stream.instructions import StartRun, Terms
+from penstock.stream.rounds import StartRun, Terms
 from penstock.wire.blobs import blob_pieces, fetch_blob
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import user_name

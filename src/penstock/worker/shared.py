@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.core.ids import AttemptId, StreamId
-from penstock.stream.instructions import StartRun
-from penstock.stream.rounds import Taken
+from penstock.stream.rounds import StartRun, Taken
 from penstock.stream.serving import ReaderSays
 from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
 from penstock.stream.window import Entry, RankReader

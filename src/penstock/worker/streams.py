@@ -32,8 +32,7 @@ from penstock.core.ids import AttemptId, StreamId
 from penstock.relays.runner_relays import RunRelays
 from penstock.runtime.iterator import Run
 from penstock.runtime.streams import SplitPlace, StreamStopped, places
-from penstock.stream.instructions import End, Send, StartRun, StopRun, Wanted
-from penstock.stream.rounds import MAX_ROUNDS, PullSizer, RoundMaker, Taken
+from penstock.stream.rounds import MAX_ROUNDS, End, PullSizer, RoundMaker, Send, StartRun, StopRun, Taken, Wanted
 from penstock.stream.serving import Dealt, ReaderSays, Served
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import Rounds
@@ -192,7 +191,7 @@ class Pump:
             leftover = maker.incomplete > 0 or self._run.has_rest
         cut, done = self._cut(opening, maker.standing)
         if not leftover:
-            settled = opening.feed.settle_all()
+            settled = opening.feed.settle(None)
             cut, done = replace(cut, named=settled.named), done + settled.done
         hosted.decide(hosted.served.ended, self.number, End(maker.next_round, cut, leftover), done)
 

@@ -13,8 +13,7 @@ from penstock.samplers.drawing import Drawing, Feed
 from penstock.samplers.feeder import Feeder
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
 from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
-from penstock.testing.simulator.engine import FakeBatch, Shape
-from penstock.testing.simulator.history import NOWHERE, FakeState, RankStep, RoundPlace
+from penstock.testing.simulator.engine import NOWHERE, FakeBatch, FakeState, RankStep, RoundPlace, Shape
 from penstock.testing.simulator.world import Failed, Link, Peer
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
 from penstock.wire.jobs import Fit, HeldView, Resume, delivery_of

@@ -5,8 +5,8 @@ a disk that can lose what was not synced), agents, runners and trainers (the rea
 talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections.
 
 What is checked, while it runs: nothing is said before it is on disk; the same question has the same answer; what
-arrives keeps within its credit. And in the end: see `history`. That these would see a bug is shown by planting some:
-see the simulator's own tests.
+arrives keeps within its credit. And in the end: see `engine.check`. That these would see a bug is shown by planting
+some: see the simulator's own tests.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Literal, TypeAlias, get_args
 from penstock.core.ids import JobName, WorkerId
 from penstock.testing.simulator.client import How
 from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, HostileFriend, Tail
-from penstock.testing.simulator.engine import Shape
-from penstock.testing.simulator.history import check
+from penstock.testing.simulator.engine import Shape, check
 from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from penstock.core.ids import AgentId, JobName, RunnerId, StreamId, WorkerId
 from penstock.runtime.streams import places
-from penstock.stream.instructions import End, Send, StartRun, StopRun
-from penstock.stream.rounds import RoundMaker, Taken
+from penstock.stream.rounds import End, RoundMaker, Send, StartRun, StopRun, Taken
 from penstock.stream.serving import Dealt, ReaderSays
 from penstock.stream.sharing import Shared
 from penstock.stream.window import Entry, RankReader
@@ -336,7 +335,7 @@ class FakePump:
         leftover = not final and (maker.incomplete > 0 or bool(rest))
         cut, done = self._cut(maker.standing)
         if not leftover and self._ledger is not None:
-            settled = self._ledger.settle_all()
+            settled = self._ledger.settle(None)
             cut, done = replace(cut, named=settled.named), done + settled.done
         self._stream.served.ended(self._start.number, End(maker.next_round, cut, leftover), done)
         self._stream.carry_out()
