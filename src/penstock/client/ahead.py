@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import ReferenceType
@@ -59,8 +60,10 @@ class NextEpoch:
 
     def prepare(self, now: float) -> None:
         """This epoch is about to end: open the next one, or go on with it."""
-        if self._opening is None:
-            self._start()
+        if self._opening is None and self._wanted is not None:
+            self._opening = threading.Event()
+            task = partial(self._open, *self._wanted, self._opening)
+            threading.Thread(target=task, name="penstock-ahead", daemon=True).start()
         with self._lock:
             session, self._session = self._session, None
             maker = self._maker()
@@ -102,14 +105,6 @@ class NextEpoch:
             reader.close()
 
     # A thread of its own
-
-    def _start(self) -> None:
-        wanted = self._wanted
-        if wanted is not None:
-            self._opening = threading.Event()
-            threading.Thread(
-                target=self._open, args=(*wanted, self._opening), name="penstock-ahead", daemon=True
-            ).start()
 
     def _open(self, beginning: Beginning, identities: int | None, over: threading.Event) -> None:
         while not over.is_set():

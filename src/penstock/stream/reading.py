@@ -318,13 +318,11 @@ class StreamReader:
     def describe(self, now: float) -> str:
         """Say what it is waiting for, for people."""
         name = "tail" if self.is_tail else f"stream {self.number}"
-        match self.doing:
-            case "is being opened":
-                return f"{name} is being opened on worker {self.view.worker}"
-            case "gave nothing":
-                return f"{name} on worker {self.view.worker} gave nothing for {self.silent_s(now):.0f} s"
-            case other:
-                return f"{name} {other}"
+        more: dict[Doing, str] = {
+            "is being opened": f"is being opened on worker {self.view.worker}",
+            "gave nothing": f"on worker {self.view.worker} gave nothing for {self.silent_s(now):.0f} s",
+        }
+        return f"{name} {more.get(self.doing, self.doing)}"
 
     @property
     def doing(self) -> Doing:

@@ -68,7 +68,7 @@ class StreamFeed(SplitFeed):
         return self.next_split(source, pass_, after)
 
     def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
-        return  # there is no choice, but for what is granted
+        """There is no choice, but for what is granted."""
 
     def select(self, leftover: int) -> None:
         raise TypeError("only a tail has leftovers")

@@ -72,8 +72,6 @@ class Pump:
         self._named: tuple[Named, ...] = ()
         """The splits that it needs."""
         self._thread = threading.Thread(target=self._work, name=f"penstock stream {hosted.served.id}", daemon=True)
-
-    def begin(self) -> None:
         self._thread.start()
 
     def abandon(self) -> None:
@@ -299,7 +297,6 @@ class HostedStream(ABC, Generic[ServedKind]):
     def _start_pump(self, start: StartRun) -> None:
         width, makes_rounds = self.served.delivery.width, self._host.job.makes_rounds
         self._pump = Pump(self, start, width=width, makes_rounds=makes_rounds)
-        self._pump.begin()
 
     def _stop_pump(self) -> None:
         if self._pump is not None:

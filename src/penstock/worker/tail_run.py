@@ -88,19 +88,13 @@ class TailRun(Run):
                 run.open(pass_, leftover.cut.engine)
                 made = 0
                 for start, stop in gaps:
-                    made += self._discard(run, start - made)
-                    while made < stop and (elements := self._pull_from(run, stop - made)):
+                    # What comes before was received: it is made and let go of.
+                    while made < stop and (elements := self._pull_from(run, (start if made < start else stop) - made)):
                         made += len(elements)
-                        yield from elements
+                        if made > start:
+                            yield from elements
             finally:
                 run.close()
-
-    def _discard(self, run: Run, count: int) -> int:
-        """Make outputs that were received and let go of them; return how many there were."""
-        passed = 0
-        while passed < count and (elements := self._pull_from(run, count - passed)):
-            passed += len(elements)
-        return passed
 
     def _pull_from(self, run: Run, want: int) -> Sequence[Element]:
         if self.closed:

@@ -22,7 +22,7 @@ from penstock.testing.simulator.world import Failed
 from penstock.wire.jobs import FeedSpec, JobSpec, Leftover
 from penstock.wire.modes import REACH, Ranks, Sharding, Share, ShareKind, Uneven
 from penstock.wire.received import gaps_in, received
-from penstock.worker.feeds import UNKNOWN, PassKey, StreamLedger, leftover_feed
+from penstock.worker.feeds import UNKNOWN, PassKey, leftover_feed
 
 FakeBatch: TypeAlias = tuple[int, ...]
 PASS = 1_000_000
@@ -105,6 +105,7 @@ class Shape:
         return JobName(f"job{self.consumers}")
 
     def spec(self) -> JobSpec:
+        awaited = self.trainers if self.sharing == "wait" else None
         return JobSpec(
             fingerprint=Fingerprint("f"),
             graph=BlobHash("graph"),
@@ -115,14 +116,8 @@ class Shape:
             sharding=Sharding(streams=self.streams or None),
             order="deterministic" if self.deals else "relaxed",
             feeds=self.feeds if self.fed else (),
-            sharing=self._share(),
+            sharing=Share(self.sharing, trainers=awaited, trainer_timeout_s=20.0) if self.sharing else None,
         )
-
-    def _share(self) -> Share | None:
-        if self.sharing is None:
-            return None
-        trainers = self.trainers if self.sharing == "wait" else None
-        return Share(self.sharing, trainers=trainers, trainer_timeout_s=20.0)
 
 
 class Made(NamedTuple):
@@ -155,10 +150,6 @@ NextSplit: TypeAlias = Callable[[PassKey, int | None], int | None]
 
 def known_splits(feed: SplitFeed) -> NextSplit:
     return lambda key, after: feed.next_split(*key, after)
-
-
-def granted_splits(ledger: StreamLedger) -> NextSplit:
-    return lambda key, after: ledger.of(key).following(after)
 
 
 def batches_from(shape: Shape, epoch: int, next_split: NextSplit, state: Any, rest: list[int]) -> FakeOutputs:

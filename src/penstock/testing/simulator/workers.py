@@ -26,7 +26,6 @@ from penstock.testing.simulator.engine import (
     Shape,
     SplitNeeded,
     batches_from,
-    granted_splits,
     known_splits,
     numbered,
     tail_outputs,
@@ -347,12 +346,10 @@ class FakePump:
             return numbered(dict(enumerate(tail_outputs(shape, terms.epoch, terms.feed.leftovers))).get, state)
         if terms.feed.kind == "fed":
             return numbered(self._fed_output, state)
-        ledger = self._ledger
-        if ledger is None:
-            next_split = known_splits(fixed_feed(terms.feed, shape.split_counts))
-        else:
-            next_split = granted_splits(ledger)
-        return batches_from(shape, terms.epoch, next_split, state, rest)
+        if (ledger := self._ledger) is None:
+            splits = known_splits(fixed_feed(terms.feed, shape.split_counts))
+            return batches_from(shape, terms.epoch, splits, state, rest)
+        return batches_from(shape, terms.epoch, lambda key, after: ledger.of(key).following(after), state, rest)
 
     def _fed_output(self, ordinal: int) -> FakeBatch | SplitNeeded | None:
         units = self._stream.units
