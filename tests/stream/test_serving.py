@@ -19,7 +19,7 @@ from penstock.stream.serving import (
     Dealt,
 )
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.frames import OpenStream, Rounds, StreamEnded, StreamRefused
+from penstock.wire.frames import Credit, OpenStream, Rounds, StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut, FeedSpec, Named
 from tests.stream.records import FAILURE, GRANTED, cut_at, delivery, done, failed, opens
 
@@ -283,22 +283,22 @@ def test_a_frame_says_the_binding_and_counts_as_sent() -> None:
 def test_a_round_is_made_only_while_every_reader_that_needs_it_has_credit() -> None:
     served = running(0, 0, 5)
     assert served.room(1) == 1000
-    served.take_credit(b"b", 2, 1200, -1, 0.0)
+    served.hear(b"b", Credit(stream=served.id, opening=2, credit=1200), 0.0)
     give(served, 1, nbytes=400)
     assert served.room(1) == 600, "the least that any has"
     give(served, 2, nbytes=600)
     assert served.room(1) is None
-    served.take_credit(b"a", 9, 5000, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=9, credit=5000), 0.0)
     assert served.room(1) is None, "another opening's"
-    served.take_credit(b"a", 1, 1001, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=1, credit=1001), 0.0)
     assert served.room(1) == 1, "one frame may exceed it"
-    served.take_credit(b"a", 1, 1000, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=1, credit=1000), 0.0)
     assert served.room(1) == 1, "credit is a position: an older word takes nothing back"
 
 
 def test_a_reader_that_is_ahead_of_the_run_holds_nothing_up() -> None:
     served = running(0, 3, credit=100)
-    served.take_credit(b"a", 1, 10_000, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=1, credit=10_000), 0.0)
     served.readers["0", 1].give_cut(3, cut_at(3), 100)
     assert served.room(1) == 10_000
     give(served, 3, nbytes=10)
@@ -315,7 +315,7 @@ def test_where_nobody_waits_for_the_next_rounds_much_is_made() -> None:
 
 def test_a_reader_that_holds_others_up_is_looked_after_now_and_then() -> None:
     served = running(0, 0)
-    served.take_credit(b"b", 2, 5000, -1, 0.0)
+    served.hear(b"b", Credit(stream=served.id, opening=2, credit=5000), 0.0)
     assert served.tick(10.0) == []
     give(served, 1, nbytes=1000)
     assert served.tick(10.0 + PROBE_S - 0.01) == []

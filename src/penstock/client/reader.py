@@ -25,7 +25,7 @@ from penstock.core.errors import ForkedLoaderError, JobFailedError, WorkersLostE
 from penstock.core.plain_text import plain_text
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import ConsumerState, Weights
-from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
+from penstock.stream.consuming import Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
@@ -347,8 +347,8 @@ class EpochReader:
                     self._connections.tell(instruction)
                     if feeder is not None and isinstance(instruction.message, OpenStream):
                         self._send_units(feeder.opened(self.consumer.readers[instruction.message.stream]))
-                case AskDispatcher():
-                    self.session.post(instruction.message)
+                case request:
+                    self.session.post(request)
 
     def _feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""

@@ -91,10 +91,7 @@ class ServiceStage(Stage):
         elements, after = reader.take(want)
         if not len(elements):
             return Chunk((), Fixed(after(0).plain()))
-        if self._identities is None:
-            return Chunk(elements, _marks_of(after))
-        elements, idents = without_identities(elements)
-        return Chunk(elements, _marks_of(after), idents)
+        return self._chunk(elements, Computed(lambda k: after(k).plain()))
 
     def _pull_rows(self, reader: EpochReader, want: int) -> Chunk:
         if self._held is None:
@@ -118,12 +115,14 @@ class ServiceStage(Stage):
             before = after(group).plain()
             return before if first[group] == k else [ROW, k - first[group], before]
 
-        marked = Computed(state_at)
         drop, self._drop = self._drop, 0
+        return self._chunk(rows, Computed(state_at)).part(drop, len(rows))
+
+    def _chunk(self, elements: Sequence[Any], marks: Computed) -> Chunk:
         if self._identities is None:
-            return Chunk(rows, marked).part(drop, len(rows))
-        elements, idents = without_identities(rows)
-        return Chunk(elements, marked, idents).part(drop, len(rows))
+            return Chunk(elements, marks)
+        elements, idents = without_identities(elements)
+        return Chunk(elements, marks, idents)
 
     def stop(self) -> None:
         if self.reader is not None:
@@ -131,7 +130,3 @@ class ServiceStage(Stage):
 
     def close(self) -> None:
         self.stop()
-
-
-def _marks_of(after: Callable[[int], ConsumerState]) -> Computed:
-    return Computed(lambda k: after(k).plain())

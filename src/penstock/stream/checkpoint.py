@@ -26,7 +26,6 @@ from penstock.core.intervals import Intervals
 from penstock.stream.position import (
     DoneSplits,
     Serving,
-    SplitKey,
     Standing,
     done_of,
     joined,
@@ -224,10 +223,6 @@ class _Rank:
         self.streams = {each.number: each for each in progress.streams}
         self.done = done_of(progress.done)
 
-    def has_done(self, split: SplitKey) -> bool:
-        source, pass_, ordinal = split
-        return ordinal in self.done.get((source, pass_), ())
-
 
 def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Mapping[int, FeedSpec]) -> Resume:
     """Return the merged checkpoint. `feeds` are those of streams whose splits follow from the job."""
@@ -348,7 +343,7 @@ def _named_by_any(positions: Iterable[Position], lowest: _Rank, done: DoneSplits
     ended: set[tuple[int, int]] = set()
     for position in sorted(positions, key=lambda position: position.round):
         trail = list(splits_of(position.trail))
-        if position.trail_lost and trail and not lowest.has_done(trail[0]):
+        if position.trail_lost and trail and trail[0][2] not in lowest.done.get(trail[0][:2], ()):
             raise StateMismatchError(
                 f"consumers were too far apart in stream {position.number} when the states were saved: which splits "
                 "lay between them is not known. Load the states into the service that ran the job"

@@ -5,8 +5,8 @@ last, and granted credit; rounds arrive by themselves. Whatever goes wrong with 
 refusal) has one answer: tell the dispatcher that this binding does not work, and open it where the next one is. Nothing
 is lost by that, and nothing comes twice.
 
-What is to be done about it is collected as instructions, `TellRunner` and `AskDispatcher`, to be carried out in the
-order given. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
+What is to be done about it is collected as instructions, `TellRunner` and requests to the dispatcher, to be carried out
+in the order given. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
 """
 
 from __future__ import annotations
@@ -50,13 +50,7 @@ class TellRunner(NamedTuple):
     message: OpenStream | Credit | CloseStream
 
 
-class AskDispatcher(NamedTuple):
-    """Send a request to the dispatcher."""
-
-    message: Rebind | EndStream
-
-
-ConsumerInstruction: TypeAlias = TellRunner | AskDispatcher
+ConsumerInstruction: TypeAlias = TellRunner | Rebind | EndStream
 
 
 class Seat(NamedTuple):
@@ -297,7 +291,7 @@ class Consumer:
         request = Rebind(
             job=self.seat.job, attempt=self.view.attempt, stream=reader.stream, binding=binding, reason=reason
         )
-        self._instructions.append(AskDispatcher(request))
+        self._instructions.append(request)
 
     # Taking
 
@@ -370,7 +364,7 @@ class Consumer:
             rounds=standing.round,
             leftover=standing.cut_here if standing.leftover else None,
         )
-        self._instructions.append(AskDispatcher(request))
+        self._instructions.append(request)
 
     @property
     def at_end(self) -> bool:

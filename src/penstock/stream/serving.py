@@ -154,7 +154,10 @@ class Served(ABC, Generic[ReaderKind]):
             case OpenStream():
                 self.open(peer, message, now)
             case Credit():
-                return self.take_credit(peer, message.opening, message.credit, message.round, now)
+                heard = [reader for _, reader in self._of(peer, message.opening)]
+                for reader in heard:
+                    reader.hear(message.credit, message.round, now)
+                return heard
             case CloseStream():
                 self.close_reader(peer, message.opening, now, leaving=message.leaving, taken=message.round)
             case None:
@@ -223,13 +226,6 @@ class Served(ABC, Generic[ReaderKind]):
     def _forget_all(self, now: float) -> None:
         """Let go of all readers, and of what is kept for them."""
         self._forget_readers(now)
-
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> list[ReaderKind]:
-        """A reader has credit for more; return it, if it is known."""
-        heard = [reader for _, reader in self._of(peer, opening)]
-        for reader in heard:
-            reader.hear(credit, taken, now)
-        return heard
 
     def close_reader(
         self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1

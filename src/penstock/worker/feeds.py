@@ -384,7 +384,8 @@ class FedUnits:
         """The number of the first unit, in the whole epoch."""
         self._units: dict[int, tuple[int, ...]] = {}
         self._end: int | None = None
-        self._taken = 0
+        self.taken = 0
+        """The reader has the outputs of the units before that one, and will not send those again."""
         self.indices = 0
         """How many there are in all units that are held."""
 
@@ -402,7 +403,7 @@ class FedUnits:
             # Those that are held are looked through, not those that were taken: nobody has checked that number.
             for ordinal in [held for held in self._units if held < message.taken]:
                 self.indices -= len(self._units.pop(ordinal))
-            self._taken = max(self._taken, message.taken)
+            self.taken = max(self.taken, message.taken)
             self.changed.notify_all()
 
     def get(self, ordinal: int) -> tuple[int, ...] | None:
@@ -411,10 +412,6 @@ class FedUnits:
 
     def ends_before(self, ordinal: int) -> bool:
         return self._end is not None and ordinal >= self._end
-
-    def is_behind(self, ordinal: int) -> bool:
-        """Say whether the reader has this unit's output and will not send the unit again."""
-        return ordinal < self._taken
 
 
 class FedFeed(StreamFeed):
@@ -434,7 +431,7 @@ class FedFeed(StreamFeed):
                     raise StreamStopped
                 if known.ends_before(ordinal):
                     return None
-                if known.is_behind(ordinal):
+                if ordinal < known.taken:
                     raise _read(ordinal)
                 known.changed.wait(LOOK_AGAIN_S)
         return ordinal

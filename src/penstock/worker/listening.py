@@ -107,15 +107,13 @@ class DataSocket:
         """Send now, without waiting. If the peer is gone `unsent` is called soon, in another thread."""
         frame, following = pack(msgspec.msgpack.encode(header), buffers)
         sent = arrived = False
-        with self._using:
+        with self._using, suppress(zmq.ContextTerminated):
             try:
                 if not self._closed:
                     self._put(peer, frame, following)
                     sent = True
                     # Sending looks at what has arrived, too, and then the descriptor does not tell of it any more.
                     arrived = has_arrived(self._socket)
-            except zmq.ContextTerminated:
-                pass
             except zmq.ZMQError as error:
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise

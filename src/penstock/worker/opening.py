@@ -220,10 +220,6 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         """Nothing is left over at its end: a tail, or a stream that reads everything by itself."""
         return self.terms.feed.kind in ("tail", "fed") or self.plan.job.spec.sharding.off
 
-    @property
-    def pad(self) -> bool:
-        return self.plan.job.spec.ranks.uneven == "pad"
-
     def open(self, pump: Busy, cut: Cut, weights: Weights | None) -> Run:
         run = self._run(cut, weights)
         try:

@@ -98,41 +98,32 @@ class KnownReaders:
     def __init__(self, control: ControlClient, job: JobName) -> None:
         self._control, self._job = control, job
         self._known: dict[str, Principal] = {}
-        self._lock = threading.Lock()
 
     def principal_of(self, verifier: str) -> Principal | None:
         return self._known.get(verifier)
 
-    def inquire(self, verifier: str, tell: Callable[[Principal | None], None], tries: int = TRIES) -> None:
+    def inquire(
+        self, verifier: str, tell: Callable[[Principal | None], None], tries: int = TRIES, wait_s: float = 0.0
+    ) -> None:
         """Ask the dispatcher whose key this is. While it is away the handshake waits, and ends by its own deadline."""
 
         def heard(answer: Answer) -> None:
             if isinstance(answer, KnownReader):
-                tell(self._keep(verifier, Principal.parse(answer.principal)))
+                principal = self._known[verifier] = Principal.parse(answer.principal)
+                while len(self._known) > MAX_KNOWN:
+                    del self._known[next(iter(self._known))]
+                tell(principal)
             elif isinstance(answer, NotKnown) and tries > 1:
-                _later(AGAIN_S, lambda: self.inquire(verifier, tell, tries - 1))
+                again = (verifier, tell, tries - 1, AGAIN_S)
+                threading.Thread(target=self.inquire, args=again, name="penstock again", daemon=True).start()
             else:
                 tell(None)
 
+        sleep(wait_s)
         try:
             self._control.post(WhoReads(job=self._job, verifier=verifier), heard)
         except PenstockError:
             tell(None)  # this runner ends
-
-    def _keep(self, verifier: str, principal: Principal) -> Principal:
-        with self._lock:
-            self._known[verifier] = principal
-            while len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-        return principal
-
-
-def _later(delay_s: float, act: Callable[[], None]) -> None:
-    def wait() -> None:
-        sleep(delay_s)
-        act()
-
-    threading.Thread(target=wait, name="penstock again", daemon=True).start()
 
 
 class JobRunner:

@@ -61,10 +61,7 @@ class Leaving:
 
     def add(self, kept: KeptFrame) -> None:
         buffers = [weakref.ref(buffer) for buffer in kept.buffers if isinstance(buffer, np.ndarray)]
-        if kept.places is not None:
-            self._shared += buffers
-        else:
-            self._own += buffers
+        (self._own if kept.places is None else self._shared).extend(buffers)
 
     def __bool__(self) -> bool:
         """Some of it is memory that readers map."""

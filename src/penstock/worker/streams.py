@@ -179,7 +179,7 @@ class Pump:
         hosted, maker = self._hosted, self._maker
         leftover = False
         if opening.final:
-            last = maker.take_rest(pad=opening.pad)
+            last = maker.take_rest(pad=opening.plan.job.spec.ranks.uneven == "pad")
             if last is not None:
                 if hosted.wait_room(self) is None:
                     return

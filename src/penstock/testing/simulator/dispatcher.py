@@ -169,22 +169,19 @@ class FakeDispatcher(Actor):
     def _commit(self, taken: TakenRequests, position: int) -> None:
         disk = self.disk
         disk.sync()
-        self._say(taken, position)
+        if disk.position < position:
+            raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
+        proof = SIGNER.proof(disk.position)
+        for decision, sender, number in taken:
+            if decision.answer is not None and number:
+                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, disk.position, proof))
+            for peer, push in decision.pushes:
+                self.world.send(DISPATCHER, peer, Mail(0, push, disk.position, proof))
         # Memory may be ahead of what is synced: a snapshot holds only what a reader of the disk would find.
         if FEWEST_TO_COMPACT < disk.synced == len(disk.records) and self.world.rng.random() < 0.2:
             disk.compact(self._state)
         self._busy = False
         self._start()
-
-    def _say(self, taken: TakenRequests, position: int) -> None:
-        if self.disk.position < position:
-            raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
-        proof = SIGNER.proof(self.disk.position)
-        for decision, sender, number in taken:
-            if decision.answer is not None and number:
-                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, self.disk.position, proof))
-            for peer, push in decision.pushes:
-                self.world.send(DISPATCHER, peer, Mail(0, push, self.disk.position, proof))
 
 
 class HostileFriend(Peer):
@@ -205,17 +202,14 @@ class HostileFriend(Peer):
     def _attack(self) -> None:
         if self.world.overheard:
             self.asked += 1
-            request = self._as_own(self._rng.choice(self.world.overheard))
+            request: Any = self._rng.choice(self.world.overheard)
+            if isinstance(request, OpenEpoch):  # a job that nobody has made yet would be its own
+                request = replace(request, rejoin=request.rejoin or AttemptId("guessed"), trust=("team",))
             seen = self._rng.choice(FALSE_POSITIONS)
             mail = Mail(self.asked, request, seen, self._rng.randbytes(16))
             self.world.at(0.002, None, self.world.deliver, self.world.now, self.name, DISPATCHER, mail)
         if self.world.now < 2 * HEALS_AT_S:
             self.world.at(EVERY_S, self, self._attack)
-
-    def _as_own(self, request: Any) -> Any:
-        if isinstance(request, OpenEpoch):  # a job that nobody has made yet would be its own
-            return replace(request, rejoin=request.rejoin or AttemptId("guessed"), trust=("team",))
-        return request
 
     def receive(self, sender: str, mail: Mail) -> None:
         check_refused(mail.body)

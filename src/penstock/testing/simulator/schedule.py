@@ -194,17 +194,14 @@ class Simulation:
         try:
             if not self.world.run(until=ENDS_AT_S, most=MOST_HAPPENINGS):
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
+            several = self.schedule.workers > 1 or any(agent.started > 1 for agent in self.agents)
+            moved = several or any(fault.kind in MOVING for fault in self.schedule.faults)
             for trainer in self.trainers:
                 for read in trainer.epochs_read:
-                    check(read, streams_moved=self._streams_moved)
+                    check(read, streams_moved=moved)
         except Exception as error:
             why = str(error) if isinstance(error, Failed) else traceback.format_exc()
             raise SimulationFailed(self.schedule, why, self.world.log) from error
-
-    @property
-    def _streams_moved(self) -> bool:
-        replaced = any(agent.started > 1 for agent in self.agents)
-        return replaced or self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
 
     def _stand(self) -> str:
         return " | ".join(

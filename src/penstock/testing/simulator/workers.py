@@ -154,10 +154,12 @@ class FakeStream(ABC):
     """What streams of both kinds do. The units are those that its reader sent, where it feeds the stream."""
 
     served: Dealt | Shared
+    kind: type[Dealt | Shared]
 
     def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
         self.runner, self.world, self.id = runner, runner.world, stream
         self.delivery = delivery_of(runner.spec)
+        self.served = self.kind(stream, self.delivery, now=self.world.now)
         self.units = FedUnits()
         self.pump: FakePump | None = None
 
@@ -205,10 +207,7 @@ class FakeStream(ABC):
 
 class FakeDealtStream(FakeStream):
     served: Dealt
-
-    def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
-        super().__init__(runner, stream)
-        self.served = Dealt(stream, self.delivery, now=self.world.now)
+    kind = Dealt
 
     def has_room(self, run: int) -> bool:
         return self.served.room(run) is not None
@@ -231,10 +230,7 @@ class FakeDealtStream(FakeStream):
 
 class FakeSharedStream(FakeStream):
     served: Shared
-
-    def __init__(self, runner: FakeRunner, stream: StreamId) -> None:
-        super().__init__(runner, stream)
-        self.served = Shared(stream, self.delivery, now=self.world.now)
+    kind = Shared
 
     def tick(self) -> None:
         self.served.pass_over(WINDOW_SHARE, self.world.now)
