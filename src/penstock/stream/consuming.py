@@ -396,8 +396,8 @@ class Consumer:
             if reading and not standing.ended:
                 changes: Mixes = (*mixes.get(reader.number, ()), (standing.round, weights))
                 # Several consumers keep all changes: one of them may go back further than this one.
-                first = 0 if self.delivery.consumers > 1 else _last_before(changes, standing.made_until)
-                mixes[reader.number] = changes[first:]
+                counted = [number for number, (at, _) in enumerate(changes) if at <= standing.made_until]
+                mixes[reader.number] = changes[counted[-1] if counted and self.delivery.consumers == 1 else 0 :]
         self._received = replace(self._received, weights=weights, mixes=mixes)
         if not reading:
             return
@@ -454,8 +454,3 @@ class Consumer:
         if not parts:
             parts.append("the epoch's end, which the other consumers have not reached" if self.readers else "streams")
         return parts
-
-
-def _last_before(changes: Mixes, round_: int) -> int:
-    """Return the number of the last change that counted before a round."""
-    return max((number for number, change in enumerate(changes) if change[0] <= round_), default=0)

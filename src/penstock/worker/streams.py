@@ -34,6 +34,7 @@ from penstock.runtime.iterator import Run
 from penstock.runtime.streams import SplitPlace, StreamStopped, places
 from penstock.stream.rounds import MAX_ROUNDS, End, PullSizer, RoundMaker, Send, StartRun, StopRun, Taken, Wanted
 from penstock.stream.serving import Dealt, ReaderSays, Served
+from penstock.wire.elements import flatten
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import Rounds
 from penstock.wire.jobs import Cut, Named, delivery_of
@@ -206,7 +207,7 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
 
 def encode_frame(seq: int, elements: Sequence[Element], allocate: FrameMemory | None = None) -> Frame:
     """Encode one element a round. The buffers are the elements' own memory, or taken where readers see it."""
-    layout, buffers = encode_run(elements, allocate)
+    layout, buffers = flatten(elements[0]) if len(elements) == 1 else encode_run(elements, allocate)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
     return Frame(seq, len(elements), layout, buffers, nbytes)
 
