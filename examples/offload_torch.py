@@ -18,7 +18,7 @@ def row(number, rng):
     return {"x": x, "y": np.float32(np.sin(x).sum())}
 
 
-DATASET = ps.range(2400).shuffle(seed=1).map(row, threads=1).batch(8)
+DATASET = ps.range(4000).shuffle(seed=1).map(row, threads=1).batch(8)
 
 
 def train(loader):

@@ -605,6 +605,31 @@ def test_elements_that_kill_are_suspected_then_dropped_at_the_third_death() -> N
     cluster.restart()
 
 
+def test_deaths_of_an_earlier_epoch_prove_nothing() -> None:
+    """Whatever ends processes from outside hits the same elements now and then, in one epoch or another."""
+    cluster = started(workers=1)
+    for epoch in range(3):
+        if epoch:
+            cluster.open(epoch=epoch)
+            cluster.ready()
+        stream = cluster.view().streams[0]
+        cluster.die(stream.runner, in_flight=((stream.stream, 0, 4, 16, 4),))
+        cluster.ready()
+    stream = cluster.view().streams[0]
+    cluster.die(stream.runner, in_flight=((stream.stream, 0, 4, 17, 1),))
+    assert cluster.view().dropped == ()
+    assert cluster.ask(GetSpec(job=JOB)).suspects == ((0, 4, 16, 4),), "those of this epoch are known"
+    cluster.restart()
+
+
+def test_deaths_count_on_in_an_epoch_that_goes_on_from_a_state() -> None:
+    cluster = started(workers=1)
+    stream = cluster.view().streams[0]
+    cluster.die(stream.runner, in_flight=((stream.stream, 0, 1, 2, 1),))
+    cluster.open(resume=Resume(epoch=0, consumers=1, streams=(), digest="d"))
+    assert cluster.state.jobs[JOB].deaths == {(0, 1, 2): 1}
+
+
 def test_a_death_that_is_reported_twice_or_was_meant_does_not_count() -> None:
     cluster = started(workers=1)
     runner = cluster.view().streams[0].runner

@@ -920,7 +920,7 @@ def test_an_entry_may_grow() -> None:
     assert stream.served.window.nbytes == 150
 
 
-def test_those_without_credit_are_looked_after_now_and_then() -> None:
+def test_those_without_credit_or_without_rounds_are_looked_after_now_and_then() -> None:
     stream = Stream()
     stream.open("a", credit=ROUND_BYTES)
     stream.open("b")
@@ -928,7 +928,7 @@ def test_those_without_credit_are_looked_after_now_and_then() -> None:
     stream.make()
     stream.sends("a")
     assert stream.tick(2 * PROBE_S - 0.1) == []
-    assert stream.tick(2 * PROBE_S) == [b"a"]
+    assert stream.tick(2 * PROBE_S) == [b"a", b"b"], "the one is out of credit, the other was sent nothing"
     assert stream.served.idle_since == 2 * PROBE_S
     for peer in "ab":
         stream.lose(peer)

@@ -3,7 +3,9 @@
 What was in flight when a process died is known from outside of it. Often that is a range (a whole chunk was handed to a
 function): it becomes a suspect, to be worked on one element at a time, so that the next death names the one. The death
 counts for every element of the range; an element is given up at its third death, if that one names it alone. Processes
-that were ended on purpose prove nothing.
+that were ended on purpose prove nothing, and deaths of an earlier epoch no more: an element that ends its process is
+never passed, so its three come in one epoch. Counted over epochs, whatever kills processes from outside (memory that
+runs out, a machine that is taken away) would meet some element three times sooner or later.
 """
 
 from __future__ import annotations

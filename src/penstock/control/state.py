@@ -193,6 +193,8 @@ class ClusterState:
                 if event.attempt in job.iterations:
                     raise ValueError(f"attempt {event.attempt!r} exists")
                 iteration = new_iteration(job.spec, event.attempt, event.epoch, event.resume)
+                if event.resume is None:
+                    job = replace(job, deaths={}, suspects=())  # of another epoch: see `control.blaming`
                 self.jobs[event.job] = replace(job, iterations={**job.iterations, event.attempt: iteration})
             case e.IterationDropped():
                 self._drop_iteration(event)
