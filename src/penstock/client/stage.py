@@ -128,5 +128,4 @@ class ServiceStage(Stage):
         if self.reader is not None:
             self.reader.close()
 
-    def close(self) -> None:
-        self.stop()
+    close = stop

@@ -1,23 +1,30 @@
-"""What the streams of one runner share: its job, its memory and how that is divided, its data socket."""
+"""What the streams of one runner share: its job, its memory and how that is divided, its data socket, and who reads."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from time import sleep
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from penstock.core.ids import StreamId
+from penstock.core.errors import PenstockError
+from penstock.core.ids import JobName, StreamId
 from penstock.processes.runner_config import RunnerConfig
 from penstock.relays.runner_relays import Relays
 from penstock.runtime.budget import Budget
 from penstock.stream.serving import Served
+from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.compression import compress
+from penstock.wire.control import ControlClient
 from penstock.wire.frames import Output
 from penstock.wire.jobs import delivery_of
 from penstock.wire.leases import Lending
+from penstock.wire.messages import Answer, NotKnown
+from penstock.wire.principals import Principal
 from penstock.worker.opening import LoadedJob, RunOpener
 
 if TYPE_CHECKING:
@@ -31,6 +38,8 @@ LEASES_SHARE = 3 / 8  # of that, for what readers hold in place: they may do so 
 WINDOWS_SHARE = 5 / 8  # for windows, less what readers hold of rounds that have left them
 MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
 LEAST_ENGINE_BYTES = 16 << 20
+MAX_KNOWN = 10_000  # of readers of one job; the oldest are asked about again
+TRIES, AGAIN_S = 10, 0.2  # a dispatcher that has just begun again hears of its readers one by one
 
 AnyStream: TypeAlias = "HostedStream[Served[Any]]"
 
@@ -76,3 +85,42 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Tell whoever reads here."""
         if not self.data.send_all(Output(worker=self.config.worker, text=text)):
             _log.warning(text)
+
+
+class KnownReaders:
+    """Who reads from a runner: trainers, known by the reading keys that they made and told the dispatcher, and other
+    runners of its job, known by the keys that their agents made for them.
+
+    A key that was not met before is asked about while its handshake waits; what the dispatcher says is kept, so that a
+    reader whose connection was lost is known while the dispatcher is away. Any thread may ask.
+    """
+
+    def __init__(self, control: ControlClient, job: JobName) -> None:
+        self._control, self._job = control, job
+        self._known: dict[str, Principal] = {}
+
+    def principal_of(self, verifier: str) -> Principal | None:
+        return self._known.get(verifier)
+
+    def inquire(
+        self, verifier: str, tell: Callable[[Principal | None], None], tries: int = TRIES, wait_s: float = 0.0
+    ) -> None:
+        """Ask the dispatcher whose key this is. While it is away the handshake waits, and ends by its own deadline."""
+
+        def heard(answer: Answer) -> None:
+            if isinstance(answer, KnownReader):
+                principal = self._known[verifier] = Principal.parse(answer.principal)
+                while len(self._known) > MAX_KNOWN:
+                    del self._known[next(iter(self._known))]
+                tell(principal)
+            elif isinstance(answer, NotKnown) and tries > 1:
+                again = (verifier, tell, tries - 1, AGAIN_S)
+                threading.Thread(target=self.inquire, args=again, name="penstock again", daemon=True).start()
+            else:
+                tell(None)
+
+        sleep(wait_s)
+        try:
+            self._control.post(WhoReads(job=self._job, verifier=verifier), heard)
+        except PenstockError:
+            tell(None)  # this runner ends

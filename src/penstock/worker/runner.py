@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -25,31 +25,24 @@ import zmq
 
 from penstock.cluster_cache.fellow_links import FellowLinks
 from penstock.cluster_cache.fellows import Fellows
-from penstock.core.errors import PenstockError
-from penstock.core.ids import JobName
 from penstock.core.private_memory import let_memory_be_read
 from penstock.processes.nursery_link import RECORD_BYTES
 from penstock.processes.output import OutputCapture
 from penstock.processes.runner_config import RunnerConfig
 from penstock.runtime.flight_record import FlightRecord, HangWatch
 from penstock.wire.addresses import RunnerAddress
-from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials
 from penstock.wire.descriptor_limit import raise_descriptor_limit
 from penstock.wire.figures import RunnerFigures, lines_of
-from penstock.wire.messages import Answer, NotKnown
-from penstock.wire.principals import Principal
 from penstock.wire.slabs import Arena
 from penstock.wire.sockets import Guard, bind_router
 from penstock.worker.figures import Figures
-from penstock.worker.host import ARENA_SHARE
+from penstock.worker.host import ARENA_SHARE, KnownReaders
 from penstock.worker.listening import LOOK_S, STOP_WAIT_S, HostedStreams
 from penstock.worker.opening import RunnerJob, RunOpener
 
 HANG_S = 60.0
-MAX_KNOWN = 10_000  # of readers of one job; the oldest are asked about again
-TRIES, AGAIN_S = 10, 0.2  # a dispatcher that has just begun again hears of its readers one by one
 
 _log = logging.getLogger(__name__)
 
@@ -85,45 +78,6 @@ def run(
     capture.close()
     runner.close()
     os._exit(0)
-
-
-class KnownReaders:
-    """Who reads from a runner: trainers, known by the reading keys that they made and told the dispatcher, and other
-    runners of its job, known by the keys that their agents made for them.
-
-    A key that was not met before is asked about while its handshake waits; what the dispatcher says is kept, so that a
-    reader whose connection was lost is known while the dispatcher is away. Any thread may ask.
-    """
-
-    def __init__(self, control: ControlClient, job: JobName) -> None:
-        self._control, self._job = control, job
-        self._known: dict[str, Principal] = {}
-
-    def principal_of(self, verifier: str) -> Principal | None:
-        return self._known.get(verifier)
-
-    def inquire(
-        self, verifier: str, tell: Callable[[Principal | None], None], tries: int = TRIES, wait_s: float = 0.0
-    ) -> None:
-        """Ask the dispatcher whose key this is. While it is away the handshake waits, and ends by its own deadline."""
-
-        def heard(answer: Answer) -> None:
-            if isinstance(answer, KnownReader):
-                principal = self._known[verifier] = Principal.parse(answer.principal)
-                while len(self._known) > MAX_KNOWN:
-                    del self._known[next(iter(self._known))]
-                tell(principal)
-            elif isinstance(answer, NotKnown) and tries > 1:
-                again = (verifier, tell, tries - 1, AGAIN_S)
-                threading.Thread(target=self.inquire, args=again, name="penstock again", daemon=True).start()
-            else:
-                tell(None)
-
-        sleep(wait_s)
-        try:
-            self._control.post(WhoReads(job=self._job, verifier=verifier), heard)
-        except PenstockError:
-            tell(None)  # this runner ends
 
 
 class JobRunner:

@@ -194,8 +194,8 @@ class Simulation:
         try:
             if not self.world.run(until=ENDS_AT_S, most=MOST_HAPPENINGS):
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
-            several = self.schedule.workers > 1 or any(agent.started > 1 for agent in self.agents)
-            moved = several or any(fault.kind in MOVING for fault in self.schedule.faults)
+            again = any(agent.started > 1 for agent in self.agents) or self.schedule.workers > 1
+            moved = again or any(fault.kind in MOVING for fault in self.schedule.faults)
             for trainer in self.trainers:
                 for read in trainer.epochs_read:
                     check(read, streams_moved=moved)
