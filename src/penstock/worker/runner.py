@@ -100,7 +100,7 @@ class JobRunner:
         self._flight = FlightRecord(record if record is not None else bytearray(RECORD_BYTES))
         self._hangs = HangWatch(HANG_S)
         self._figures = Figures()
-        self._closed = False
+        self._closed = threading.Event()
         socket, address = bind_router(self._context, config.listening, f"runner-{config.runner}", server, data=True)
         self.address = RunnerAddress(
             socket=address,
@@ -115,7 +115,7 @@ class JobRunner:
             config, socket, self._arena, job, opener, readers.principal_of, owns_process=owns_process
         )
         self._loading = threading.Thread(
-            target=self.streams.load, args=(lambda: self._closed,), name="penstock load", daemon=True
+            target=self.streams.load, args=(self._closed.is_set,), name="penstock load", daemon=True
         )
 
     def start(self) -> None:
@@ -136,9 +136,9 @@ class JobRunner:
             report(line)
 
     def close(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
         self.streams.close()
         self._links.close()
         self._control.close()
