@@ -16,7 +16,7 @@ TITLES = {
     "joining": "A trainer joins a shared job",
 }
 IN_ORDER = {
-    "batch": ("client.reader", "stream.consuming", "stream.reading", "wire.runs", "wire.elements"),
+    "batch": ("client.reader", "stream.consuming", "stream.reading", "wire.elements"),
     "death": ("the dispatcher", "a runner starts", "worker.opening", "worker.feeds"),
     "loading": ("api.loader", "api.epochs", "api.states", "stream.checkpoint", "submission.jobs", "client.session"),
     "joining": ("api.dataset", "submission.options", "client.backend", "submission.jobs", "client.link"),

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.core.ids import StreamId
 from penstock.wire.frames import AskRows, CloseStream, OfferReading, StreamLeft, ToRunner, Units
 from penstock.wire.jobs import Cut
-from penstock.worker import runner as worker_runner
+from penstock.worker import listening
 from penstock.worker.feeds import FedUnits
 from tests.security.hostile import Hostile, kinds_of, mutated
 from tests.waiting import wait_until
@@ -78,7 +78,7 @@ def test_units_of_streams_that_nobody_opens_are_not_kept(service: Harness, monke
         reader._socket.send(msgspec.msgpack.encode(units))
     fed = runner.streams._opener._fed
     wait_until(lambda: len(fed) == 100, "what was said to be heard")
-    monkeypatch.setattr(worker_runner, "FORGET_S", 0.1)
+    monkeypatch.setattr(listening, "FORGET_S", 0.1)
     wait_until(lambda: not fed, "what was said to be forgotten")
 
 

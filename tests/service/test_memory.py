@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.client.reader import EpochReader
 from penstock.runtime.iterator import Run
 from penstock.wire.slabs import Arena
-from penstock.worker.pump import Pump
+from penstock.worker.streams import Pump
 from tests.waiting import wait_until
 
 MB = 1 << 20
@@ -82,11 +82,11 @@ def test_batches_that_are_not_looked_at_are_free_when_the_next_epoch_begins_or_t
             iterator = iter(loader)
             batch = next(iterator)
             (arena,) = arenas.alive()
-            wait_until(lambda arena=arena: arena.leases > 32, "batches to be under way")  # type: ignore[misc]
-            assert arena.leases <= 64 + 1, f"epoch {epoch}: those of one epoch, and the batch held"
+            wait_until(lambda arena=arena: len(arena.leases) > 32, "batches to be under way")  # type: ignore[misc]
+            assert len(arena.leases) <= 64 + 1, f"epoch {epoch}: those of one epoch, and the batch held"
         del batch, iterator
         loader.close()
-        wait_until(lambda: arena.leases == 0, "all of them to be free")
+        wait_until(lambda: len(arena.leases) == 0, "all of them to be free")
         assert not arena._closed, "the runner was to hear of it, not to end"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core.ids import JobName, RunnerId
 from penstock.stream.checkpoint import Progress
-from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
+from penstock.stream.consuming import Consumer, ConsumerInstruction, Memory, Seat, TellRunner
 from penstock.stream.reading import StreamReader
 from penstock.wire.frames import CloseStream, Credit, OpenStream
 from penstock.wire.jobs import StreamView
@@ -48,7 +48,7 @@ class Hands:
         return [each for each in self._say() if isinstance(each, TellRunner)]
 
     def messages(self) -> list[OpenStream | Credit | CloseStream | Rebind | EndStream]:
-        return [each.message for each in self._say()]
+        return [each.message if isinstance(each, TellRunner) else each for each in self._say()]
 
     def openings(self) -> dict[int, OpenStream]:
         """What was opened, by the stream's number."""
@@ -56,9 +56,9 @@ class Hands:
         return {self.consumer.readers[message.stream].number: message for message in found}
 
     def asked(self) -> list[Rebind | EndStream]:
-        return [each.message for each in self._say() if isinstance(each, AskDispatcher)]
+        return [each for each in self._say() if not isinstance(each, TellRunner)]
 
-    def _say(self) -> list[TellRunner | AskDispatcher]:
+    def _say(self) -> list[ConsumerInstruction]:
         return self.consumer.instructions()
 
     # What comes

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
-from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Terms, Wanted
+from penstock.stream.rounds import End, Send, StartRun, StopRun, Terms, Wanted
 from penstock.stream.serving import (
     GATHER_IN_STEP_S,
     GATHER_S,
@@ -19,7 +19,7 @@ from penstock.stream.serving import (
     Dealt,
 )
 from penstock.wire.failures import rebuild_failure
-from penstock.wire.frames import OpenStream, StreamEnded, StreamRefused
+from penstock.wire.frames import Credit, OpenStream, Rounds, StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut, FeedSpec, Named
 from tests.stream.records import FAILURE, GRANTED, cut_at, delivery, done, failed, opens
 
@@ -45,15 +45,24 @@ def running(*rounds: int, consumers: int | None = None, **more: Any) -> Dealt:
     return served
 
 
+def headers(*readers: tuple[bytes, int], nbytes: int = 100) -> dict[tuple[bytes, int], Rounds]:
+    """What is sent to each (peer, opening), without what the served stream says."""
+    return {
+        key: Rounds(
+            stream=StreamId("a.0"), binding=-1, opening=key[1], seq=0, count=1, cut=Cut(), nbytes=nbytes, layout=b""
+        )
+        for key in readers
+    }
+
+
 def give(
     served: Dealt, after: int, *, nbytes: int = 100, split: tuple[int, ...] = (), run: int = 0
-) -> dict[str, Given]:
+) -> dict[str, Rounds]:
     """Give rounds up to that one to all who want them, of a run that has come to them; return, by peer, what was."""
     run = run or served.runs
     first = min((reader.due for reader in served.readers.values()), default=0)
     wanted = served.wanted(run, first, after - first)
-    assert wanted is not None
-    sizes = {(each.peer, each.opening): nbytes for each in wanted}
+    sizes = headers(*((each.peer, each.opening) for each in wanted), nbytes=nbytes)
     given = served.give(run, after, cut_at(after), done(*split) if split else (), sizes)
     return {peer.decode(): found for (peer, _), found in given.items()}
 
@@ -164,7 +173,7 @@ def test_a_reader_that_needs_earlier_rounds_makes_the_run_start_lower() -> None:
     give(served, 4)
     said = open_by(served, "b", opens(3, consumer=1))
     assert said[0] == StopRun(1) and starts(said) == [(2, 3)]
-    assert served.wanted(1, 4, 1) is None and served.room(1) is None, "what an abandoned run makes is nobody's"
+    assert served.wanted(1, 4, 1) == [] and served.room(1) is None, "what an abandoned run makes is nobody's"
 
 
 def test_a_reader_with_a_lower_cut_makes_the_run_start_lower() -> None:
@@ -181,8 +190,8 @@ def test_a_reader_that_is_behind_goes_first_when_the_run_starts_again() -> None:
     give(served, 6)
     said = open_by(served, "b", opens(2, consumer=1, opening=9))
     assert starts(said) == [(2, 2)]
-    assert [each.peer for each in served.wanted(2, 2, 4) or []] == [b"b"]
-    assert [each.first for each in served.wanted(2, 6, 1) or []] == [6], "the other waits until the run is there"
+    assert [each.peer for each in served.wanted(2, 2, 4)] == [b"b"]
+    assert [each.first for each in served.wanted(2, 6, 1)] == [6], "the other waits until the run is there"
 
 
 def test_the_last_reader_takes_the_run_along() -> None:
@@ -233,12 +242,12 @@ def test_what_was_given_is_not_wanted_again() -> None:
     served = running(0, 0)
     assert [*give(served, 3)] == ["a", "b"]
     assert served.wanted(1, 0, 3) == []
-    assert [each.first for each in served.wanted(1, 3, 1) or []] == [3, 3]
+    assert [each.first for each in served.wanted(1, 3, 1)] == [3, 3]
 
 
 def test_a_reader_that_leaves_between_wanting_and_giving_is_given_nothing() -> None:
     served = running(0, 0)
-    sizes = {(b"a", 1): 10, (b"b", 2): 10}
+    sizes = headers((b"a", 1), (b"b", 2), nbytes=10)
     served.close_reader(b"b", None, 0.0)
     assert [*served.give(1, 3, cut_at(3), (), sizes)] == [(b"a", 1)]
 
@@ -247,12 +256,12 @@ def test_a_reader_that_comes_between_wanting_and_giving_is_wanting_still() -> No
     served = running(0, consumers=2)
     open_by(served, "b", opens(0, consumer=1))
     assert [*served.give(1, 0, cut_at(0), (), {})] == []
-    assert [each.peer for each in served.wanted(1, 0, 3) or []] == [b"a", b"b"]
+    assert [each.peer for each in served.wanted(1, 0, 3)] == [b"a", b"b"]
 
 
 def test_a_newer_opening_of_the_same_peer_is_not_given_the_olders_frame() -> None:
     served = running(0)
-    sizes = {(b"a", 1): 10}
+    sizes = headers((b"a", 1), nbytes=10)
     open_by(served, "a", opens(0, opening=2))
     assert served.give(1, 3, cut_at(3), (), sizes) == {}
     assert served.readers["0", 0].due == 0
@@ -260,7 +269,8 @@ def test_a_newer_opening_of_the_same_peer_is_not_given_the_olders_frame() -> Non
 
 def test_a_frame_says_the_binding_and_counts_as_sent() -> None:
     served = running(0, binding=4)
-    assert give(served, 2, nbytes=70) == {"a": Given(4, (), 0)}
+    header = give(served, 2, nbytes=70)["a"]
+    assert (header.binding, header.done, header.mixes) == (4, (), 0)
     reader = served.readers["0", 0]
     assert (reader.due, reader.cut_round, reader.cut, reader.sent_bytes) == (2, 2, cut_at(2), 70)
     give(served, 3, nbytes=70)
@@ -273,22 +283,22 @@ def test_a_frame_says_the_binding_and_counts_as_sent() -> None:
 def test_a_round_is_made_only_while_every_reader_that_needs_it_has_credit() -> None:
     served = running(0, 0, 5)
     assert served.room(1) == 1000
-    served.take_credit(b"b", 2, 1200, -1, 0.0)
+    served.hear(b"b", Credit(stream=served.id, opening=2, credit=1200), 0.0)
     give(served, 1, nbytes=400)
     assert served.room(1) == 600, "the least that any has"
     give(served, 2, nbytes=600)
     assert served.room(1) is None
-    served.take_credit(b"a", 9, 5000, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=9, credit=5000), 0.0)
     assert served.room(1) is None, "another opening's"
-    served.take_credit(b"a", 1, 1001, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=1, credit=1001), 0.0)
     assert served.room(1) == 1, "one frame may exceed it"
-    served.take_credit(b"a", 1, 1000, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=1, credit=1000), 0.0)
     assert served.room(1) == 1, "credit is a position: an older word takes nothing back"
 
 
 def test_a_reader_that_is_ahead_of_the_run_holds_nothing_up() -> None:
     served = running(0, 3, credit=100)
-    served.take_credit(b"a", 1, 10_000, -1, 0.0)
+    served.hear(b"a", Credit(stream=served.id, opening=1, credit=10_000), 0.0)
     served.readers["0", 1].give_cut(3, cut_at(3), 100)
     assert served.room(1) == 10_000
     give(served, 3, nbytes=10)
@@ -305,7 +315,7 @@ def test_where_nobody_waits_for_the_next_rounds_much_is_made() -> None:
 
 def test_a_reader_that_holds_others_up_is_looked_after_now_and_then() -> None:
     served = running(0, 0)
-    served.take_credit(b"b", 2, 5000, -1, 0.0)
+    served.hear(b"b", Credit(stream=served.id, opening=2, credit=5000), 0.0)
     assert served.tick(10.0) == []
     give(served, 1, nbytes=1000)
     assert served.tick(10.0 + PROBE_S - 0.01) == []
@@ -510,7 +520,7 @@ def entries(*splits: int) -> tuple[Named, ...]:
 
 def test_a_log_that_everybody_knows_is_forgotten_when_it_is_long() -> None:
     served = running(0, 0, consumers=3)
-    served.give(1, 1, cut_at(1), entries(*range(LONG_LOG - 1)), {(b"a", 1): 10, (b"b", 2): 10})
+    served.give(1, 1, cut_at(1), entries(*range(LONG_LOG - 1)), headers((b"a", 1), (b"b", 2), nbytes=10))
     assert open_by(served, "c", opens(1, consumer=2, cut=cut_at(0), cut_round=0)) == [], "all is known since the start"
     assert give(served, 2, split=(9000,))["c"].done == entries(*range(LONG_LOG - 1), 9000)
     said = open_by(served, "c", opens(2, consumer=2, opening=4, cut=cut_at(1), cut_round=1))
@@ -520,13 +530,13 @@ def test_a_log_that_everybody_knows_is_forgotten_when_it_is_long() -> None:
 def test_after_a_log_was_forgotten_readers_are_told_what_is_new() -> None:
     served = running(0)
     assert len(give(served, 1, split=())["a"].done) == 0
-    served.give(1, 2, cut_at(2), entries(*range(LONG_LOG)), {(b"a", 1): 10})
+    served.give(1, 2, cut_at(2), entries(*range(LONG_LOG)), headers((b"a", 1), nbytes=10))
     assert [give(served, after, split=(after,))["a"].done for after in (3, 4)] == [done(3), done(4)]
 
 
 def test_a_log_is_kept_for_one_that_has_not_been_told() -> None:
     served = running(0, 1)
-    wanted = {(b"a", 1): 10}
+    wanted = headers((b"a", 1), nbytes=10)
     served.give(1, 1, cut_at(1), entries(*range(LONG_LOG)), wanted)
     assert open_by(served, "b", opens(1, consumer=1, opening=4, cut=cut_at(0), cut_round=0)) == []
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.core.ids import AttemptId, StreamId
-from penstock.stream.instructions import FRAME_BYTES, End, Send, StartRun, StopRun
+from penstock.stream.rounds import FRAME_BYTES, End, Send, StartRun, StopRun
 from penstock.stream.serving import PROBE_S
 from penstock.stream.sharing import FRAMES_A_WINDOW, GATHER_SHARED_S, Shared
-from penstock.stream.teams import GATHER_RANKS_S, RankReader
-from penstock.stream.window import Entry
-from penstock.wire.frames import StreamEnded, StreamRefused
+from penstock.stream.window import GATHER_RANKS_S, Entry, RankReader
+from penstock.wire.frames import Credit, StreamEnded, StreamRefused
 from penstock.wire.jobs import Cut
 from tests.stream.records import FAILURE, cut_at, delivery, opens
 
@@ -55,7 +54,8 @@ class Stream:
         return next(reader for reader in self.served.readers.values() if reader.peer == peer.encode())
 
     def heard(self, peer: str, taken: int = -1, credit: int = 0, now: float = 0.0) -> None:
-        self.served.take_credit(peer.encode(), self.reader(peer).opening, credit, taken, now)
+        said = Credit(stream=self.served.id, opening=self.reader(peer).opening, credit=credit, round=taken)
+        self.served.hear(peer.encode(), said, now)
 
     def lose(self, peer: str, now: float = 0.0, **more: Any) -> None:
         self.served.close_reader(peer.encode(), None, now, **more)

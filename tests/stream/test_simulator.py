@@ -15,8 +15,16 @@ from penstock.stream.consuming import Consumer
 from penstock.stream.serving import ServedReader
 from penstock.testing.simulator.__main__ import main
 from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, TakenRequests
-from penstock.testing.simulator.engine import PASS, Shape
-from penstock.testing.simulator.history import NOWHERE, RankStep, Read, RoundPlace, check, deterministic_histories
+from penstock.testing.simulator.engine import (
+    NOWHERE,
+    PASS,
+    RankStep,
+    Read,
+    RoundPlace,
+    Shape,
+    check,
+    deterministic_histories,
+)
 from penstock.testing.simulator.schedule import (
     Fault,
     FaultKind,
@@ -27,7 +35,7 @@ from penstock.testing.simulator.schedule import (
     make_schedule,
     shrink,
 )
-from penstock.testing.simulator.streams import FakeSharedStream
+from penstock.testing.simulator.workers import FakeSharedStream
 from penstock.testing.simulator.world import Failed, Mail
 from penstock.wire.frames import OpenStream
 from penstock.wire.jobs import delivery_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.wire.ranges import IDLE_S, KEPT_BYTES, FreeRanges, IdleRange, ranges_to_cool
+from penstock.wire.slabs import IDLE_S, KEPT_BYTES, FreeRanges, IdleRange, ranges_to_cool
 
 MB = 1 << 20
 PAGE = 4096

@@ -17,11 +17,10 @@ import pytest
 
 from penstock.core.errors import CodecError
 from penstock.wire.frames import SlabPlaces
+from penstock.wire.leases import COPY_BELOW_BYTES, RETURN_BYTES, SlabReader
 from penstock.wire.neighbours import receive_descriptor
-from penstock.wire.ranges import KEPT_BYTES
 from penstock.wire.runs import decode_run, encode_run
-from penstock.wire.slab_reader import COPY_BELOW_BYTES, RETURN_BYTES, SlabReader
-from penstock.wire.slabs import Arena, Holder
+from penstock.wire.slabs import KEPT_BYTES, Arena, Holder
 from tests.waiting import wait_until
 
 MB = 1 << 20
@@ -120,7 +119,7 @@ def test_what_is_small_is_copied_by_the_reader_and_given_back_at_once(arena: Are
     assert places is not None
     (kept,) = reader.claim(places).arrays()
     assert reader.returned() == (places.lease,)
-    arena.release([places.lease])
+    arena.leases.remove([places.lease])
     again = arena.place([batch(2, COPY_BELOW_BYTES // 2)])
     assert again is not None and again.places == places.places
     assert (kept.view(np.float32) == 1).all() and kept.flags.writeable
@@ -145,15 +144,15 @@ def test_memory_is_not_written_to_while_anybody_has_it(arena: Arena, reader: Sla
             expected, _, array = kept.pop(choose.randrange(len(kept)))
             assert (array == expected).all()  # type: ignore[attr-defined]
             del array
-            arena.release(reader.returned())
+            arena.leases.remove(reader.returned())
             places = ()  # type: ignore[assignment]
     for expected, _, array in kept:
         assert (array == expected).all()  # type: ignore[attr-defined]
     del array
     kept.clear()
     gc.collect()
-    arena.release(reader.returned())
-    assert arena.free_bytes == arena.max_bytes and arena.leases == 0
+    arena.leases.remove(reader.returned())
+    assert arena.free_bytes == arena.max_bytes and len(arena.leases) == 0
 
 
 def test_a_reader_that_keeps_everything_is_sent_by_socket_and_later_by_slab_again(
@@ -166,24 +165,24 @@ def test_a_reader_that_keeps_everything_is_sent_by_socket_and_later_by_slab_agai
     assert arena.array((4 * MB,), np.float32) is None
     assert all((array == i).all() for i, array in enumerate(kept))
     kept.clear()
-    arena.release(reader.returned())
+    arena.leases.remove(reader.returned())
     assert arena.place([batch(0, 8 * MB)]) is not None
 
 
 def test_a_lost_readers_leases_are_taken_back_and_no_others(arena: Arena) -> None:
     mine, other = arena.place([batch(1)], Holder("a", 1)), arena.place([batch(2)], Holder("b", 1))
     assert mine is not None and other is not None
-    arena.give_back([other.lease, 999], "a")
-    assert arena.leases == 2
-    arena.release_all("a")
-    assert arena.leases == 1
+    arena.leases.give_back([other.lease, 999], "a")
+    assert len(arena.leases) == 2
+    arena.leases.remove_reader("a")
+    assert len(arena.leases) == 1
     own = arena.place([batch(3)])
     assert own is not None
     for name in ("", "None", "a"):
-        arena.give_back([own.lease], name)
-    assert arena.leases == 2
-    arena.release([own.lease])
-    arena.give_back([other.lease], "b")
+        arena.leases.give_back([own.lease], name)
+    assert len(arena.leases) == 2
+    arena.leases.remove([own.lease])
+    arena.leases.give_back([other.lease], "b")
     assert arena.free_bytes == arena.max_bytes
 
 
@@ -191,7 +190,7 @@ def test_freed_memory_is_reused_last_in_first_out(arena: Arena) -> None:
     places = [arena.place([batch(i)]) for i in range(3)]
     for place in places:
         assert place is not None
-        arena.release([place.lease])
+        arena.leases.remove([place.lease])
     last = places[-1]
     again = arena.place([batch(9)])
     assert again is not None and last is not None and again.places == last.places
@@ -328,7 +327,7 @@ def test_several_threads_place_and_release(arena: Arena, reader: SlabReader) -> 
             seen = np.asarray(arena._mapping.bytes[offset : offset + size]).view(np.float32)
             if not (seen == value).all():
                 wrong.append(value)
-            arena.give_back([places.lease], str(value))
+            arena.leases.give_back([places.lease], str(value))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -342,14 +341,14 @@ def test_readers_share_all_that_is_kept_and_little_of_what_is_not(arena: Arena) 
     kept = [arena.place([np.zeros(4096, np.uint8)]) for _ in range(4)]
     assert all(kept)
     first, second, third, fourth = (places for places in kept if places is not None)
-    shares = [arena.share(places, Holder("reader", 1), most_bytes=4096) for places in (first, second, third)]
+    shares = [arena.leases.share(places, Holder("reader", 1), most_bytes=4096) for places in (first, second, third)]
     assert all(shares), "what is kept anyway costs nothing"
-    arena.release((first.lease,))
-    assert arena.share(fourth, Holder("reader", 1), most_bytes=4096) is None, "one is the reader's alone by now"
-    assert arena.share(second, Holder("other", 1), most_bytes=4096) is not None, "shared already"
+    arena.leases.remove((first.lease,))
+    assert arena.leases.share(fourth, Holder("reader", 1), most_bytes=4096) is None, "one is the reader's alone by now"
+    assert arena.leases.share(second, Holder("other", 1), most_bytes=4096) is not None, "shared already"
     assert shares[0] is not None
-    arena.give_back((shares[0].lease,), "reader")
-    assert arena.share(fourth, Holder("reader", 1), most_bytes=4096) is not None
+    arena.leases.give_back((shares[0].lease,), "reader")
+    assert arena.leases.share(fourth, Holder("reader", 1), most_bytes=4096) is not None
 
 
 def resident_bytes(arena: Arena) -> int:
@@ -362,7 +361,7 @@ def test_memory_that_has_been_free_for_a_while_goes_back_to_the_system(arena: Ar
     assert kept is not None
     (array,) = reader.claim(kept).arrays()
     assert resident_bytes(arena) >= 48 * MB
-    arena.release([places.lease for places in placed if places is not None])
+    arena.leases.remove([places.lease for places in placed if places is not None])
     now = time.monotonic()
     assert arena.cool(now) == 0, "it was needed just now"
     while arena.cool(now + 60):
@@ -387,7 +386,7 @@ def test_memory_is_cooled_while_others_place_and_release(arena: Arena) -> None:
                 offset, size = places.places[0]
                 if not (arena._mapping.bytes[offset : offset + size].view(np.float32) == value).all():
                     wrong.append(value)
-                arena.give_back([places.lease], str(value))
+                arena.leases.give_back([places.lease], str(value))
 
     def cool() -> None:
         while not stop.is_set():
@@ -471,10 +470,10 @@ def test_what_never_arrived_is_given_back_with_the_next_connection(arena: Arena,
     assert using.held == (held.lease,) and using.live == (other.connection,)
     newest = arena.place([batch(1)], Holder(reader.name, using.connection + 1))
     assert newest is not None, "of a connection whose first message came before this one's"
-    arena.keep_only(using.held, Holder(using.reader, using.connection), using.live)
-    assert arena.leases == 4
-    arena.release([held.lease, on_other.lease, strangers.lease, newest.lease])
-    assert arena.leases == 0
+    arena.leases.keep_only(using.held, Holder(using.reader, using.connection), using.live)
+    assert len(arena.leases) == 4
+    arena.leases.remove([held.lease, on_other.lease, strangers.lease, newest.lease])
+    assert len(arena.leases) == 0
 
 
 def test_much_that_is_to_be_given_back_does_not_wait(arena: Arena, reader: SlabReader) -> None:
@@ -491,7 +490,7 @@ def test_much_that_is_to_be_given_back_does_not_wait(arena: Arena, reader: SlabR
 
 _SHUTDOWN = """
 import numpy as np
-from penstock.wire.slab_reader import SlabReader
+from penstock.wire.leases import SlabReader
 from penstock.wire.slabs import Arena
 
 arena = Arena(64 << 20)

@@ -28,6 +28,7 @@ from penstock.wire.addresses import Listening, RunnerAddress, host_id
 from penstock.wire.admissions import KnownReader, WhoReads
 from penstock.wire.blobs import blob_hash
 from penstock.wire.credentials import Credentials
+from penstock.wire.elements import unflatten
 from penstock.wire.frames import (
     NO_STORAGE_OPTIONS,
     CloseStream,
@@ -44,9 +45,9 @@ from penstock.wire.frames import (
 )
 from penstock.wire.framing import Assembly, decode_ask, encode_tell
 from penstock.wire.jobs import Cut, FeedSpec, JobSpec, Named
+from penstock.wire.leases import SlabReader
 from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Granted, GrantSplits, Refused, Spec
 from penstock.wire.runs import decode_run
-from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Guard, bind_router, dial
 from penstock.worker.runner import JobRunner
 
@@ -55,6 +56,11 @@ PLENTY = 1 << 40
 ATTEMPT = AttemptId("att")
 RUNNER = RunnerId("runner-1")
 GRANTED = FeedSpec("granted")
+
+
+def decode_frame(header: Rounds, buffers: list[Any]) -> list[Any]:
+    """Return the elements of a frame: one by itself, several as a run."""
+    return [unflatten(header.layout, buffers)] if header.count == 1 else decode_run(header.layout, buffers)
 
 
 class Dispatcher:
@@ -261,7 +267,7 @@ class Reader:
             if message.slab is not None:
                 assert self.slabs is not None and not parts
                 buffers = self.slabs.claim(message.slab).arrays()
-            elements = decode_run(message.layout, buffers)
+            elements = decode_frame(message, buffers)
             assert len(elements) == message.count
             received.elements.extend(elements)
             received.frames.append(message)

@@ -82,6 +82,24 @@ def test_a_granted_feed_goes_on_after_the_splits_a_cut_named() -> None:
     assert grants.asked[0].after == 9
 
 
+def test_a_feed_says_when_a_cut_at_the_same_places_may_need_others() -> None:
+    grants = Grants((4, 7), at_once=2)
+    feed = granted(grants)
+    here = [SplitPlace(0, 0, 4)]
+    after, seen = None, [(feed.changes, feed.settle([]).named)]
+    for _ in range(3):
+        after = feed.next_split(0, 0, after)
+        seen.append((feed.changes, feed.settle(here).named))
+    assert [named for _, named in seen] == [
+        (),
+        (Named(0, 0, (4,)),),
+        (Named(0, 0, (4, 7)),),
+        (Named(0, 0, (4, 7), ended=True),),
+    ]
+    assert sorted({changes for changes, _ in seen}) == [changes for changes, _ in seen]
+    assert fixed_feed(FeedSpec("dealt"), [3]).changes == 0
+
+
 def test_a_list_that_a_cut_names_as_ended_has_no_more() -> None:
     ledger = StreamLedger((Named(1, 0, (), True), Named(0, 0, (5,), True), Named(2, 0, (3,), False)))
     assert ledger.of((1, 0)).following(4) is None
@@ -179,7 +197,7 @@ def test_a_cut_says_which_lists_have_ended() -> None:
     assert ledger.settle(there) == ((Named(0, 0, (), ended=True), Named(1, 0, (2,))), (Named(0, 0, (4,)),))
     ledger.of((1, 0)).following(2)
     ledger.of((1, 0)).granted(3, [])
-    named, done = ledger.settle_all()
+    named, done = ledger.settle(None)
     assert (named, done) == ((Named(0, 0, (), ended=True), Named(1, 0, (), ended=True)), (Named(1, 0, (2, 3)),))
 
 

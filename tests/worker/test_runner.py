@@ -316,7 +316,7 @@ def test_batches_reach_a_reader_on_this_host_through_memory(service: Harness) ->
     received.elements.clear()
     reader.credit(0, 1 << 50, returned=reader.slabs.returned())
     arena = service.runners[-1]._arena
-    reader.read_until(lambda: arena.leases == 0, "the leases to be given back")
+    reader.read_until(lambda: len(arena.leases) == 0, "the leases to be given back")
 
 
 def test_memory_of_a_reader_comes_back_when_its_process_has_ended_and_not_before(service: Harness) -> None:
@@ -331,10 +331,10 @@ def test_memory_of_a_reader_comes_back_when_its_process_has_ended_and_not_before
     reader.close()
     stays = service.reader()
     stays.read_for(1.5)
-    assert arena.leases == 16
+    assert len(arena.leases) == 16
     child.kill()
     child.wait()
-    stays.read_until(lambda: arena.leases == 0, "the leases of the ended process")
+    stays.read_until(lambda: len(arena.leases) == 0, "the leases of the ended process")
 
 
 def test_nobody_gives_back_what_another_reader_holds(service: Harness) -> None:
@@ -344,12 +344,12 @@ def test_nobody_gives_back_what_another_reader_holds(service: Harness) -> None:
     reader.read_until(lambda: received.over)
     arena = service.runners[-1]._arena
     leases = tuple(frame.slab.lease for frame in received.frames if frame.slab is not None)
-    assert len(leases) == arena.leases == 16
+    assert len(leases) == len(arena.leases) == 16
     for somebody in (other, stranger):
         read = somebody.open(1)
         somebody.credit(1, 1 << 50, returned=leases)
         somebody.read_until(lambda read=read: read.over)  # type: ignore[misc]
-    assert arena.leases == 16
+    assert len(arena.leases) == 16
     assert [int(batch[row, 7]) for batch in received.elements for row in range(4)] == list(range(64))
 
 
@@ -359,10 +359,10 @@ def test_what_was_under_way_when_a_connection_was_closed_is_free_with_the_next(s
     received = reader.open()
     reader.read_until(lambda: len(received.frames) > 2)
     arena = service.runners[-1]._arena
-    wait_until(lambda: arena.leases == 16, "all batches to be on their way")
+    wait_until(lambda: len(arena.leases) == 16, "all batches to be on their way")
     held = len(received.frames)
     reader.reconnect()
-    wait_until(lambda: arena.leases == held, "the rest to be free")
+    wait_until(lambda: len(arena.leases) == held, "the rest to be free")
     assert all((batch == batch[:, :1]).all() for batch in received.elements)
     received.elements.clear()
     again = reader.open(binding=2)
@@ -371,7 +371,7 @@ def test_what_was_under_way_when_a_connection_was_closed_is_free_with_the_next(s
     reader.credit(0, 1 << 50, returned=reader.slabs.returned())
     again.elements.clear()
     reader.credit(0, 1 << 50, returned=reader.slabs.returned())
-    wait_until(lambda: arena.leases == 0, "all of it to be free")
+    wait_until(lambda: len(arena.leases) == 0, "all of it to be free")
 
 
 def test_what_was_under_way_is_free_when_its_reader_says_the_last_word(service: Harness) -> None:
@@ -380,10 +380,10 @@ def test_what_was_under_way_is_free_when_its_reader_says_the_last_word(service: 
     received = reader.open()
     reader.read_until(lambda: len(received.frames) > 2)
     arena = service.runners[-1]._arena
-    wait_until(lambda: arena.leases == 16, "all batches to be on their way")
+    wait_until(lambda: len(arena.leases) == 16, "all batches to be on their way")
     assert reader.slabs is not None
     reader.say(reader.slabs.close_connection(1))
-    wait_until(lambda: arena.leases == len(received.frames), "the rest to be free")
+    wait_until(lambda: len(arena.leases) == len(received.frames), "the rest to be free")
     assert [int(batch[0, 7]) for batch in received.elements] == [4 * n for n in range(len(received.elements))]
 
 

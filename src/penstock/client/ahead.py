@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import ReferenceType
 
 from msgspec.structs import replace
@@ -22,25 +23,19 @@ from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning, EpochSession
 from penstock.core.errors import PenstockError, WaitTimeoutError
 
+if TYPE_CHECKING:
+    from penstock.client.backend import ServiceBackend
+
 LINGER_S = 3.0  # as long as the dispatcher keeps processes of a job that nobody reads
 LOOK_S = 0.5
 TRIAL_S = 1.0  # of asking for it: then it is seen whether it is still wanted
 
 
-class EpochMaker(Protocol):
-    """Opens sessions and makes readers of them: a loader's backend."""
-
-    def open_session(self, beginning: Beginning, identities: int | None, *, patience: Patience) -> EpochSession: ...
-
-    def reader_of(self, session: EpochSession) -> EpochReader:
-        """Return the reader of an epoch that is not read yet. It does not keep the loader."""
-
-
 class NextEpoch:
     """What one loader has of the epoch after the one it reads. See the module."""
 
-    def __init__(self, maker: ReferenceType[EpochMaker]) -> None:
-        """`maker` is not held: a loader that nobody has any more ends, and this with it."""
+    def __init__(self, maker: ReferenceType[ServiceBackend]) -> None:
+        """`maker` opens epochs and is not held: a loader that nobody has any more ends, and this with it."""
         self._maker = maker
         self._lock = threading.Lock()
         """Over who may close what was opened: the trainer's thread, or the one that finds that it is not wanted."""
@@ -65,8 +60,10 @@ class NextEpoch:
 
     def prepare(self, now: float) -> None:
         """This epoch is about to end: open the next one, or go on with it."""
-        if self._opening is None:
-            self._start()
+        if self._opening is None and self._wanted is not None:
+            self._opening = threading.Event()
+            task = partial(self._open, *self._wanted, self._opening)
+            threading.Thread(target=task, name="penstock-ahead", daemon=True).start()
         with self._lock:
             session, self._session = self._session, None
             maker = self._maker()
@@ -108,14 +105,6 @@ class NextEpoch:
             reader.close()
 
     # A thread of its own
-
-    def _start(self) -> None:
-        wanted = self._wanted
-        if wanted is not None:
-            self._opening = threading.Event()
-            threading.Thread(
-                target=self._open, args=(*wanted, self._opening), name="penstock-ahead", daemon=True
-            ).start()
 
     def _open(self, beginning: Beginning, identities: int | None, over: threading.Event) -> None:
         while not over.is_set():

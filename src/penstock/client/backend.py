@@ -124,20 +124,18 @@ class ServiceBackend:
                 "the state was saved with the data cut into other splits (another sharding, or another release); "
                 "load it with the sharding it was saved with, or start the epoch anew"
             )
-        if state.order != options.order:
-            raise StateMismatchError(
-                f"the state was saved with order={state.order!r} and this loader has order={options.order!r}; "
-                "which elements follow depends on it"
-            )
-        if state.coordinated != options.ranks.coordinated:
-            raise StateMismatchError(
-                f"the state was saved with coordinated={state.coordinated} and this loader has "
-                f"coordinated={options.ranks.coordinated}; rounds are grouped in another way"
-            )
-        if (state.uneven == "allow") != (options.ranks.uneven == "allow"):
-            raise StateMismatchError(
-                f"the state was saved with uneven={state.uneven!r} and this loader has uneven={options.ranks.uneven!r}"
-            )
+        ranks = options.ranks
+        rules: tuple[tuple[str, object, object, str], ...] = (
+            ("order", state.order, options.order, "; which elements follow depends on it"),
+            ("coordinated", state.coordinated, ranks.coordinated, "; rounds are grouped in another way"),
+        )
+        if "allow" in (state.uneven, ranks.uneven):
+            rules = (*rules, ("uneven", state.uneven, ranks.uneven, ""))
+        for name, saved, given, why in rules:
+            if saved != given:
+                raise StateMismatchError(
+                    f"the state was saved with {name}={saved!r} and this loader has {name}={given!r}{why}"
+                )
 
     def open(
         self, beginning: Beginning, *, identities: int | None = None, clock: ReaderClock | None = None

@@ -26,6 +26,7 @@ from penstock.stream.reading import StreamReader
 from penstock.wire.addresses import RunnerAddress, host_id
 from penstock.wire.allocation import keep_freed_memory
 from penstock.wire.compression import decompress
+from penstock.wire.elements import unflatten
 from penstock.wire.frames import (
     CloseStream,
     Credit,
@@ -38,9 +39,9 @@ from penstock.wire.frames import (
     ToRunner,
 )
 from penstock.wire.framing import Assembly, Outbox, decode_message, has_arrived
+from penstock.wire.leases import SlabLease, SlabReader
 from penstock.wire.modes import Transport
 from penstock.wire.runs import decode_run
-from penstock.wire.slab_reader import SlabLease, SlabReader
 from penstock.wire.sockets import Watch, dial
 
 CONNECT_S = 5.0
@@ -73,8 +74,9 @@ class FramePayload:
 
     def elements(self, header: Rounds) -> Sequence[Element]:
         if self._parts is not None:
-            buffers: list[Any]
-            buffers = [part.buffer for part in self._parts] if self._lease is None else list(self._lease.arrays())
+            buffers: list[Any] = (
+                [part.buffer for part in self._parts] if self._lease is None else list(self._lease.arrays())
+            )
             if header.compression:
                 buffers = list(decompress(header.compression, buffers))
             if self._access == "copied":
@@ -83,7 +85,9 @@ class FramePayload:
                 # Whether others see the same memory depends on where the worker runs.
                 buffers = [memoryview(buffer).toreadonly() for buffer in buffers]
             self._lease = self._parts = None
-            self._elements = decode_run(header.layout, buffers)
+            self._elements = (
+                [unflatten(header.layout, buffers)] if header.count == 1 else decode_run(header.layout, buffers)
+            )
         return self._elements
 
 

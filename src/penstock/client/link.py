@@ -33,6 +33,7 @@ from penstock.wire.control import ControlClient
 from penstock.wire.credentials import Credentials, ServiceFile
 from penstock.wire.guard import Context
 from penstock.wire.jobs import HeldView, JobSpec, JobView, StreamView, ViewChange
+from penstock.wire.leases import SlabReader
 from penstock.wire.messages import (
     Answer,
     EpochOpened,
@@ -48,7 +49,6 @@ from penstock.wire.messages import (
     ViewMoved,
     Workers,
 )
-from penstock.wire.slab_reader import SlabReader
 from penstock.wire.sockets import Bell
 
 ASK_S = 10.0

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import monotonic, perf_counter
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.client.connection import Connections, FramePayload, RunnerConnection
 from penstock.client.link import SAY_EVERY_S, News, Patience
@@ -25,12 +25,15 @@ from penstock.core.errors import ForkedLoaderError, JobFailedError, WorkersLostE
 from penstock.core.plain_text import plain_text
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import ConsumerState, Weights
-from penstock.stream.consuming import AskDispatcher, Consumer, TellRunner
+from penstock.stream.consuming import Consumer, TellRunner
 from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import AskRows, OpenStream, Output, RemoteFailure, StreamLeft, Units
 from penstock.wire.jobs import JobView
+
+if TYPE_CHECKING:
+    from penstock.client.ahead import NextEpoch
 
 PUMP_EVERY_S = 0.001  # while something is ready, sockets are looked at no more often than this
 POLL_S = 0.5
@@ -40,16 +43,6 @@ SKIPPED_SHARE = 0.01
 FEW_ELEMENTS = 1_000  # before so many, a share says little
 
 _log = logging.getLogger("penstock")
-
-
-class Successor(Protocol):
-    """Who looks after the epoch that follows; `client.ahead` has it."""
-
-    def prepare(self, now: float) -> None: ...
-
-    def finished(self, epoch: int) -> None: ...
-
-    def drop(self) -> None: ...
 
 
 class EpochReader:
@@ -62,9 +55,12 @@ class EpochReader:
         memory_bytes: int,
         timeout_s: float | None,
         owner: object = None,
-        successor: Successor | None = None,
+        successor: NextEpoch | None = None,
     ) -> None:
-        """`owner` is kept: with it the connection to the service lives, even if nobody holds the loader any more."""
+        """`owner` is kept: with it the connection to the service lives, even if nobody holds the loader any more.
+
+        `successor` looks after the epoch that follows.
+        """
         self.session = session
         self._successor = successor
         self.epoch = session.epoch
@@ -208,7 +204,7 @@ class EpochReader:
             self._pump(now)
             return not self._closed
 
-    def arrive(self, clock: ReaderClock | None, owner: object, successor: Successor) -> None:
+    def arrive(self, clock: ReaderClock | None, owner: object, successor: NextEpoch) -> None:
         """The trainer has come to this epoch, which was opened ahead."""
         self._owner, self._successor = owner, successor
         self.consumer.arrive()
@@ -351,8 +347,8 @@ class EpochReader:
                     self._connections.tell(instruction)
                     if feeder is not None and isinstance(instruction.message, OpenStream):
                         self._send_units(feeder.opened(self.consumer.readers[instruction.message.stream]))
-                case AskDispatcher():
-                    self.session.post(instruction.message)
+                case request:
+                    self.session.post(request)
 
     def _feed(self) -> None:
         """Draw and send what streams are to read next, where that is this consumer's affair."""

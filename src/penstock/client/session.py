@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import CLOCK_BOOTTIME, clock_gettime_ns, perf_counter, time_ns
 from weakref import WeakMethod
 
@@ -339,17 +340,13 @@ class EpochSession:
             shared=consumer.made_for_others,
         )
 
-    def _heard(self, answer: Answer) -> None:
-        """In the control thread: look at what a beat was answered with."""
-        if isinstance(answer, NotKnown) and not self._stop.is_set():
-            self.link.control.post(self._request(rejoin=self.attempt), self._rejoined)
+    def _heard(self, answer: Answer, *, rejoined: bool = False) -> None:
+        """In the control thread: look at what a beat was answered with, or what was asked because of that."""
+        if isinstance(answer, NotKnown) and not rejoined and not self._stop.is_set():
+            self.link.control.post(self._request(rejoin=self.attempt), partial(self._heard, rejoined=True))
             return
         self._beating = False
-        self._answered(answer)
-
-    def _rejoined(self, answer: Answer) -> None:
-        self._beating = False
-        if isinstance(answer, NotKnown):
+        if isinstance(answer, NotKnown) and rejoined:
             self.board.put_forgotten(f"the dispatcher does not know {answer.what}")
         self._answered(answer)
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock.client.backend import ServiceBackend
@@ -28,7 +27,7 @@ from penstock.client.reader import EpochReader
 from penstock.client.session import Beginning
 from penstock.core.errors import ProtocolError
 from penstock.core.ids import AttemptId
-from penstock.runtime.contract import Chunk, Fixed, Origin, Stage, State
+from penstock.runtime.contract import Chunk, Computed, Fixed, Stage, State
 from penstock.runtime.ops.identified import without_identities
 from penstock.runtime.stats import ReaderClock, StageMeter
 from penstock.stream.checkpoint import ConsumerState, read_states
@@ -92,62 +91,41 @@ class ServiceStage(Stage):
         elements, after = reader.take(want)
         if not len(elements):
             return Chunk((), Fixed(after(0).plain()))
-        if self._identities is None:
-            return Chunk(elements, _Marks(after))
-        elements, idents = without_identities(elements)
-        return Chunk(elements, _Marks(after), idents)
+        return self._chunk(elements, Computed(lambda k: after(k).plain()))
 
     def _pull_rows(self, reader: EpochReader, want: int) -> Chunk:
         if self._held is None:
             groups, after = reader.take(max(1, want // self._group_rows))
             if not len(groups):
                 return Chunk((), Fixed(after(0).plain()))
-            self._held = self._rows_of(groups, _Marks(after))
+            self._held = self._rows_of(groups, after)
         head, self._held = self._held.head_and_rest(want)
         return head
 
-    def _rows_of(self, groups: Sequence[Any], marks: _Marks) -> Chunk:
+    def _rows_of(self, groups: Sequence[Any], after: Callable[[int], ConsumerState]) -> Chunk:
         for group in groups:
             if self._short:
                 raise ProtocolError("a group of elements that is no whole batch came before the end; report this")
             self._short = len(group) < self._group_rows
         rows = [row for group in groups for row in group]
-        marked = _RowMarks(marks, tuple(accumulate(map(len, groups), initial=0)))
+        first = tuple(accumulate(map(len, groups), initial=0))
+
+        def state_at(k: int) -> State:
+            group = bisect_right(first, k) - 1
+            before = after(group).plain()
+            return before if first[group] == k else [ROW, k - first[group], before]
+
         drop, self._drop = self._drop, 0
+        return self._chunk(rows, Computed(state_at)).part(drop, len(rows))
+
+    def _chunk(self, elements: Sequence[Any], marks: Computed) -> Chunk:
         if self._identities is None:
-            return Chunk(rows, marked).part(drop, len(rows))
-        elements, idents = without_identities(rows)
-        return Chunk(elements, marked, idents).part(drop, len(rows))
+            return Chunk(elements, marks)
+        elements, idents = without_identities(elements)
+        return Chunk(elements, marks, idents)
 
     def stop(self) -> None:
         if self.reader is not None:
             self.reader.close()
 
-    def close(self) -> None:
-        self.stop()
-
-
-class _RowMarks(msgspec.Struct, frozen=True):
-    """Of the elements of groups, of which group g begins at `first[g]`."""
-
-    groups: _Marks
-    first: tuple[int, ...]
-
-    def at(self, k: int) -> State:
-        group = bisect_right(self.first, k) - 1
-        before = self.groups.at(group)
-        return before if self.first[group] == k else [ROW, k - self.first[group], before]
-
-    def origin(self, k: int) -> Origin | None:
-        return None
-
-
-class _Marks:
-    def __init__(self, after: Callable[[int], ConsumerState]) -> None:
-        self._after = after
-
-    def at(self, k: int) -> State:
-        return self._after(k).plain()
-
-    def origin(self, k: int) -> Origin | None:
-        return None
+    close = stop

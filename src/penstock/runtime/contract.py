@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -163,6 +163,18 @@ class Fixed(msgspec.Struct, frozen=True):
 
     def at(self, k: int) -> State:
         return self.state
+
+    def origin(self, k: int) -> Origin | None:
+        return None
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """Marks whose states a function gives; where elements came from is not known."""
+
+    state_at: Callable[[int], State]
+
+    def at(self, k: int) -> State:
+        return self.state_at(k)
 
     def origin(self, k: int) -> Origin | None:
         return None

@@ -26,7 +26,6 @@ from penstock.core.intervals import Intervals
 from penstock.stream.position import (
     DoneSplits,
     Serving,
-    SplitKey,
     Standing,
     done_of,
     joined,
@@ -224,10 +223,6 @@ class _Rank:
         self.streams = {each.number: each for each in progress.streams}
         self.done = done_of(progress.done)
 
-    def has_done(self, split: SplitKey) -> bool:
-        source, pass_, ordinal = split
-        return ordinal in self.done.get((source, pass_), ())
-
 
 def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Mapping[int, FeedSpec]) -> Resume:
     """Return the merged checkpoint. `feeds` are those of streams whose splits follow from the job."""
@@ -242,7 +237,7 @@ def resume_from(checkpoint: Checkpoint, *, epoch: int, consumers: int, feeds: Ma
     if alike:
         ranks = ranks * first.consumers
     owned = first.uneven == "allow"
-    done = _done_by_any(ranks) if owned else _done_by_all(ranks)
+    done = _done_by(ranks, anybody=owned)
     streams = []
     for number in sorted({number for rank in ranks for number in rank.streams}):
         held = [rank.streams.get(number) for rank in ranks]
@@ -348,7 +343,7 @@ def _named_by_any(positions: Iterable[Position], lowest: _Rank, done: DoneSplits
     ended: set[tuple[int, int]] = set()
     for position in sorted(positions, key=lambda position: position.round):
         trail = list(splits_of(position.trail))
-        if position.trail_lost and trail and not lowest.has_done(trail[0]):
+        if position.trail_lost and trail and trail[0][2] not in lowest.done.get(trail[0][:2], ()):
             raise StateMismatchError(
                 f"consumers were too far apart in stream {position.number} when the states were saved: which splits "
                 "lay between them is not known. Load the states into the service that ran the job"
@@ -420,14 +415,11 @@ def _counted_in(cut: Cut, given: tuple[int, ...], *, coordinated: bool) -> Cut:
     return replace(cut, since=0, regroup=regroup_of(flags))
 
 
-def _done_by_any(ranks: Sequence[_Rank]) -> DoneSplits:
-    keys = {key for rank in ranks for key in rank.done}
-    return {key: reduce(Intervals.union, (rank.done[key] for rank in ranks if key in rank.done)) for key in keys}
-
-
-def _done_by_all(ranks: Sequence[_Rank]) -> DoneSplits:
-    keys = set.intersection(*(set(rank.done) for rank in ranks))
-    return {key: reduce(Intervals.intersection, (rank.done[key] for rank in ranks)) for key in keys}
+def _done_by(ranks: Sequence[_Rank], *, anybody: bool) -> DoneSplits:
+    """Return what anybody is through with, or everybody."""
+    sets = (set(rank.done) for rank in ranks)
+    keys, join = (set.union(*sets), Intervals.union) if anybody else (set.intersection(*sets), Intervals.intersection)
+    return {key: reduce(join, (rank.done[key] for rank in ranks if key in rank.done)) for key in keys}
 
 
 _consumer_state = Conversion(ConsumerState)

@@ -5,8 +5,8 @@ last, and granted credit; rounds arrive by themselves. Whatever goes wrong with 
 refusal) has one answer: tell the dispatcher that this binding does not work, and open it where the next one is. Nothing
 is lost by that, and nothing comes twice.
 
-What is to be done about it is collected as instructions, `TellRunner` and `AskDispatcher`, to be carried out in the
-order given. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
+What is to be done about it is collected as instructions, `TellRunner` and requests to the dispatcher, to be carried out
+in the order given. Nothing here has a socket, a clock or an element; a payload that is given up is dropped.
 """
 
 from __future__ import annotations
@@ -50,13 +50,7 @@ class TellRunner(NamedTuple):
     message: OpenStream | Credit | CloseStream
 
 
-class AskDispatcher(NamedTuple):
-    """Send a request to the dispatcher."""
-
-    message: Rebind | EndStream
-
-
-ConsumerInstruction: TypeAlias = TellRunner | AskDispatcher
+ConsumerInstruction: TypeAlias = TellRunner | Rebind | EndStream
 
 
 class Seat(NamedTuple):
@@ -297,7 +291,7 @@ class Consumer:
         request = Rebind(
             job=self.seat.job, attempt=self.view.attempt, stream=reader.stream, binding=binding, reason=reason
         )
-        self._instructions.append(AskDispatcher(request))
+        self._instructions.append(request)
 
     # Taking
 
@@ -370,7 +364,7 @@ class Consumer:
             rounds=standing.round,
             leftover=standing.cut_here if standing.leftover else None,
         )
-        self._instructions.append(AskDispatcher(request))
+        self._instructions.append(request)
 
     @property
     def at_end(self) -> bool:
@@ -402,8 +396,8 @@ class Consumer:
             if reading and not standing.ended:
                 changes: Mixes = (*mixes.get(reader.number, ()), (standing.round, weights))
                 # Several consumers keep all changes: one of them may go back further than this one.
-                first = 0 if self.delivery.consumers > 1 else _last_before(changes, standing.made_until)
-                mixes[reader.number] = changes[first:]
+                counted = [number for number, (at, _) in enumerate(changes) if at <= standing.made_until]
+                mixes[reader.number] = changes[counted[-1] if counted and self.delivery.consumers == 1 else 0 :]
         self._received = replace(self._received, weights=weights, mixes=mixes)
         if not reading:
             return
@@ -460,8 +454,3 @@ class Consumer:
         if not parts:
             parts.append("the epoch's end, which the other consumers have not reached" if self.readers else "streams")
         return parts
-
-
-def _last_before(changes: Mixes, round_: int) -> int:
-    """Return the number of the last change that counted before a round."""
-    return max((number for number, change in enumerate(changes) if change[0] <= round_), default=0)

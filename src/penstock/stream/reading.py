@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.core.ids import RunnerId, StreamId
+from penstock.core.ids import RunnerId
 from penstock.stream.position import Arrived, Lane, Serving, Standing
 from penstock.wire.frames import Rounds, StreamEnded, StreamFailed
 from penstock.wire.jobs import StreamView
@@ -130,6 +130,8 @@ class StreamReader:
         binding, after its end too: who serves it then has to know.
         """
         self.view = view
+        self.stream, self.number = view.stream, view.number
+        self.is_tail = view.feed.kind == "tail"
         self.standing = self.head = standing
         self.credit = CreditLine()
         self.frames: deque[Arrived] = deque()
@@ -147,18 +149,6 @@ class StreamReader:
         self.failures = 0
         """Openings in a row that came to nothing."""
         self._not_before = self._heard_at = 0.0
-
-    @property
-    def stream(self) -> StreamId:
-        return self.view.stream
-
-    @property
-    def number(self) -> int:
-        return self.view.number
-
-    @property
-    def is_tail(self) -> bool:
-        return self.view.feed.kind == "tail"
 
     @property
     def is_open(self) -> bool:
@@ -328,13 +318,11 @@ class StreamReader:
     def describe(self, now: float) -> str:
         """Say what it is waiting for, for people."""
         name = "tail" if self.is_tail else f"stream {self.number}"
-        match self.doing:
-            case "is being opened":
-                return f"{name} is being opened on worker {self.view.worker}"
-            case "gave nothing":
-                return f"{name} on worker {self.view.worker} gave nothing for {self.silent_s(now):.0f} s"
-            case other:
-                return f"{name} {other}"
+        more: dict[Doing, str] = {
+            "is being opened": f"is being opened on worker {self.view.worker}",
+            "gave nothing": f"on worker {self.view.worker} gave nothing for {self.silent_s(now):.0f} s",
+        }
+        return f"{name} {more.get(self.doing, self.doing)}"
 
     @property
     def doing(self) -> Doing:

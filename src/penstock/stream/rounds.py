@@ -1,6 +1,7 @@
-"""Outputs of the engine, in order, as rounds: round r is outputs r·m to r·m + m - 1.
+"""What a served stream says to its hands (whom to tell what, when to run), and how a run's outputs become rounds.
 
-Rules:
+It is decided in `stream.serving` and `stream.sharing`, and done in `worker.streams` and `worker.shared`. Of the outputs
+of the engine, in order, round r is outputs r·m to r·m + m - 1. Rules:
 
 1. Only whole rounds are taken; the outputs of an incomplete one wait for the next chunk.
 2. `Cut.since` rounds after the cut's engine state are made and dropped: they were received before.
@@ -9,18 +10,85 @@ Rules:
    long as a round ends inside that stretch no engine state alone describes it, so its cut counts from the old one.
    In coordinated reads the engine itself takes those rounds back when it opens, and all its outputs are new.
 4. A state is asked of the marks once for all rounds taken together, not once a round.
+
+How many outputs to ask for at a time follows from how long the last took, and how large they were (`PullSizer`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from penstock.core.element import Element
-from penstock.wire.jobs import Cut
+from penstock.core.ids import AttemptId
+from penstock.stream.checkpoint import Mixes
+from penstock.wire.frames import StreamEnded, StreamFailed, StreamRefused
+from penstock.wire.jobs import Cut, FeedSpec
+
+PULL_S = 0.004  # how long a pull should take: what it returns is sent no earlier
+MAX_ROUNDS = 4_096  # in one frame
+FRAME_BYTES = 1 << 20
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What all openings of one binding have in common."""
+
+    attempt: AttemptId
+    epoch: int
+    feed: FeedSpec
+    share: int
+    binding: int
+
+
+class End(NamedTuple):
+    """How many rounds there were, where the stream stands after them, and whether there is more than they took."""
+
+    seq: int
+    cut: Cut
+    leftover: bool
+
+
+class Send(NamedTuple):
+    """A message to a reader."""
+
+    peer: bytes
+    message: StreamRefused | StreamEnded | StreamFailed
+
+
+class StartRun(NamedTuple):
+    """Begin to make rounds; who did so until now has been stopped."""
+
+    number: int
+    terms: Terms
+    start: Cut
+    start_round: int
+    mixes: Mixes = ()
+    frame_bytes: int = FRAME_BYTES
+
+
+class StopRun(NamedTuple):
+    number: int
+
+
+Instruction: TypeAlias = Send | StartRun | StopRun
+
+
+class Wanted(NamedTuple):
+    """A reader needs rounds from `first` on, as its seat's output of each."""
+
+    peer: bytes
+    opening: int
+    seat: int
+    first: int
+    slab: bool
+    alone: bool
+    """Whether no other reader gets the same rounds."""
+
+
+# Rounds
 
 
 class OutputMarks(Protocol):
@@ -168,3 +236,39 @@ class RoundMaker:
     def incomplete(self) -> int:
         """How many outputs wait for a round to be whole."""
         return self._waiting % self.width
+
+
+class PullSizer:
+    """How many outputs to ask the engine for: as many as lately fitted into time and frame, at most twice the most yet.
+
+    An answer with fewer than were asked for says where the engine's own chunk ended, and nothing of how many fit.
+
+    >>> sizer = PullSizer(width=1)
+    >>> [(sizer.want(), sizer.made(sizer.want(), 1e-5, 1000.0))[0] for _ in range(4)]
+    [1, 2, 4, 8]
+    >>> sizer.made(3, 3e-5, 1000.0); sizer.want()
+    16
+    """
+
+    def __init__(self, width: int, frame_bytes: int = FRAME_BYTES) -> None:
+        self._width = width
+        self._frame_bytes = frame_bytes
+        self._most = 0
+        self._seconds = 0.0  # an output, lately
+        self.bytes_each = 0.0
+
+    def want(self) -> int:
+        if not self._most:
+            return self._width
+        fits = [2.0 * self._most, float(MAX_ROUNDS * self._width)]
+        if self.bytes_each:
+            fits.append(self._frame_bytes * self._width / self.bytes_each)
+        if self._seconds:
+            fits.append(PULL_S / self._seconds)
+        return max(self._width, int(min(fits)))
+
+    def made(self, count: int, seconds: float, bytes_each: float) -> None:
+        self._most = max(count, self._most, self._width)
+        share = seconds / count
+        self._seconds = share if not self._seconds else 0.5 * (self._seconds + share)
+        self.bytes_each = bytes_each if not self.bytes_each else 0.5 * (self.bytes_each + bytes_each)

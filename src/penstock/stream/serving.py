@@ -30,16 +30,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from penstock.core.errors import InvalidArgumentError
 from penstock.core.ids import StreamId
 from penstock.stream.checkpoint import Mixes
-from penstock.stream.instructions import End, Given, Instruction, Send, StartRun, StopRun, Terms, Wanted
+from penstock.stream.rounds import End, Instruction, Send, StartRun, StopRun, Terms, Wanted
 from penstock.wire.failures import describe_failure
 from penstock.wire.frames import (
     CloseStream,
     Credit,
     OpenStream,
     RemoteFailure,
+    Rounds,
     StreamEnded,
     StreamFailed,
     StreamRefused,
@@ -151,7 +154,10 @@ class Served(ABC, Generic[ReaderKind]):
             case OpenStream():
                 self.open(peer, message, now)
             case Credit():
-                return self.take_credit(peer, message.opening, message.credit, message.round, now)
+                heard = [reader for _, reader in self._of(peer, message.opening)]
+                for reader in heard:
+                    reader.hear(message.credit, message.round, now)
+                return heard
             case CloseStream():
                 self.close_reader(peer, message.opening, now, leaving=message.leaving, taken=message.round)
             case None:
@@ -185,21 +191,22 @@ class Served(ABC, Generic[ReaderKind]):
         self._let_in(peer, message, now)
 
     def _refusal(self, message: OpenStream) -> str:
-        width = self.delivery.width
-        if self._closed:
-            return "this worker is closing"
-        if message.consumer < 0 or (width > 1 and message.consumer >= width):
-            return f"there is no consumer {message.consumer}: the job has {width}"
-        if message.binding < 0:
-            return f"there is no binding {message.binding}"
-        if message.binding < self.binding:
-            return f"binding {message.binding} is over, the stream has binding {self.binding} by now"
-        if message.cut_round > message.round:
-            return f"the cut is that of round {message.cut_round}, after round {message.round}"
+        """Return why a reader is not taken in; empty: it is."""
+        width, binding, consumer = self.delivery.width, message.binding, message.consumer
         present = self.readers.get(self._key(message))
-        if present is not None and message.binding == self.binding and message.opening < present.opening:
-            return f"opening {message.opening} is over, opening {present.opening} has come since"
-        return ""
+        newest = -1 if present is None or binding != self.binding else present.opening
+        rules = (
+            (self._closed, "this worker is closing"),
+            (consumer < 0 or consumer >= width > 1, f"there is no consumer {consumer}: the job has {width}"),
+            (binding < 0, f"there is no binding {binding}"),
+            (binding < self.binding, f"binding {binding} is over, the stream has binding {self.binding} by now"),
+            (
+                message.cut_round > message.round,
+                f"the cut is that of round {message.cut_round}, after round {message.round}",
+            ),
+            (message.opening < newest, f"opening {message.opening} is over, opening {newest} has come since"),
+        )
+        return next((reason for broken, reason in rules if broken), "")
 
     @abstractmethod
     def _key(self, message: OpenStream) -> Key: ...
@@ -219,13 +226,6 @@ class Served(ABC, Generic[ReaderKind]):
     def _forget_all(self, now: float) -> None:
         """Let go of all readers, and of what is kept for them."""
         self._forget_readers(now)
-
-    def take_credit(self, peer: bytes, opening: int, credit: int, taken: int, now: float) -> list[ReaderKind]:
-        """A reader has credit for more; return it, if it is known."""
-        heard = [reader for _, reader in self._of(peer, opening)]
-        for reader in heard:
-            reader.hear(credit, taken, now)
-        return heard
 
     def close_reader(
         self, peer: bytes, opening: int | None, now: float, *, leaving: bool = False, taken: int = -1
@@ -440,10 +440,10 @@ class Dealt(Served[DealtReader]):
             return None
         return min((reader.credit - reader.sent_bytes for reader in self._due()), default=UNBOUNDED)
 
-    def wanted(self, run: int, seq: int, count: int) -> list[Wanted] | None:
-        """Return who needs which of the rounds that were just made; None: the run was abandoned."""
+    def wanted(self, run: int, seq: int, count: int) -> list[Wanted]:
+        """Return who needs which of the rounds that were just made; of an abandoned run nobody needs any."""
         if self.current(run) is None:
-            return None
+            return []
         seats = [reader.seat for reader in self.readers.values()]
         return [
             Wanted(reader.peer, reader.opening, reader.seat, reader.due, reader.slab, seats.count(reader.seat) == 1)
@@ -452,23 +452,23 @@ class Dealt(Served[DealtReader]):
         ]
 
     def give(
-        self, run: int, after: int, cut: Cut, done: Iterable[Named], nbytes: Mapping[tuple[bytes, int], int]
-    ) -> dict[tuple[bytes, int], Given]:
-        """Count rounds as sent to all who want them; return, by (peer, opening), what the headers say.
+        self, run: int, after: int, cut: Cut, done: Iterable[Named], headers: Mapping[tuple[bytes, int], Rounds]
+    ) -> dict[tuple[bytes, int], Rounds]:
+        """Count rounds as sent to all who want them; return the headers, by (peer, opening), of those who still do.
 
-        `done`: splits that `cut` does not need any more. `nbytes`: the size of each reader's frame.
+        `done`: splits that `cut` does not need any more. `headers` say all but what each reader does not know yet.
         """
-        found = self.current(run)
-        assert found is not None
+        given: dict[tuple[bytes, int], Rounds] = {}
+        if (found := self.current(run)) is None:
+            return given
         self._done.extend(done)
         self._run = found._replace(next_round=after)
-        given: dict[tuple[bytes, int], Given] = {}
         for reader in self.readers.values():
             key = (reader.peer, reader.opening)
-            if key in nbytes:
+            if (header := headers.get(key)) is not None:
                 mixes = sum(at <= reader.due for at, _ in self._mixes)
-                given[key] = Given(self.binding, self._newly_done(reader), mixes)
-                reader.give_cut(after, cut, nbytes[key])
+                given[key] = replace(header, binding=self.binding, done=self._newly_done(reader), mixes=mixes)
+                reader.give_cut(after, cut, header.nbytes)
         return given
 
     def _newly_done(self, reader: DealtReader) -> tuple[Named, ...]:

@@ -13,7 +13,7 @@ Rules, beside those of all streams (`stream.serving`):
    gets there, and discard by number.
 5. The window outlives readers, bindings and runs. Rounds follow from the stream's list of splits, so those of an older
    binding are as good. It goes with the stream, or when another epoch needs its memory.
-6. **A trainer of several ranks moves as one** (`stream.teams`): a round is given to all of its ranks or to none, and
+6. **A trainer of several ranks moves as one** (`stream.window`): a round is given to all of its ranks or to none, and
    what is gone before then, all of them skip. What one of them was given is kept, or made again, for the others. So a
    run starts at the oldest cut, as with `wait`, and its ranks take equal steps.
 
@@ -29,11 +29,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.core.ids import AttemptId, StreamId
-from penstock.stream.instructions import FRAME_BYTES, End
 from penstock.stream.position import Gaps
+from penstock.stream.rounds import FRAME_BYTES, End
 from penstock.stream.serving import Key, Served
-from penstock.stream.teams import GATHER_RANKS_S, RankReader, Team
-from penstock.stream.window import Entry, Window
+from penstock.stream.window import GATHER_RANKS_S, Entry, RankReader, Team, Window
 from penstock.wire.frames import OpenStream
 from penstock.wire.jobs import Cut, Delivery, Named
 

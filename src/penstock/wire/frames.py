@@ -124,7 +124,7 @@ class Rounds(Message, frozen=True, tag="rounds"):
     """`count` rounds from `seq` on, each this consumer's one output; `cut` is the state after the last.
 
     `done` are splits that restoring at `cut` no longer needs. The elements are in `layout` and the buffers after it,
-    or, if `slab` is given, in that memory.
+    or, if `slab` is given, in that memory: one by itself (`wire.elements`), several as a run (`wire.runs`).
     """
 
     stream: StreamId

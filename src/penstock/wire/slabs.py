@@ -1,30 +1,36 @@
 """Slabs: on one host, batches lie in memory that both sides map, and only their places are sent.
 
 A runner has one arena: an anonymous file (memfd), sealed so that nobody can shrink it under a reader, and gone with the
-last process that has it, however that ended. Its readers map it once (`slab_reader`).
+last process that has it, however that ended. Its readers map it once; who holds what of it is `wire.leases`.
 
 - A range belongs to its `_Range` object. It is free again when that is collected: when no array over it and no lease
   that names it is left. So memory is never written to while anybody may read it.
-- A lease holds what was placed for one reader until that reader gives it back, or is known to be gone (`LeaseBook`).
-  `Lending` knows the peers that readers speak through.
 - Readers get a descriptor that they cannot write through, unless they ask for another and the runner allows it.
-- Memory that has been free for a while goes back to the system (`ranges`), and with it out of all mappings.
 - `__del__` may run at any point of any thread, so it takes no lock: it appends to a deque, which the next call drains.
   At the interpreter's end modules are empty, so it uses nothing of this one but what it was defined with.
 - After a fork the child takes nothing from the arena and gives nothing back.
+
+A page that was never touched costs twenty times what a warm one does, and stays with the process from then on. So what
+was given back last is handed out first, and untouched memory only where nothing given back fits (`FreeRanges`):
+
+1. A freed range waits for the next request of about its size; of those that fit the last given is taken.
+2. If none fits, waiting ranges are looked at together with their neighbours, and the lowest place is cut.
+3. Then untouched memory is taken, and at last a place that is warm in part.
+
+What has been free for a while goes back to the system (`ranges_to_cool`), and with it out of all mappings.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import fcntl
 import math
 import mmap
 import os
-import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -32,116 +38,21 @@ import numpy as np
 
 from penstock.core.element import Array
 from penstock.wire.elements import bytes_over
-from penstock.wire.frames import SlabPlaces, UseSlabs
-from penstock.wire.neighbours import DescriptorServer, is_gone
-from penstock.wire.ranges import ALIGNMENT, FreeRanges, ranges_to_cool
-from penstock.wire.slab_reader import Mapping, array_interface
+from penstock.wire.frames import SlabPlaces
+from penstock.wire.leases import NOBODY, Holder, LeaseBook, Mapping, array_interface
+from penstock.wire.neighbours import DescriptorServer
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+ALIGNMENT = 64
+IDLE_S = 5.0  # memory of a burst is not kept for the next one, if that is further away than this
+KEPT_BYTES = 16 << 20  # stays warm however long it is free: a trainer that pauses to evaluate finds it again
+COOLED_SHARE = 4  # at most a fourth of what is idle goes at once: a need that comes and goes finds most of it again
+_PAGE_BYTES = 4096
+_SLACK = 1.25  # a waiting range may be so much larger than what is asked for
+_MOST_PARTS = 1024  # beyond, neighbours are one part with the younger one's age: looking through many costs time
 
-
-class Holder(NamedTuple):
-    """A reader of slabs (`SlabReader.name`), and the number of one of its connections."""
-
-    reader: str
-    connection: int
-
-
-NOBODY = Holder(secrets.token_hex(8), 0)
-"""The process that has the arena: what it keeps for itself. No peer knows the name."""
-
-
-class _Lease(NamedTuple):
-    holder: Holder
-    held: list[Any]
-
-
-class LeaseBook:
-    """Who holds what of an arena: leases by number. No memory here, and no lock: the arena has both.
-
-    A lease belongs to a reader of slabs and to the connection it was sent on. Only that reader gives it back, on
-    whichever of its connections: its name contains a secret of its own. What never arrived because the connection was
-    closed is given back too, when the reader says on the next one what it holds (`keep_only`).
-    """
-
-    def __init__(self) -> None:
-        self._leases: dict[int, _Lease] = {}
-        self._next_lease = 1
-        self._shares: dict[int, int] = {}
-        """The leases that `share` made, each with the lease it is a share of."""
-        self._readers: dict[int, tuple[int, int]] = {}
-        """How many shares each lease has, and how many bytes it holds."""
-        self._shared_bytes = 0
-        self._outlived: dict[int, int] = {}
-        """Leases that are over while readers still have shares of them, and their bytes."""
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    def held(self, lease: int) -> list[Any]:
-        """Return what a lease keeps alive."""
-        return self._leases[lease].held
-
-    def add(self, holder: Holder, held: list[Any]) -> int:
-        lease, self._next_lease = self._next_lease, self._next_lease + 1
-        self._leases[lease] = _Lease(holder, held)
-        return lease
-
-    def share(self, places: SlabPlaces, holder: Holder, *, most_bytes: int | None) -> int | None:
-        """Add one more lease of what a lease holds; None if that one is over, or readers hold on to too much."""
-        nbytes = sum(size for _, size in places.places)
-        found = self._leases.get(places.lease)
-        readers, _ = self._readers.get(places.lease, (0, 0))
-        if found is None or (not readers and most_bytes is not None and self._crowded(nbytes, most_bytes)):
-            return None
-        lease = self.add(holder, found.held)
-        self._shares[lease] = places.lease
-        self._readers[places.lease] = (readers + 1, nbytes)
-        self._shared_bytes += 0 if readers else nbytes
-        return lease
-
-    def _crowded(self, nbytes: int, most_bytes: int) -> bool:
-        return self._shared_bytes + nbytes > most_bytes and sum(self._outlived.values()) > most_bytes // 2
-
-    def remove(self, leases: Iterable[int]) -> None:
-        """End leases. One that is not known is no error."""
-        for lease in leases:
-            self._leases.pop(lease, None)
-            if lease in self._shares:
-                self._end_share(lease)
-            elif lease in self._readers:
-                self._outlived[lease] = self._readers[lease][1]
-
-    def _end_share(self, lease: int) -> None:
-        placed = self._shares.pop(lease)
-        readers, nbytes = self._readers.pop(placed)
-        if readers > 1:
-            self._readers[placed] = (readers - 1, nbytes)
-        else:
-            self._outlived.pop(placed, None)
-            self._shared_bytes -= nbytes
-
-    def give_back(self, leases: Iterable[int], reader: str) -> None:
-        """End leases that this reader holds, and no others."""
-        self.remove([lease for lease in leases if (found := self._leases.get(lease)) and found.holder.reader == reader])
-
-    def keep_only(self, held: Collection[int], holder: Holder, live: Collection[int]) -> None:
-        """End what was sent to a reader on connections before this one and is not held; `live` ones are left alone."""
-        kept = set(held)
-        self.remove(
-            [
-                lease
-                for lease, (other, _) in self._leases.items()
-                if other.reader == holder.reader
-                and other.connection < holder.connection
-                and other.connection not in live
-                and lease not in kept
-            ]
-        )
-
-    def remove_reader(self, reader: str) -> None:
-        """End all leases of a reader that is known to be gone."""
-        self.remove([lease for lease, (holder, _) in self._leases.items() if holder.reader == reader])
+ByteRange = tuple[int, int]
+"""(offset, size)"""
 
 
 class _Range:
@@ -170,7 +81,7 @@ class Arena:
         self._lock = threading.Lock()
         self._free = FreeRanges(self.max_bytes)
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
-        self._leases = LeaseBook()
+        self.leases = LeaseBook()
         self._closed = False
         self._descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -193,10 +104,6 @@ class Arena:
         with self._lock:
             self._collect()
             return self._free.free_bytes
-
-    @property
-    def leases(self) -> int:
-        return len(self._leases)
 
     def allow_writers(self) -> None:
         """Let readers that ask for it write to what they are given: nobody else reads that."""
@@ -243,45 +150,12 @@ class Arena:
             places.append((position, content.nbytes))
             self._copy(content, position)
             position += _aligned(content.nbytes)
-        with self._lock:
-            lease = self._leases.add(holder, held)
-        return SlabPlaces(lease, tuple(places))
-
-    def share(self, places: SlabPlaces, holder: Holder, *, most_bytes: int | None = None) -> SlabPlaces | None:
-        """Return one more lease of what a lease holds, for a reader that only reads; None if that one is over.
-
-        None as well where readers hold on to too much: more than `most_bytes`, and half of that is theirs alone. What
-        several of them hold counts once.
-        """
-        with self._lock:
-            lease = self._leases.share(places, holder, most_bytes=most_bytes)
-        return None if lease is None else SlabPlaces(lease, places.places)
+        return SlabPlaces(self.leases.add(holder, held), tuple(places))
 
     def views(self, places: SlabPlaces) -> list[Array]:
         """Return the buffers of a lease as they lie here, read-only. They keep the memory as a lease does."""
-        with self._lock:
-            held = self._leases.held(places.lease)
+        held = self.leases.held(places.lease)
         return [np.asarray(_View(held, self._mapping.address + offset, size)) for offset, size in places.places]
-
-    def release(self, leases: Iterable[int]) -> None:
-        """End leases that did not reach their reader, or are this process's own."""
-        with self._lock:
-            self._leases.remove(leases)
-
-    def give_back(self, leases: Iterable[int], reader: str) -> None:
-        """End leases as a reader says: its own, whatever it says. One that is not known is no error."""
-        with self._lock:
-            self._leases.give_back(leases, reader)
-
-    def keep_only(self, held: Collection[int], holder: Holder, live: Collection[int]) -> None:
-        """End what never reached a reader: of earlier connections that are not `live` it holds these and no others."""
-        with self._lock:
-            self._leases.keep_only(held, holder, live)
-
-    def release_all(self, reader: str) -> None:
-        """End all leases of a reader that is known to be gone."""
-        with self._lock:
-            self._leases.remove_reader(reader)
 
     def cool(self, now_s: float) -> int:
         """Give memory that has been free for a while back to the system; return how many bytes. Called now and then."""
@@ -308,8 +182,7 @@ class Arena:
             if self._closed:
                 return
             self._closed = True
-            dropped, self._leases = self._leases, LeaseBook()
-        del dropped
+        self.leases = LeaseBook()
         self._server.close()
         os.close(self._descriptor)
 
@@ -354,59 +227,6 @@ class Arena:
         np.copyto(self._mapping.bytes[offset : offset + source.nbytes], source)  # without the GIL
 
 
-class Lending:
-    """Which peers have mapped this process's arena, and what is put there for them."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self._holders: dict[bytes, Holder] = {}
-
-    def place(self, peer: bytes, buffers: Sequence[Any], *, exclusive: bool) -> SlabPlaces | None:
-        """Put buffers where a peer on this host can see them, and it alone; None where there is no room."""
-        holder = self._holders.get(peer)
-        return None if holder is None else self.arena.place(buffers, holder, exclusive=exclusive)
-
-    def share(self, peer: bytes, places: SlabPlaces, *, most_bytes: int) -> SlabPlaces | None:
-        """Let a peer, too, read what lies there; None where peers hold on to more than `most_bytes`."""
-        holder = self._holders.get(peer)
-        return None if holder is None else self.arena.share(places, holder, most_bytes=most_bytes)
-
-    def take_back(self, peer: bytes, leases: tuple[int, ...]) -> None:
-        if (holder := self._holders.get(peer)) is not None:
-            self.arena.give_back(leases, holder.reader)
-
-    def admit(self, peer: bytes, message: UseSlabs) -> list[bytes]:
-        """Let a peer have leases; return those whose connections are over.
-
-        What was sent on these, and never arrived, is free.
-        """
-        reader, first = message.reader, message.connection + message.over
-        over = [
-            other
-            for other, known in self._holders.items()
-            if known.reader == reader and known.connection < first and known.connection not in message.live
-        ]
-        self._forget(over)
-        if not message.over:
-            self._holders[peer] = Holder(reader, message.connection)
-        self.arena.keep_only(message.held, Holder(reader, first), message.live)
-        return over
-
-    def release_ended(self) -> list[bytes]:
-        """Release what ended processes held, and return them. One that is merely lost may have its arrays still."""
-        readers = {holder.reader for holder in self._holders.values()}
-        gone = {reader for reader in readers if is_gone(reader.partition("/")[0])}
-        over = [peer for peer, holder in self._holders.items() if holder.reader in gone]
-        self._forget(over)
-        for reader in gone:
-            self.arena.release_all(reader)
-        return over
-
-    def _forget(self, peers: list[bytes]) -> None:
-        for peer in peers:
-            del self._holders[peer]
-
-
 class _View:
     """One buffer of a lease in the process that placed it: the base of an array over it."""
 
@@ -419,3 +239,215 @@ class _View:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+# Which parts are free
+
+
+class IdleRange(NamedTuple):
+    """A free range that takes memory, and when it was given back."""
+
+    offset: int
+    size: int
+    since_s: float
+
+
+class FreeRanges:
+    """
+    >>> free = FreeRanges(1 << 20)
+    >>> first = free.take(100_000)
+    >>> free.give(*first)
+    >>> free.take(99_000) == first
+    True
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.free_bytes = size_bytes
+        self._waiting: dict[int, list[IdleRange]] = {}
+        """Ranges that wait for a request of their own size, by size; the last one given back is at the end."""
+        self._warm: list[IdleRange] = []
+        """Those that wait for no size in particular, by offset. Each has its own age, neighbours too."""
+        self._cold: list[ByteRange] = [(0, size_bytes)]
+        """What takes no memory, by offset; never adjacent to one another."""
+
+    def take(self, size_bytes: int) -> ByteRange | None:
+        """Return (offset, size) of at least `size_bytes`, or None."""
+        size = rounded(size_bytes)
+        if size > self.free_bytes:
+            return None
+        found = self._take_waiting(size) or self._take_warm(size) or self._take_cold(size) or self._take_across(size)
+        if found is not None:
+            self.free_bytes -= found[1]
+        return found
+
+    def give(self, offset: int, size: int, now_s: float = 0.0) -> None:
+        """Give back exactly what `take` returned."""
+        self._waiting.setdefault(size, []).append(IdleRange(offset, size, now_s))
+        self.free_bytes += size
+
+    def idle(self) -> list[IdleRange]:
+        """Return what is free and takes memory."""
+        return [*self._warm, *(one for waiting in self._waiting.values() for one in waiting)]
+
+    def withdraw(self, ranges: Sequence[ByteRange]) -> None:
+        """Keep parts of what is idle, by offset, from being handed out until they are given back."""
+        for size, waiting in list(self._waiting.items()):
+            kept = [one for one in waiting if not _overlaps(ranges, one)]
+            if len(kept) < len(waiting):
+                self._warm += [one for one in waiting if _overlaps(ranges, one)]
+                self._waiting[size] = kept
+                if not kept:
+                    del self._waiting[size]
+        self._warm = _without(sorted(self._warm), ranges)
+        self.free_bytes -= sum(size for _, size in ranges)
+
+    def give_cold(self, ranges: Iterable[ByteRange]) -> None:
+        """Give back what was withdrawn: its pages are gone."""
+        for one in ranges:
+            bisect.insort(self._cold, one)
+            self.free_bytes += one[1]
+        self._cold = _joined(self._cold)
+
+    def _take_waiting(self, size: int) -> ByteRange | None:
+        fitting = [known for known in self._waiting if size <= known <= size * _SLACK]
+        if not fitting:
+            return None
+        chosen = max(fitting, key=lambda known: self._waiting[known][-1].since_s)
+        waiting = self._waiting[chosen]
+        found = waiting.pop()
+        if not waiting:
+            del self._waiting[chosen]
+        return found.offset, found.size
+
+    def _take_warm(self, size: int) -> ByteRange | None:
+        found = _lowest(self._warm, size)
+        if found is None and self._waiting:
+            self._warm = sorted(self.idle())
+            self._waiting.clear()
+            if len(self._warm) > _MOST_PARTS:
+                self._warm = _with_fewer_parts(self._warm)
+            found = _lowest(self._warm, size)
+        if found is not None:
+            self._warm = _without(self._warm, [found])
+        return found
+
+    def _take_cold(self, size: int) -> ByteRange | None:
+        found = _lowest(self._cold, size)
+        if found is not None:
+            self._cold = _cut(self._cold, found)
+        return found
+
+    def _take_across(self, size: int) -> ByteRange | None:
+        """Take a place that lies in warm and in untouched memory."""
+        found = _lowest(sorted([*self._cold, *((one.offset, one.size) for one in self._warm)]), size)
+        if found is not None:
+            self._warm, self._cold = _without(self._warm, [found]), _cut(self._cold, found)
+        return found
+
+
+def ranges_to_cool(idle: Iterable[IdleRange], now_s: float) -> list[ByteRange]:
+    """Return, by offset, whole pages of what has been free for a while: the longest first, and not all of it at once.
+
+    >>> MB = 1 << 20
+    >>> ranges_to_cool([IdleRange(0, 16 * MB, 99.0), IdleRange(32 * MB, 8 * MB, 90.0)], now_s=100.0)
+    [(33554432, 8388608)]
+    >>> ranges_to_cool([IdleRange(0, 16 * MB, 0.0)], now_s=100.0)
+    []
+    """
+    warm_bytes = old_bytes = 0
+    old: list[tuple[float, ByteRange]] = []
+    for one in idle:
+        pages = _whole_pages(one)
+        warm_bytes += pages[1]
+        if pages[1] and now_s - one.since_s >= IDLE_S:
+            old.append((one.since_s, pages))
+            old_bytes += pages[1]
+    most_bytes = min(warm_bytes - KEPT_BYTES, max(KEPT_BYTES, old_bytes // COOLED_SHARE))
+    chosen: list[ByteRange] = []
+    for _, (offset, size) in sorted(old):
+        part_bytes = min(size, most_bytes // _PAGE_BYTES * _PAGE_BYTES)
+        if part_bytes <= 0:
+            break
+        chosen.append((offset + size - part_bytes, part_bytes))  # its end: places are cut at their beginning
+        most_bytes -= part_bytes
+    return sorted(chosen)
+
+
+def rounded(size_bytes: int) -> int:
+    """Return the size of the range for so many bytes: at most an eighth more, so that similar sizes share ranges.
+
+    >>> rounded(1), rounded(5000), rounded(9_600_000)
+    (64, 8192, 9961472)
+    """
+    if size_bytes <= _PAGE_BYTES:
+        return max(ALIGNMENT, _aligned(size_bytes))
+    step = max(_PAGE_BYTES, 1 << (size_bytes.bit_length() - 5))
+    return -(-size_bytes // step) * step
+
+
+def _lowest(ranges: Iterable[IdleRange] | Iterable[ByteRange], size: int) -> ByteRange | None:
+    """Return the lowest place of that size in ranges that are sorted by offset; neighbours count as one."""
+    begin = end = 0
+    for one in ranges:
+        if one[0] != end:
+            begin = one[0]
+        end = one[0] + one[1]
+        if end - begin >= size:
+            return begin, size
+    return None
+
+
+def _without(idle: list[IdleRange], taken: Sequence[ByteRange]) -> list[IdleRange]:
+    """Return what is left of idle ranges. Both are sorted by offset."""
+    left: list[IdleRange] = []
+    at = 0
+    for one in idle:
+        begin, end = one.offset, one.offset + one.size
+        while at < len(taken) and taken[at][0] < end:
+            cut_begin, cut_end = taken[at][0], sum(taken[at])
+            if begin < cut_begin:
+                left.append(IdleRange(begin, cut_begin - begin, one.since_s))
+            begin = max(begin, cut_end)
+            if cut_end > end:
+                break  # the rest of it lies in the next one
+            at += 1
+        if begin < end:
+            left.append(IdleRange(begin, end - begin, one.since_s))
+    return left
+
+
+def _overlaps(ranges: Sequence[ByteRange], one: IdleRange) -> bool:
+    """Say whether any of the ranges, which are sorted by offset and apart, lies in this one."""
+    after = bisect.bisect_left(ranges, (one.offset + one.size, 0))
+    return after > 0 and sum(ranges[after - 1]) > one.offset
+
+
+def _cut(ranges: list[ByteRange], taken: ByteRange) -> list[ByteRange]:
+    return [(offset, size) for offset, size, _ in _without([IdleRange(*one, 0.0) for one in ranges], [taken])]
+
+
+def _joined(ranges: list[ByteRange]) -> list[ByteRange]:
+    """Return the same, sorted by offset as they are, with neighbours as one."""
+    joined: list[ByteRange] = []
+    for offset, size in ranges:
+        if joined and sum(joined[-1]) == offset:
+            joined[-1] = (joined[-1][0], joined[-1][1] + size)
+        else:
+            joined.append((offset, size))
+    return joined
+
+
+def _with_fewer_parts(idle: list[IdleRange]) -> list[IdleRange]:
+    joined: list[IdleRange] = []
+    for one in idle:
+        last = joined[-1] if joined else None
+        if last is not None and last.offset + last.size == one.offset:
+            joined[-1] = IdleRange(last.offset, last.size + one.size, max(last.since_s, one.since_s))
+        else:
+            joined.append(one)
+    return joined
+
+
+def _whole_pages(one: IdleRange) -> ByteRange:
+    begin = -(-one.offset // _PAGE_BYTES) * _PAGE_BYTES
+    return begin, max(0, (one.offset + one.size) // _PAGE_BYTES * _PAGE_BYTES - begin)

@@ -22,8 +22,7 @@ from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 from penstock.core.ids import AttemptId, JobName, StreamId
-from penstock.runtime.contract import State
-from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped, places
+from penstock.runtime.streams import PASS_ENDED, SplitFeed, SplitPlace, StreamStopped
 from penstock.wire.frames import Units
 from penstock.wire.jobs import FeedSpec, Leftover, Named
 from penstock.wire.messages import Answer, Granted, GrantSplits, Refused
@@ -59,23 +58,23 @@ class Settled(NamedTuple):
 
 
 class StreamFeed(SplitFeed):
-    """A feed as a pump has it. Most know their splits beforehand: then nobody ever waits."""
+    """A feed as a pump has it. Most know their splits beforehand: then nobody ever waits, and cuts name none."""
+
+    changes = 0
+    """How often splits were granted, or given to the engine: what a cut needs follows from its places and from that. 0:
+    none has to be named."""
 
     def known_split(self, source: int, pass_: int, after: int) -> int | None:
         return self.next_split(source, pass_, after)
 
     def prefer(self, source: int, pass_: int, ordinals: Sequence[int]) -> None:
-        return  # there is no choice, but for what is granted
+        """There is no choice, but for what is granted."""
 
     def select(self, leftover: int) -> None:
         raise TypeError("only a tail has leftovers")
 
-    def settle(self, state: State) -> Settled:
-        """Return what a cut with this state of the engine needs: of splits that nobody grants, it has to name none."""
-        return Settled((), ())
-
-    def settle_all(self) -> Settled:
-        """The stream has ended and left nothing over: return what is done by that."""
+    def settle(self, places: Sequence[SplitPlace] | None) -> Settled:
+        """Return what a cut with these places of the engine's needs. None: the stream has left nothing over."""
         return Settled((), ())
 
     def stop(self) -> None:
@@ -177,8 +176,14 @@ class StreamLedger:
     def of(self, key: PassKey) -> GrantedSplits:
         return self._lists[key]
 
-    def settle(self, places: Iterable[SplitPlace]) -> Settled:
-        """Return what a cut with these places still needs, and what it does not need any more."""
+    def settle(self, places: Iterable[SplitPlace] | None) -> Settled:
+        """Return what a cut with these places still needs, and what it does not need any more.
+
+        None: the stream has ended and left nothing over, so that all is done; which lists had ended is named still.
+        """
+        if places is None:
+            done = [named for key, found in self._lists.items() for named in self._forget(key, found.handed)]
+            return Settled(self._named(), tuple(done))
         lowest: dict[PassKey, int] = {}
         latest: dict[int, int] = {}
         for source, pass_, ordinal in places:
@@ -186,7 +191,7 @@ class StreamLedger:
             at = self._lists[key].needed_from(ordinal)
             lowest[key] = min(at, lowest.get(key, at))
             latest[source] = max(pass_, latest.get(source, pass_))
-        done: list[Named] = []
+        done = []
         for key in list(self._lists):
             if key in lowest:
                 done += self._forget(key, lowest[key])
@@ -194,11 +199,6 @@ class StreamLedger:
                 done += self._forget(key, self._lists[key].handed)
                 del self._lists[key]
         return Settled(self._named(), tuple(done))
-
-    def settle_all(self) -> Settled:
-        """The stream has ended and left nothing over: return all that is done by that, and which lists had ended."""
-        done = tuple(named for key, found in self._lists.items() for named in self._forget(key, found.handed))
-        return Settled(self._named(), done)
 
     def _named(self) -> tuple[Named, ...]:
         """Return what was handed to the engine and is not done. A list that has ended is named without a split too.
@@ -219,6 +219,7 @@ class GrantedFeed(StreamFeed):
     def __init__(
         self, ledger: StreamLedger, post: Post, *, job: JobName, attempt: AttemptId, stream: StreamId, binding: int
     ) -> None:
+        self.changes = 1
         self._ledger = ledger
         self._post = post
         self._job, self._attempt, self._stream, self._binding = job, attempt, stream, binding
@@ -247,6 +248,7 @@ class GrantedFeed(StreamFeed):
             if self._stopped:
                 raise StaleStream(self._refusal) if self._refusal else StreamStopped
             if found is not None:
+                self.changes += 1
                 self._measure(began)
                 if self._plenty and self._ledger.of(key).runs_out:
                     self._ask(key, found)
@@ -256,13 +258,9 @@ class GrantedFeed(StreamFeed):
         with self._changed:
             return self._ledger.of((source, pass_)).known_after(after)
 
-    def settle(self, state: State) -> Settled:
+    def settle(self, places: Sequence[SplitPlace] | None) -> Settled:
         with self._changed:
-            return self._ledger.settle(places(state))
-
-    def settle_all(self) -> Settled:
-        with self._changed:
-            return self._ledger.settle_all()
+            return self._ledger.settle(places)
 
     def stop(self) -> None:
         with self._changed:
@@ -298,6 +296,7 @@ class GrantedFeed(StreamFeed):
         with self._changed:
             if isinstance(answer, Granted):
                 self._ledger.of(key).granted(after, answer.ordinals)
+                self.changes += 1
                 self._forget_preferred(key, preferred, answer.ordinals)
                 self._plenty = answer.plenty
                 self._asked[key] = 0.0
@@ -385,7 +384,8 @@ class FedUnits:
         """The number of the first unit, in the whole epoch."""
         self._units: dict[int, tuple[int, ...]] = {}
         self._end: int | None = None
-        self._taken = 0
+        self.taken = 0
+        """The reader has the outputs of the units before that one, and will not send those again."""
         self.indices = 0
         """How many there are in all units that are held."""
 
@@ -403,7 +403,7 @@ class FedUnits:
             # Those that are held are looked through, not those that were taken: nobody has checked that number.
             for ordinal in [held for held in self._units if held < message.taken]:
                 self.indices -= len(self._units.pop(ordinal))
-            self._taken = max(self._taken, message.taken)
+            self.taken = max(self.taken, message.taken)
             self.changed.notify_all()
 
     def get(self, ordinal: int) -> tuple[int, ...] | None:
@@ -412,10 +412,6 @@ class FedUnits:
 
     def ends_before(self, ordinal: int) -> bool:
         return self._end is not None and ordinal >= self._end
-
-    def is_behind(self, ordinal: int) -> bool:
-        """Say whether the reader has this unit's output and will not send the unit again."""
-        return ordinal < self._taken
 
 
 class FedFeed(StreamFeed):
@@ -435,7 +431,7 @@ class FedFeed(StreamFeed):
                     raise StreamStopped
                 if known.ends_before(ordinal):
                     return None
-                if known.is_behind(ordinal):
+                if ordinal < known.taken:
                     raise _read(ordinal)
                 known.changed.wait(LOOK_AGAIN_S)
         return ordinal

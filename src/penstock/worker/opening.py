@@ -38,7 +38,7 @@ from penstock.runtime.streams import Allocate, Left, StreamPart, StreamStopped, 
 from penstock.sources.base import Source
 from penstock.sources.listing_codec import Listing, decode_listings, open_source
 from penstock.stream.checkpoint import Weights
-from penstock.stream.instructions import StartRun, Terms
+from penstock.stream.rounds import StartRun, Terms
 from penstock.wire.blobs import blob_pieces, fetch_blob
 from penstock.wire.control import ControlClient
 from penstock.wire.credentials import user_name
@@ -181,8 +181,7 @@ class RunnerJob:
     def _ask(self, request: GetSpec | GetBlob, what: str, is_stopped: Callable[[], bool]) -> object:
         say_at = monotonic() + SAY_AFTER_S
         while True:
-            if is_stopped():
-                raise StreamStopped
+            _raise_if(is_stopped)
             try:
                 return self._ask_once(request, ASK_S, f"{what}, of job {self.name!r}")
             except DispatcherUnavailableError as error:
@@ -220,10 +219,6 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     def final(self) -> bool:
         """Nothing is left over at its end: a tail, or a stream that reads everything by itself."""
         return self.terms.feed.kind in ("tail", "fed") or self.plan.job.spec.sharding.off
-
-    @property
-    def pad(self) -> bool:
-        return self.plan.job.spec.ranks.uneven == "pad"
 
     def open(self, pump: Busy, cut: Cut, weights: Weights | None) -> Run:
         run = self._run(cut, weights)

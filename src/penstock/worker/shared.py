@@ -16,16 +16,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.core.ids import AttemptId, StreamId
-from penstock.stream.instructions import StartRun
-from penstock.stream.rounds import Taken
+from penstock.stream.rounds import StartRun, Taken
 from penstock.stream.serving import ReaderSays
 from penstock.stream.sharing import FRAMES_A_WINDOW, Shared
-from penstock.stream.teams import RankReader
-from penstock.stream.window import Entry
+from penstock.stream.window import Entry, RankReader
 from penstock.wire.frames import Credit, Rounds, SlabPlaces
 from penstock.wire.jobs import Cut, Named, delivery_of
-from penstock.worker.pump import Pump
-from penstock.worker.streams import LEASES_SHARE, SLAB_FROM_BYTES, Frame, Host, HostedStream, encode_frame
+from penstock.worker.host import LEASES_SHARE, Host
+from penstock.worker.streams import SLAB_FROM_BYTES, Frame, HostedStream, Pump, encode_frame
 
 FLUSH_S = 10.0  # how long memory that is being sent is waited for, before more is taken; a dead peer is cut off sooner
 MOMENT_S = 0.5  # and memory that readers have, or operators
@@ -63,10 +61,7 @@ class Leaving:
 
     def add(self, kept: KeptFrame) -> None:
         buffers = [weakref.ref(buffer) for buffer in kept.buffers if isinstance(buffer, np.ndarray)]
-        if kept.places is not None:
-            self._shared += buffers
-        else:
-            self._own += buffers
+        (self._own if kept.places is None else self._shared).extend(buffers)
 
     def __bool__(self) -> bool:
         """Some of it is memory that readers map."""
@@ -109,14 +104,10 @@ class SharedStream(HostedStream[Shared]):
             return super().tick(now)
 
     def retire(self, attempt: AttemptId) -> None:
-        with self._changed:
-            self.served.retire(attempt)
-            self._carry_out()
+        self.decide(self.served.retire, attempt)
 
     def trim(self) -> None:
-        with self._changed:
-            self.served.make_room(0, self._host.window_share())
-            self._carry_out()
+        self.decide(self.served.make_room, 0, self._host.window_share())
 
     def _start_pump(self, start: StartRun) -> None:
         super()._start_pump(start._replace(frame_bytes=self.served.frame_bytes(self._host.window_share())))
@@ -151,7 +142,7 @@ class SharedStream(HostedStream[Shared]):
         for kept in frames:
             self._leaving.add(kept)
             if kept.places is not None:
-                self._arena.release((kept.places.lease,))
+                self._arena.leases.remove((kept.places.lease,))
             else:
                 self._own_bytes -= kept.frame.nbytes
 

@@ -1,96 +1,198 @@
-"""The hands of a served stream: a lock, a pump, encoding, memory and the socket. What is done is decided in `stream/`.
+"""The hands of a served stream: a lock, a thread that pulls the engine, encoding, memory and the socket.
 
-What readers say is heard in the data socket's thread, where nothing waits; what the pump says in the pump's. Both hold
-the stream's lock while the protocol decides and while its instructions are carried out, so that they are in order;
-sending is putting a frame into the socket's queue. Encoding, and copying into shared memory, happen without it.
+What is done is decided in `stream/`. What readers say is heard in the data socket's thread, where nothing waits; what
+the pump says in the pump's. Both hold the stream's lock while the protocol decides and while its instructions are
+carried out, so that they are in order; sending is putting a frame into the socket's queue. Encoding, and copying into
+shared memory, happen without it.
+
+A pump is one run of a stream: it pulls the engine, and sends what it made as rounds. A pull may take for ever (a slow
+function, a split nobody grants), so whatever is whole is sent before the next one, and a pull asks for no more than
+fits into a moment and a frame. A thread of its own for sending would only add a hand-over to every frame: where making
+and sending should overlap, the engine's prefetch sees that its reader is away.
+
+A pump never goes back. A stream that must begin lower abandons its pump and starts another, whose thread does not wait
+for the old one: that may be in the middle of a user's function, and what it still makes is given to nobody.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cached_property, partial
-from time import monotonic
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.core.element import Element
+from penstock.core.element import Element, element_bytes
 from penstock.core.ids import AttemptId, StreamId
-from penstock.processes.runner_config import RunnerConfig
-from penstock.relays.runner_relays import Relays, RunRelays
-from penstock.runtime.budget import Budget
-from penstock.stream.instructions import End, Given, Send, StartRun, StopRun, Wanted
-from penstock.stream.rounds import Taken
+from penstock.relays.runner_relays import RunRelays
+from penstock.runtime.iterator import Run
+from penstock.runtime.streams import SplitPlace, StreamStopped, places
+from penstock.stream.rounds import MAX_ROUNDS, End, PullSizer, RoundMaker, Send, StartRun, StopRun, Taken, Wanted
 from penstock.stream.serving import Dealt, ReaderSays, Served
-from penstock.wire.compression import compress
+from penstock.wire.elements import flatten
 from penstock.wire.failures import describe_failure
-from penstock.wire.frames import Output, Rounds, SlabPlaces
+from penstock.wire.frames import Rounds
 from penstock.wire.jobs import Cut, Named, delivery_of
 from penstock.wire.runs import FrameMemory, encode_run
-from penstock.wire.slabs import Lending
+from penstock.worker.feeds import StaleStream
 from penstock.worker.figures import Counts
-from penstock.worker.opening import LoadedJob, Opening, RunOpener
-from penstock.worker.pump import Pump
-from penstock.worker.sending import DataSocket
+from penstock.worker.host import Host
+from penstock.worker.opening import Opening
 
+DISCARD_CHUNK = 1_024
 SLAB_FROM_BYTES = 32 << 10  # below, a lease costs more than the copy
 LOOK_AGAIN_S = 1.0  # of a pump that waits for room: not a deadline, it is woken
 FORGET_S = 10.0  # a stream nobody reads: of an earlier epoch, or bound elsewhere. It opens anew where a reader stands
-ENGINE_SHARE = 0.5  # of the memory, for what engines buffer; credits and slabs have the rest
-ARENA_SHARE = 0.5
-SHARING_SHARE = 1 / 4  # what sharing may take where nobody says
-LEASES_SHARE = 3 / 8  # of that, for what readers hold in place: they may do so for ever. Beyond, they get it by socket
-WINDOWS_SHARE = 5 / 8  # for windows, less what readers hold of rounds that have left them
-MAKING_SHARE = 1 / 8  # for batches in the making, in the arena; what is left is for engines and connections
-LEAST_ENGINE_BYTES = 16 << 20
-
-AnyStream: TypeAlias = "HostedStream[Served[Any]]"
-
-_log = logging.getLogger(__name__)
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What the streams of a process work with, and share."""
+class Pump:
+    def __init__(self, hosted: HostedStream[Served[Any]], start: StartRun, *, width: int, makes_rounds: bool) -> None:
+        """`makes_rounds`: the engine itself groups outputs into rounds. Frames are about `start.frame_bytes`."""
+        self.start, self.number = start, start.number
+        self.abandoned = False
+        self.busy_s = 0.0
+        self._hosted = hosted
+        first = start.start_round - start.start.since
+        self._weights = next((weights for at, weights in reversed(start.mixes) if at <= first), None)
+        """What the run mixes by when it opens; None: the pipeline's own."""
+        self._changes = deque({(at - first) * width: weights for at, weights in start.mixes if at > first}.items())
+        """Changes of the weights: after how many outputs of rounds, and to which."""
+        self._lock = threading.Lock()
+        self._opening: Opening | None = None
+        self._run: Run | None = None
+        """What is to be closed, should the pump be abandoned."""
+        self._maker = RoundMaker(width=width, cut=start.start, next_round=start.start_round, coordinated=makes_rounds)
+        self._sizer = PullSizer(width, start.frame_bytes)
+        self._stands: tuple[int, list[SplitPlace]] | None = None
+        """The feed's changes and the engine's places at the last cut."""
+        self._named: tuple[Named, ...] = ()
+        """The splits that it needs."""
+        self._thread = threading.Thread(target=self._work, name=f"penstock stream {hosted.served.id}", daemon=True)
+        self._thread.start()
 
-    config: RunnerConfig
-    job: LoadedJob
-    data: DataSocket
-    lending: Lending
-    opener: RunOpener
-    streams: dict[StreamId, AnyStream]
-    relays: Relays | None = None
-    """What a trainer reads for the runs; None: they read by themselves."""
+    def abandon(self) -> None:
+        """Stop as soon as possible, without waiting for it."""
+        with self._lock:
+            self.abandoned = True
+            opening, run = self._opening, self._run
+        if opening is not None:
+            opening.stop()
+        if run is not None and not run.closed:
+            # Closing waits a moment for threads in user code, and nobody here has that moment.
+            threading.Thread(target=run.close, name="penstock close", daemon=True).start()
 
-    @cached_property
-    def window_bytes(self) -> int:
-        """What sharing may take."""
-        asked, memory_bytes = delivery_of(self.job.spec).window_bytes, self.config.memory_bytes
-        return min(asked or int(memory_bytes * SHARING_SHARE), int(memory_bytes * ARENA_SHARE))
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
-    def window_share(self) -> int:
-        """Return how many bytes the window of one stream may have now: those that have one share the budget."""
-        windows = sum(stream.served.holds_memory for stream in list(self.streams.values()))
-        return int(self.window_bytes * WINDOWS_SHARE) // max(1, windows)
+    # Its thread
 
-    def budget(self) -> Budget:
-        """Share memory and threads among the streams that run now, the one that asks included."""
-        reading = max(1, sum(stream.served.running for stream in list(self.streams.values())))
-        memory = max(LEAST_ENGINE_BYTES, int(self.config.memory_bytes * ENGINE_SHARE) // reading)
-        if self.job.spec.sharing:
-            memory = max(1 << 20, min(memory, int(self.window_bytes * MAKING_SHARE)) // reading)
-        return Budget(threads=max(1, -(-self.config.threads // reading)), memory_bytes=memory)
+    def _work(self) -> None:
+        hosted = self._hosted
+        try:
+            opening = hosted.prepare(self)
+            with self._lock:
+                self._opening = opening
+            if not self.abandoned and self._make(opening):
+                self._finish(opening)
+        except StaleStream as stale:
+            hosted.decide(hosted.served.stale, self.number, stale.reason, monotonic())
+        except StreamStopped:
+            pass
+        except BaseException as error:
+            hosted.decide(hosted.served.failed, self.number, describe_failure(error))
+        finally:
+            with self._lock:
+                self._opening = self._run = None  # they may refer back to this
 
-    def compress(self, buffers: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-        kind = self.job.spec.transport
-        return ("", buffers) if kind in ("auto", "sockets") else (kind, compress(kind, buffers))
+    def _make(self, opening: Opening) -> bool:
+        """Make and send all there is; False if the pump was abandoned."""
+        try:
+            return self._pull_all(opening, self._open(opening, self.start.start))
+        finally:
+            opening.stop()
+            if self._run is not None:
+                self._run.close()
 
-    def say(self, text: str) -> None:
-        """Tell whoever reads here."""
-        if not self.data.send_all(Output(worker=self.config.worker, text=text)):
-            _log.warning(text)
+    def _open(self, opening: Opening, cut: Cut) -> Run:
+        run = opening.open(self, cut, self._weights)
+        with self._lock:
+            self._run = run
+        return run
+
+    def _pull_all(self, opening: Opening, run: Run) -> bool:
+        while not self.abandoned:
+            to_drop = min(self._maker.to_drop, DISCARD_CHUNK)
+            want = to_drop or self._sizer.want()
+            if self._changes:
+                want = min(want, self._changes[0][0] - self._maker.counted)
+            began = perf_counter()
+            chunk = run.pull(want)
+            took = perf_counter() - began
+            count = len(chunk.elements)
+            self.busy_s += took
+            if not count:
+                return True
+            if not to_drop:
+                self._sizer.made(count, took, element_bytes(chunk.elements[0]))
+            self._maker.add(chunk)
+            changes = bool(self._changes) and self._maker.counted == self._changes[0][0]
+            cut = Cut(chunk.marks.at(count) if changes else None)
+            del chunk  # its memory is to be free for the next as soon as the reader is through with it
+            while self._maker.ready:
+                if not self._send(opening):
+                    return False
+            if changes:  # go on from here with other weights: what the old run had made beyond is made anew
+                _, self._weights = self._changes.popleft()
+                run.close()
+                run = self._open(opening, cut)
+        return False
+
+    def _send(self, opening: Opening) -> bool:
+        """Send a frame of the rounds that are ready, when there is room; False if the pump was abandoned."""
+        room = self._hosted.wait_room(self)
+        if room is None:
+            return False
+        most = max(1, int(min(room, self.start.frame_bytes) / max(self._sizer.bytes_each, 1.0)))
+        taken = self._maker.take(min(most, MAX_ROUNDS))
+        assert taken is not None
+        self._hosted.deliver(self, taken, *self._cut(opening, taken.after))
+        return True
+
+    def _cut(self, opening: Opening, after: Cut) -> tuple[Cut, tuple[Named, ...]]:
+        """Return the cut with the splits it needs, and those that are done by it.
+
+        While the engine stands in the same splits, and has been given no more, they are the same, and none is done.
+        """
+        feed = opening.feed
+        done: tuple[Named, ...] = ()
+        stands = (feed.changes, places(after.engine)) if feed.changes else None
+        if stands is not None and stands != self._stands:
+            self._stands, (self._named, done) = stands, feed.settle(stands[1])
+        return Cut(after.engine, after.since, self._named, self.start.terms.share, after.regroup), done
+
+    def _finish(self, opening: Opening) -> None:
+        """Everything made was sent: tell the end."""
+        hosted, maker = self._hosted, self._maker
+        leftover = False
+        if opening.final:
+            last = maker.take_rest(pad=opening.plan.job.spec.ranks.uneven == "pad")
+            if last is not None:
+                if hosted.wait_room(self) is None:
+                    return
+                hosted.deliver(self, last, *self._cut(opening, last.after))
+        else:
+            assert self._run is not None
+            leftover = maker.incomplete > 0 or self._run.has_rest
+        cut, done = self._cut(opening, maker.standing)
+        if not leftover:
+            settled = opening.feed.settle(None)
+            cut, done = replace(cut, named=settled.named), done + settled.done
+        hosted.decide(hosted.served.ended, self.number, End(maker.next_round, cut, leftover), done)
 
 
 class Frame(msgspec.Struct, frozen=True, eq=False):
@@ -105,16 +207,18 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
 
 def encode_frame(seq: int, elements: Sequence[Element], allocate: FrameMemory | None = None) -> Frame:
     """Encode one element a round. The buffers are the elements' own memory, or taken where readers see it."""
-    layout, buffers = encode_run(elements, allocate)
+    layout, buffers = flatten(elements[0]) if len(elements) == 1 else encode_run(elements, allocate)
     nbytes = len(layout) + sum(memoryview(buffer).nbytes for buffer in buffers)
     return Frame(seq, len(elements), layout, buffers, nbytes)
 
 
 ServedKind = TypeVar("ServedKind", bound=Served[Any], covariant=True)
+Said = ParamSpec("Said")
+Decided = TypeVar("Decided")
 
 
 class HostedStream(ABC, Generic[ServedKind]):
-    """One stream of a runner; the audience of its pump."""
+    """One stream of a runner."""
 
     forget_after_s = FORGET_S
     """How long a stream is kept that has no reader."""
@@ -140,12 +244,16 @@ class HostedStream(ABC, Generic[ServedKind]):
             self.served.hear(peer, message, monotonic())
             self._carry_out()
 
+    def decide(self, rule: Callable[Said, Decided], *args: Said.args, **named: Said.kwargs) -> Decided:
+        """Have the protocol decide something, and do what it says."""
+        with self._changed:
+            decided = rule(*args, **named)
+            self._carry_out()
+            return decided
+
     def tick(self, now: float) -> list[bytes]:
         """Start what has waited long enough. Return peers to be probed: see `Served.tick`."""
-        with self._changed:
-            probed = self.served.tick(now)
-            self._carry_out()
-            return probed
+        return self.decide(self.served.tick, now)
 
     def retire(self, attempt: AttemptId) -> None:
         """A stream of that attempt begins: let go of memory that only older ones need, if nobody reads them."""
@@ -189,8 +297,7 @@ class HostedStream(ABC, Generic[ServedKind]):
 
     def _start_pump(self, start: StartRun) -> None:
         width, makes_rounds = self.served.delivery.width, self._host.job.makes_rounds
-        self._pump = Pump(self, self.served.id, start, width=width, makes_rounds=makes_rounds)
-        self._pump.begin()
+        self._pump = Pump(self, start, width=width, makes_rounds=makes_rounds)
 
     def _stop_pump(self) -> None:
         if self._pump is not None:
@@ -201,6 +308,7 @@ class HostedStream(ABC, Generic[ServedKind]):
     # What the pump says. Called by its thread.
 
     def prepare(self, pump: Pump) -> Opening:
+        """Return what the pump's run is opened with. It may take a while."""
         return self._host.opener.prepare(
             self.served.id,
             pump.start,
@@ -215,6 +323,7 @@ class HostedStream(ABC, Generic[ServedKind]):
         """Return memory for a batch in the making that readers on this host can see; None: there is none."""
 
     def wait_room(self, pump: Pump) -> int | None:
+        """Wait until the next round may be sent; return how many bytes may be, None if the pump was abandoned."""
         with self._changed:
             while self._pump is pump:
                 room = self._room(pump)
@@ -231,39 +340,15 @@ class HostedStream(ABC, Generic[ServedKind]):
         """Return how many bytes may be made and sent now; None: none yet."""
 
     @abstractmethod
-    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None: ...
-
-    def ended(self, pump: Pump, end: End, done: tuple[Named, ...]) -> None:
-        with self._changed:
-            self.served.ended(pump.number, end, done)
-            self._carry_out()
-
-    def failed(self, pump: Pump, error: BaseException) -> None:
-        failure = describe_failure(error)
-        with self._changed:
-            self.served.failed(pump.number, failure)
-            self._carry_out()
-
-    def stale(self, pump: Pump, reason: str) -> None:
-        with self._changed:
-            self.served.stale(pump.number, reason, monotonic())
-            self._carry_out()
+    def deliver(self, pump: Pump, taken: Taken, cut: Cut, done: tuple[Named, ...]) -> None:
+        """Take rounds over; `cut` is the state after them, and `done` are splits that it does not need any more."""
 
     def _send_frame(self, peer: bytes, header: Rounds, buffers: Sequence[Any]) -> None:
         """Send rounds: where they lie, or, without a place that this reader sees, their bytes."""
         slab = header.slab
-        unsent = None if slab is None else partial(self._host.lending.arena.release, (slab.lease,))
+        unsent = None if slab is None else partial(self._host.lending.arena.leases.remove, (slab.lease,))
         self._host.data.send(peer, header, buffers if slab is None else (), unsent=unsent)
         self._sent_bytes += header.nbytes
-
-
-class _Prepared(msgspec.Struct, frozen=True):
-    """A reader's frame, ready to be sent."""
-
-    frame: Frame
-    slab: SlabPlaces | None
-    compression: str
-    buffers: Sequence[Any]
 
 
 class DealtStream(HostedStream[Dealt]):
@@ -283,62 +368,48 @@ class DealtStream(HostedStream[Dealt]):
         """Send frames once all that are wanted are made: they are made without the lock, and meanwhile more may be."""
         arena = self._host.lending.arena
         frames: dict[tuple[int, int], Frame] = {}
-        prepared: dict[tuple[bytes, int], _Prepared] = {}
+        headers: dict[tuple[bytes, int], Rounds] = {}
+        buffers: dict[tuple[bytes, int], Sequence[Any]] = {}
         while True:
             with self._changed:
                 wanted = self.served.wanted(pump.number, taken.seq, taken.count)
-                missing = [each for each in wanted or () if (each.peer, each.opening) not in prepared]
+                missing = [each for each in wanted if (each.peer, each.opening) not in headers]
                 if not missing:
-                    self._send_all(pump, taken, wanted, prepared, cut, done)
+                    self._rounds += taken.count if self._pump is pump else 0
+                    given = self.served.give(pump.number, taken.seq + taken.count, cut, done, headers)
+                    for key, header in headers.items():
+                        if key in given:
+                            self._send_frame(key[0], given[key], buffers[key])
+                        elif header.slab is not None:
+                            arena.leases.remove((header.slab.lease,))  # its reader went away meanwhile
                     return
             for each in missing:
                 # What a cache holds will be sent again: nobody may write to it.
                 exclusive = each.alone and not taken.repeated and not self._host.job.caches
-                key = (each.seat, each.first)
-                if key not in frames:  # replicas of a consumer get the same
+                seen = (each.seat, each.first)
+                if seen not in frames:  # replicas of a consumer get the same
                     elements = taken.of(each.seat, skip=each.first - taken.seq)
-                    frames[key] = encode_frame(each.first, elements, arena.array if each.slab and exclusive else None)
-                prepared[each.peer, each.opening] = self._prepare(each, frames[key], exclusive=exclusive)
+                    frames[seen] = encode_frame(each.first, elements, arena.array if each.slab and exclusive else None)
+                key = each.peer, each.opening
+                headers[key], buffers[key] = self._prepare(each, frames[seen], cut, exclusive=exclusive)
 
-    def _prepare(self, wanted: Wanted, frame: Frame, *, exclusive: bool) -> _Prepared:
+    def _prepare(self, wanted: Wanted, frame: Frame, cut: Cut, *, exclusive: bool) -> tuple[Rounds, Sequence[Any]]:
+        """Return the header of a reader's frame and what goes with it, put where the reader sees it if it can."""
+        slab, compression, buffers = None, "", frame.buffers
         if not wanted.slab:
-            return _Prepared(frame, None, *self._host.compress(frame.buffers))
-        slab: SlabPlaces | None = None
-        if frame.nbytes >= SLAB_FROM_BYTES:
+            compression, buffers = self._host.compress(frame.buffers)
+        elif frame.nbytes >= SLAB_FROM_BYTES:
             slab = self._host.lending.place(wanted.peer, frame.buffers, exclusive=exclusive)
-        return _Prepared(frame, slab, "", frame.buffers)
-
-    def _send_all(
-        self,
-        pump: Pump,
-        taken: Taken,
-        wanted: list[Wanted] | None,
-        prepared: dict[tuple[bytes, int], _Prepared],
-        cut: Cut,
-        done: tuple[Named, ...],
-    ) -> None:
-        given: dict[tuple[bytes, int], Given] = {}
-        if wanted is not None:
-            nbytes = {(each.peer, each.opening): prepared[each.peer, each.opening].frame.nbytes for each in wanted}
-            given = self.served.give(pump.number, taken.seq + taken.count, cut, done, nbytes)
-            self._rounds += taken.count
-        for (peer, opening), ready in prepared.items():
-            said, frame = given.get((peer, opening)), ready.frame
-            if said is not None:
-                header = Rounds(
-                    stream=self.served.id,
-                    binding=said.binding,
-                    opening=opening,
-                    seq=frame.seq,
-                    count=frame.count,
-                    cut=cut,
-                    nbytes=frame.nbytes,
-                    layout=frame.layout,
-                    slab=ready.slab,
-                    compression=ready.compression,
-                    done=said.done,
-                    mixes=said.mixes,
-                )
-                self._send_frame(peer, header, ready.buffers)
-            elif ready.slab is not None:
-                self._host.lending.arena.release((ready.slab.lease,))  # its reader went away meanwhile
+        header = Rounds(
+            stream=self.served.id,
+            binding=self.served.binding,
+            opening=wanted.opening,
+            seq=frame.seq,
+            count=frame.count,
+            cut=cut,
+            nbytes=frame.nbytes,
+            layout=frame.layout,
+            slab=slab,
+            compression=compression,
+        )
+        return header, buffers

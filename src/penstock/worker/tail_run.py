@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock.core.element import Element
 from penstock.runtime.budget import Budget
-from penstock.runtime.contract import Chunk, Origin, State
+from penstock.runtime.contract import Chunk, Computed, State
 from penstock.runtime.iterator import PipelineArguments, Run
 from penstock.runtime.streams import StreamPart, StreamStopped
 from penstock.wire.jobs import Leftover
@@ -25,16 +24,6 @@ from penstock.wire.received import gaps_in, received
 from penstock.worker.feeds import leftover_feed
 
 GAPS = "gaps"
-
-
-class _GapMarks(msgspec.Struct, frozen=True):
-    given: int
-
-    def at(self, k: int) -> State:
-        return [GAPS, self.given + k]
-
-    def origin(self, k: int) -> Origin | None:
-        return None
 
 
 class TailRun(Run):
@@ -86,9 +75,9 @@ class TailRun(Run):
         if self._given < self._in_gaps:
             elements = list(islice(self._outputs, want))
             if elements:
-                marks = _GapMarks(self._given)
+                given = self._given
                 self._given += len(elements)
-                return Chunk(elements, marks)
+                return Chunk(elements, Computed(lambda k: [GAPS, given + k]))
             self._given = self._in_gaps
         return super().pull(want)
 
@@ -99,19 +88,13 @@ class TailRun(Run):
                 run.open(pass_, leftover.cut.engine)
                 made = 0
                 for start, stop in gaps:
-                    made += self._discard(run, start - made)
-                    while made < stop and (elements := self._pull_from(run, stop - made)):
+                    # What comes before was received: it is made and let go of.
+                    while made < stop and (elements := self._pull_from(run, (start if made < start else stop) - made)):
                         made += len(elements)
-                        yield from elements
+                        if made > start:
+                            yield from elements
             finally:
                 run.close()
-
-    def _discard(self, run: Run, count: int) -> int:
-        """Make outputs that were received and let go of them; return how many there were."""
-        passed = 0
-        while passed < count and (elements := self._pull_from(run, count - passed)):
-            passed += len(elements)
-        return passed
 
     def _pull_from(self, run: Run, want: int) -> Sequence[Element]:
         if self.closed:

@@ -12,9 +12,8 @@ from penstock.core.ids import AttemptId, ClientId, RunnerId
 from penstock.samplers.drawing import Drawing, Feed
 from penstock.samplers.feeder import Feeder
 from penstock.stream.checkpoint import Checkpoint, ConsumerState, Progress, begin_at, read_states, resume_from
-from penstock.stream.consuming import AskDispatcher, Consumer, Memory, Seat, TellRunner
-from penstock.testing.simulator.engine import FakeBatch, Shape
-from penstock.testing.simulator.history import NOWHERE, FakeState, RankStep, RoundPlace
+from penstock.stream.consuming import Consumer, Memory, Seat, TellRunner
+from penstock.testing.simulator.engine import NOWHERE, FakeBatch, FakeState, RankStep, RoundPlace, Shape
 from penstock.testing.simulator.world import Failed, Link, Peer
 from penstock.wire.frames import CloseStream, Credit, OpenStream, Rounds, Units
 from penstock.wire.jobs import Fit, HeldView, Resume, delivery_of
@@ -269,7 +268,7 @@ class FakeClient(Peer):
                         self._tell(runner, self._feeder.opened(self.consumer.readers[opening.stream]))
                 case TellRunner(runner, _, message):
                     self._tell(runner, message)
-                case AskDispatcher(request):
+                case request:
                     self.ask(request, self._told_end if isinstance(request, EndStream) else self._answered)
 
     def _tell(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import zlib
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.control.decide import decide, tick
 from penstock.control.draft import Decision
 from penstock.control.events import AnyEvent, JobCollected, JobCreated, LeasesBegan, decode, encode
 from penstock.control.snapshot import restore, snapshot
 from penstock.control.state import ClusterState
-from penstock.core.ids import BlobHash
-from penstock.testing.simulator.hostile import NAME as HOSTILE
-from penstock.testing.simulator.hostile import check_unharmed
-from penstock.testing.simulator.world import DISPATCHER, Actor, Failed, Mail, World
-from penstock.wire.messages import Granted, GrantSplits, Request
+from penstock.core.ids import AttemptId, BlobHash
+from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Actor, Failed, Mail, Peer, World
+from penstock.wire.messages import Answer, Done, Granted, GrantSplits, NotKnown, OpenEpoch, Refused, Request
 from penstock.wire.positions import PositionSigner
-from penstock.wire.principals import Principal
+from penstock.wire.principals import Principal, Role
 
 Tail: TypeAlias = Literal["kept", "lost", "torn"]
 """What becomes of records that were written and not synced."""
@@ -26,6 +27,10 @@ TakenRequests: TypeAlias = list[tuple[Decision, str, int]]
 BLOBS = frozenset({BlobHash("graph"), BlobHash("splits")})
 FEWEST_TO_COMPACT = 20
 SIGNER = PositionSigner("every dispatcher of a world has one secret")
+HOSTILE = "mallory"
+ROLES: tuple[Role, ...] = ("trainer", "runner", "provisioner")
+EVERY_S = 0.2
+FALSE_POSITIONS = (0, 1_000, 1 << 40, (1 << 60) - 1)
 
 
 class Disk:
@@ -164,19 +169,60 @@ class FakeDispatcher(Actor):
     def _commit(self, taken: TakenRequests, position: int) -> None:
         disk = self.disk
         disk.sync()
-        self._say(taken, position)
+        if disk.position < position:
+            raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
+        proof = SIGNER.proof(disk.position)
+        for decision, sender, number in taken:
+            if decision.answer is not None and number:
+                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, disk.position, proof))
+            for peer, push in decision.pushes:
+                self.world.send(DISPATCHER, peer, Mail(0, push, disk.position, proof))
         # Memory may be ahead of what is synced: a snapshot holds only what a reader of the disk would find.
         if FEWEST_TO_COMPACT < disk.synced == len(disk.records) and self.world.rng.random() < 0.2:
             disk.compact(self._state)
         self._busy = False
         self._start()
 
-    def _say(self, taken: TakenRequests, position: int) -> None:
-        if self.disk.position < position:
-            raise Failed(f"{[decision.answer for decision, _, _ in taken]} was said before that was on disk")
-        proof = SIGNER.proof(self.disk.position)
-        for decision, sender, number in taken:
-            if decision.answer is not None and number:
-                self.world.send(DISPATCHER, sender, Mail(number, decision.answer, self.disk.position, proof))
-            for peer, push in decision.pushes:
-                self.world.send(DISPATCHER, peer, Mail(0, push, self.disk.position, proof))
+
+class HostileFriend(Peer):
+    """A friend that is let in and means harm: it hears what others ask, and asks the same in its own name.
+
+    Whatever it asks is another's, so all of it is refused: the dispatcher's actor raises if a request of this one's
+    changes anything or tells anybody anything. It also claims to have seen positions that the journal never had. It
+    draws from a generator of its own: what others do is what they would do without it, if it is refused.
+    """
+
+    def __init__(self, world: World, seed: int) -> None:
+        rng = random.Random(f"hostile {seed}")
+        super().__init__(world, HOSTILE, Principal(rng.choice(ROLES), HOSTILE))
+        self._rng = rng
+        self.asked = 0
+        world.at(EVERY_S, self, self._attack)
+
+    def _attack(self) -> None:
+        if self.world.overheard:
+            self.asked += 1
+            request: Any = self._rng.choice(self.world.overheard)
+            if isinstance(request, OpenEpoch):  # a job that nobody has made yet would be its own
+                request = replace(request, rejoin=request.rejoin or AttemptId("guessed"), trust=("team",))
+            seen = self._rng.choice(FALSE_POSITIONS)
+            mail = Mail(self.asked, request, seen, self._rng.randbytes(16))
+            self.world.at(0.002, None, self.world.deliver, self.world.now, self.name, DISPATCHER, mail)
+        if self.world.now < 2 * HEALS_AT_S:
+            self.world.at(EVERY_S, self, self._attack)
+
+    def receive(self, sender: str, mail: Mail) -> None:
+        check_refused(mail.body)
+
+
+def check_refused(answer: Answer | None) -> None:
+    """Raise if it is told anything. What is over already is done: nothing follows from that."""
+    if not isinstance(answer, Refused | NotKnown | Done):
+        raise Failed(f"a hostile friend was answered {answer}")
+
+
+def check_unharmed(request: Request, decision: Decision) -> None:
+    """Raise if what a hostile friend asked for changes anything, or makes anybody be told something."""
+    check_refused(decision.answer)
+    if decision.events or decision.pushes:
+        raise Failed(f"a hostile friend's {request} led to {decision.events} and {decision.pushes}")

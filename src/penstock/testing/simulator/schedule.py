@@ -5,8 +5,8 @@ a disk that can lose what was not synced), agents, runners and trainers (the rea
 talk over a network that loses, doubles, delays and reorders what goes to the dispatcher, and cuts connections.
 
 What is checked, while it runs: nothing is said before it is on disk; the same question has the same answer; what
-arrives keeps within its credit. And in the end: see `history`. That these would see a bug is shown by planting some:
-see the simulator's own tests.
+arrives keeps within its credit. And in the end: see `engine.check`. That these would see a bug is shown by planting
+some: see the simulator's own tests.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Literal, TypeAlias, get_args
 
 from penstock.core.ids import JobName, WorkerId
 from penstock.testing.simulator.client import How
-from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, Tail
-from penstock.testing.simulator.engine import Shape
-from penstock.testing.simulator.history import check
-from penstock.testing.simulator.hostile import HostileFriend
+from penstock.testing.simulator.dispatcher import Disk, FakeDispatcher, HostileFriend, Tail
+from penstock.testing.simulator.engine import Shape, check
 from penstock.testing.simulator.trainer import Trainer
 from penstock.testing.simulator.workers import FakeAgent
 from penstock.testing.simulator.world import DISPATCHER, HEALS_AT_S, Failed, Peer, World
@@ -196,17 +194,14 @@ class Simulation:
         try:
             if not self.world.run(until=ENDS_AT_S, most=MOST_HAPPENINGS):
                 raise Failed(f"not finished after {self.world.now:.1f} s: {self._stand()}")
+            again = any(agent.started > 1 for agent in self.agents) or self.schedule.workers > 1
+            moved = again or any(fault.kind in MOVING for fault in self.schedule.faults)
             for trainer in self.trainers:
                 for read in trainer.epochs_read:
-                    check(read, streams_moved=self._streams_moved)
+                    check(read, streams_moved=moved)
         except Exception as error:
             why = str(error) if isinstance(error, Failed) else traceback.format_exc()
             raise SimulationFailed(self.schedule, why, self.world.log) from error
-
-    @property
-    def _streams_moved(self) -> bool:
-        replaced = any(agent.started > 1 for agent in self.agents)
-        return replaced or self.schedule.workers > 1 or any(fault.kind in MOVING for fault in self.schedule.faults)
 
     def _stand(self) -> str:
         return " | ".join(

@@ -8,8 +8,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.ids import AttemptId, JobName
 from penstock.stream.checkpoint import read_states
 from penstock.testing.simulator.client import FakeClient, How, merged
-from penstock.testing.simulator.engine import Shape
-from penstock.testing.simulator.history import FakeState, Read
+from penstock.testing.simulator.engine import FakeState, Read, Shape
 from penstock.testing.simulator.world import World
 from penstock.wire.principals import Principal
 
