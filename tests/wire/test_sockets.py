@@ -3,8 +3,10 @@ from __future__ import annotations
 import errno
 import os
 import socket as sockets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ import pytest
 import zmq
 
 from penstock.core.errors import CannotListenError, InvalidArgumentError, PenstockError
-from penstock.wire.addresses import Listening, RunnerAddress, advertised, host_id, is_loopback
+from penstock.wire.addresses import Listening, RunnerAddress, advertised, host_id, is_loopback, unix_path
 from penstock.wire.credentials import Credentials, ServiceFile, find_service
 from penstock.wire.framing import LISTENER_FRAME_BYTES, has_arrived, key_of, sender_of
 from penstock.wire.principals import Principal
-from penstock.wire.sockets import Dialled, Guard, Watch, bind_router, dial
+from penstock.wire.sockets import UNIX_BUFFER_BYTES, Dialled, Guard, Watch, bind_router, dial
 from tests.keys import SERVER, knows, new_key
 from tests.waiting import wait_until
 from tests.wire.services import WAIT_S
@@ -98,6 +100,33 @@ def test_who_shows_a_key_that_is_known_is_let_in_and_named_in_each_message(
     _, frame = server.socket.recv_multipart(copy=False)
     assert sender_of(frame) == KEY.principal and key_of(frame) == KEY.public
     client.close()
+    server.close()
+
+
+def buffers_of(path: str) -> list[int]:
+    """Return the size of the sending buffer of each connection that this process has accepted at a Unix socket."""
+    found: list[int] = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it was closed meanwhile
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with sockets.socket(fileno=os.dup(int(name))) as connection:
+                listens = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_ACCEPTCONN)
+                if connection.getsockname() == path and not listens:
+                    found.append(connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF))
+    return found
+
+
+def test_a_connection_that_carries_data_over_a_unix_socket_has_room_for_it(
+    context: zmq.Context[zmq.Socket[bytes]], private: Path
+) -> None:
+    server = Server(KEY, folder=str(private))
+    clients = [dial(context, KEY, server.address, data=True) for _ in range(2)]
+    for client in clients:
+        exchange(server, client)
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    expected = 2 * min(UNIX_BUFFER_BYTES, most)  # the kernel doubles what it is asked for
+    wait_until(lambda: buffers_of(unix_path(server.address)) == [expected] * 2, "room in both connections")
     server.close()
 
 

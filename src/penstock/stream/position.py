@@ -37,6 +37,8 @@ SplitKey = tuple[int, int, int]
 DoneSplits: TypeAlias = Mapping[tuple[int, int], Intervals]
 """(source, pass) -> ordinals of splits"""
 
+_NOTHING = Intervals()
+
 
 class Standing(msgspec.Struct, frozen=True):
     """`cut` is the state before `cut_round`, which is not after `round`, the next one to be taken.
@@ -172,8 +174,8 @@ class Arrived:
 
     def take_until(self, at: int) -> int:
         """Count rounds as taken; return how many more they are. Those that are to be skipped then, are."""
-        more, seq = at - self.at, self.header.seq
-        self.at = next((stop - seq for start, stop in self.header.holes if start - seq == at), at)
+        more, seq, holes = at - self.at, self.header.seq, self.header.holes
+        self.at = next((stop - seq for start, stop in holes if start - seq == at), at) if holes else at
         return more
 
 
@@ -218,7 +220,7 @@ def with_done(before: DoneSplits, done: Iterable[Named]) -> DoneSplits:
     after = dict(before)
     for each in done:
         key = (each.source, each.pass_)
-        after[key] = Intervals([*after.get(key, Intervals()).ranges(), *((o, o + 1) for o in each.ordinals)])
+        after[key] = after.get(key, _NOTHING).with_numbers(each.ordinals)
     return after
 
 

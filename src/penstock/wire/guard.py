@@ -4,7 +4,8 @@ What it says goes with every message of the connection: the principal as its use
 (`sender_of`, `key_of`). A key that is not known may be asked about elsewhere while its handshake waits.
 
 It answers for every socket bound in its context. A peer that never gets as far as showing something (garbage, another
-mechanism, silence) is refused by libzmq itself; the guard sees that in the sockets' events and counts it too.
+mechanism, silence) is refused by libzmq itself; the guard sees that in the sockets' events and counts it too. Those
+events tell of each connection's descriptor, too: so what libzmq has no option for is set here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import collections
 import contextlib
 import os
 import secrets
+import socket as sockets
+import stat
 import struct
 import threading
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from typing import TypeAlias
 import zmq
 
 from penstock.core.errors import PenstockError
+from penstock.wire.addresses import unix_path
 from penstock.wire.credentials import verifier_of
 from penstock.wire.framing import KEY_PROPERTY
 from penstock.wire.principals import Principal
@@ -91,12 +95,37 @@ def _property(name: str, value: str) -> bytes:
     return bytes((len(name),)) + name.encode() + _LENGTH.pack(len(value)) + value.encode()
 
 
+def _make_room(descriptor: int, address: str, nbytes: int) -> None:
+    """Give a connection that a Unix socket has accepted such a buffer: libzmq's own option is for TCP alone.
+
+    The descriptor is libzmq's, and may be closed, or somebody else's, by now: so a duplicate, which stays what it is,
+    must be of a connection to this address.
+    """
+    with contextlib.suppress(OSError):
+        duplicate = os.dup(descriptor)
+        if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
+            os.close(duplicate)
+            return
+        with sockets.socket(fileno=duplicate) as connection:
+            if connection.getsockname() == unix_path(address):
+                connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, nbytes)
+
+
 def guard_of(context: Context) -> Guard:
     """Return the guard that runs in this context; raise if none does, since then anybody would be let in."""
     guard = _guards.get(id(context))
     if guard is None:
         raise PenstockError("no Guard runs in this context: start one before anything is bound")
     return guard
+
+
+class _Counted:
+    """A listening socket whose connections are counted."""
+
+    def __init__(self, unix_buffer_bytes: int) -> None:
+        self.unix_buffer_bytes = unix_buffer_bytes
+        self.handshaking: dict[int, None] = {}
+        """Descriptors of connections whose handshake is under way, the oldest first."""
 
 
 class Guard:
@@ -116,7 +145,7 @@ class Guard:
         self._thread: threading.Thread | None = None
         self._wake = -1
         self._stopping = False
-        self._new: collections.deque[Socket] = collections.deque()
+        self._new: collections.deque[tuple[Socket, _Counted]] = collections.deque()
 
     def start(self) -> None:
         door = self._context.socket(zmq.ROUTER)
@@ -131,9 +160,12 @@ class Guard:
         self._thread.start()
         _guards[self._guarded] = self
 
-    def count(self, socket: Monitored) -> None:
-        """Count the connections a socket refuses. Called by the thread that owns the socket, before it binds."""
-        self._new.append(socket.send_events(_COUNTED, self._context))
+    def count(self, socket: Monitored, *, unix_buffer_bytes: int = 0) -> None:
+        """Count the connections a socket refuses. Called by the thread that owns the socket, before it binds.
+
+        `unix_buffer_bytes`: how much of what is sent has room in each connection to a Unix socket; 0: the system's own.
+        """
+        self._new.append((socket.send_events(_COUNTED, self._context), _Counted(unix_buffer_bytes)))
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -156,7 +188,7 @@ class Guard:
         for each in (poller, without_events):
             each.register(door, zmq.POLLIN)
             each.register(self._wake, zmq.POLLIN)
-        counted: dict[Socket, dict[int, None]] = {}
+        counted: dict[Socket, _Counted] = {}
         resting = False
         try:
             while not self._stopping or counted or self._new:
@@ -166,8 +198,8 @@ class Guard:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
                     while self._new:
-                        events = self._new.popleft()
-                        counted[events] = {}
+                        events, new = self._new.popleft()
+                        counted[events] = new
                         poller.register(events, zmq.POLLIN)
                     self._answer_waiting(door)
                 if door in ready:
@@ -181,7 +213,7 @@ class Guard:
         except zmq.ContextTerminated:
             pass  # the context went first
         finally:
-            for socket in (door, *counted, *self._new):
+            for socket in (door, *counted, *(events for events, _ in self._new)):
                 socket.close(linger=0)
 
     def _answer(self, door: Socket) -> None:
@@ -232,21 +264,25 @@ class Guard:
         with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
             door.send_multipart([*envelope, *verdict], zmq.NOBLOCK)
 
-    def _tally(self, events: Socket, handshaking: dict[int, None]) -> bool:
+    def _tally(self, events: Socket, counted: _Counted) -> bool:
         """Count what happened at one socket; return whether it was closed.
 
         An event of success does not say whose it is. It is put down to the oldest handshake under way: so the number of
         those refused is right as soon as no handshake is under way, whoever of them it was.
         """
+        handshaking = counted.handshaking
         while True:
             try:
-                event, descriptor = event_of(events.recv_multipart(zmq.NOBLOCK))
+                frames = events.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return False
+            event, descriptor = event_of(frames)
             if event == zmq.EVENT_MONITOR_STOPPED:
                 return True
             if event == zmq.EVENT_ACCEPTED:
                 handshaking[descriptor] = None
+                if counted.unix_buffer_bytes:
+                    _make_room(descriptor, frames[1].decode(), counted.unix_buffer_bytes)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 if handshaking:
                     del handshaking[next(iter(handshaking))]

@@ -47,8 +47,9 @@ LISTENER_QUEUE = 2_000
 HANDSHAKE_MS = 5_000
 CONNECT_MS = 4_000
 LISTEN_BACKLOG = 1_024
-# The default is 200 KB, and a large frame a switch of processes for each; 4 MB took a tenth more processor time.
-UNIX_BUFFER_BYTES = 1 << 20
+# With the default of 208 KB sender and reader of a large frame wake each other up for every 216 KB of it; with several
+# MB what waits has left the processor's cache when it is read.
+UNIX_BUFFER_BYTES = 1 << 19
 
 # (interval, timeout, time to live) in ms. The listening side of the control plane gives up first, so that a client that
 # reconnects under its identity does not meet its own ghost.
@@ -78,9 +79,8 @@ def bind_router(
         socket.setsockopt(zmq.RCVHWM, LISTENER_QUEUE)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         if listening.unix:
-            socket.setsockopt(zmq.SNDBUF, UNIX_BUFFER_BYTES)
             socket.plain_server = True
-            guard.count(socket)
+            guard.count(socket, unix_buffer_bytes=UNIX_BUFFER_BYTES if data else 0)
             return socket, _listen_unix(socket, listening.folder, name)
         host = _numeric(listening.bind)
         socket.curve_server = True
