@@ -190,8 +190,7 @@ class ServiceBackend:
     @property
     def _memory_bytes(self) -> int:
         """What windows may have."""
-        asked = self.options.limits.memory_bytes
-        return asked or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
+        return self.options.limits.memory_bytes or min(MOST_DEFAULT_BYTES, default_budget(None, None).memory_bytes)
 
     def reader_of(self, session: EpochSession, owner: object = None, successor: NextEpoch | None = None) -> EpochReader:
         """Return the reader of an epoch. Without an owner it does not keep the loader."""

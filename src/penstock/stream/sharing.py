@@ -178,8 +178,7 @@ class Shared(Served[RankReader]):
         if self.delivery.width > 1 and reader.next_round < team.front:
             # Another rank of its trainer was given them, unless it goes back as well.
             return team.impatient or self._is_complete(reader.trainer)
-        passed_over = (reader.trainer, reader.seat) in self._passed_over
-        return self._waits and team.begun and not passed_over
+        return self._waits and team.begun and (reader.trainer, reader.seat) not in self._passed_over
 
     def _forget_all(self, now: float) -> None:
         self.readers.clear()

@@ -83,8 +83,7 @@ class Trainer:
     def may_step(self, rank: int) -> bool:
         """Whether the others are as far: training is synchronous."""
         steps = self.read.steps
-        reading = [steps[client.rank] for client in self.clients if not client.closed]
-        return steps[rank] <= min(reading) and self._are_together()
+        return self._are_together() and all(steps[rank] <= steps[c.rank] for c in self.clients if not c.closed)
 
     def sits_out(self, rank: int) -> bool:
         """Whether others take a step for which this one has nothing: its streams have ended, and theirs have not."""
@@ -93,8 +92,7 @@ class Trainer:
 
     def may_end(self) -> bool:
         """Whether a rank may leave the epoch; where trainers share it, its ranks end it together."""
-        together = not self.shape.sharing or all(client.is_at_end for client in self.clients)
-        return together and self._are_together()
+        return self._are_together() and (not self.shape.sharing or all(client.is_at_end for client in self.clients))
 
     def _are_together(self) -> bool:
         """Whether all take part: a step, and the end of an epoch, is a barrier."""
