@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import penstock as ps
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_places_that_do_not_fit_are_answered_with_names() -> None:
 
 
 def test_an_error_of_another_kind_is_left_alone() -> None:
-    class Raising(Record, frozen=True):
+    class Raising(UserRecord, frozen=True):
         value: int
 
         def __post_init__(self) -> None:
@@ -77,4 +77,4 @@ def test_every_public_record_that_is_made_by_users_answers() -> None:
         for name in ps.__all__
         if inspect.isclass(kind := getattr(ps, name)) and issubclass(kind, msgspec.Struct) and name not in given_back
     }
-    assert {name for name in made if not issubclass(getattr(ps, name), Record)} <= {"SavedDataset"}
+    assert {name for name in made if not issubclass(getattr(ps, name), UserRecord)} <= {"SavedDataset"}

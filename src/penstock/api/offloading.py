@@ -19,7 +19,7 @@ from penstock.client.backend import LAUNCHER_IDS
 from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.element import Element
 from penstock.core.errors import InvalidArgumentError
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 from penstock.graph.cutting import ALL_THERE, Cuts, cuts_of
 from penstock.graph.node import Node
 from penstock.graph.traverse import rewrite
@@ -99,7 +99,7 @@ def offload(
     return OffloadLoader(dataset, service, options, offloading or Offloading())
 
 
-class Offloading(Record, frozen=True, kw_only=True):
+class Offloading(UserRecord, frozen=True, kw_only=True):
     """What this host lends to its training, and how ways of reading are measured.
 
     >>> Offloading(guests=4, model="resnet50, batch 256").window_s

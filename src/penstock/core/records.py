@@ -50,7 +50,7 @@ class _Answering(msgspec.StructMeta):
         return made
 
 
-class Record(msgspec.Struct, frozen=True, metaclass=_Answering):
+class UserRecord(msgspec.Struct, frozen=True, metaclass=_Answering):
     """Base of records whose arguments users write: a wrong name is answered with the right one."""
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from penstock.core.errors import InvalidArgumentError, choice
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 from penstock.graph.fields import defaults_of
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
@@ -21,7 +21,7 @@ NAMING_INPUTS = ("input", "other", "features", "offset", "file", "row")
 """The fields of transforms that name features which are read."""
 
 
-class FeatureTransform(Record, frozen=True, kw_only=True):
+class FeatureTransform(UserRecord, frozen=True, kw_only=True):
     """Base of all: makes the feature `out` of others."""
 
     OP: ClassVar[str]

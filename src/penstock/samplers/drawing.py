@@ -30,7 +30,7 @@ import numpy as np
 
 from penstock.core.checks import check_whole
 from penstock.core.errors import InvalidArgumentError, StateMismatchError, never_the_end
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 
 Unit: TypeAlias = tuple[int, ...]
 StateHolder: TypeAlias = Literal["sampler", "iterator"]
@@ -41,7 +41,7 @@ REFILL_AT = 0.75  # units are drawn several at a time, when so many of those all
 _NONE_LEFT = object()
 
 
-class Feed(Record, frozen=True):
+class Feed(UserRecord, frozen=True):
     """A sampler that says what a loader reads, and how many of its outputs may be ahead of the trainer.
 
     >>> Feed([2, 0, 1]).ahead

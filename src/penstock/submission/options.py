@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.core.checks import check_choice, check_positive, check_whole
 from penstock.core.errors import InvalidArgumentError, choice
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 from penstock.runtime.budget import check_memory
 from penstock.samplers.drawing import Feed
 from penstock.wire.modes import Access, Order, Placement, Policy, Ranks, Sharding, Share, Transport
@@ -31,7 +31,7 @@ are enough."""
 _Record = TypeVar("_Record")
 
 
-class Limits(Record, frozen=True, kw_only=True):
+class Limits(UserRecord, frozen=True, kw_only=True):
     """Times and sizes that a loader keeps to.
 
     >>> Limits(timeout_s=60).collect_after_s

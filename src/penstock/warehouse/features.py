@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from penstock.core.errors import CorruptRecordError, InvalidArgumentError, choice
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 
 OWN_FOLDER = "_penstock"  # engines pass over folders whose name begins so
 REGISTRY = "features.json"
@@ -35,7 +35,7 @@ _NEXT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Feature(Record, frozen=True, kw_only=True):
+class Feature(UserRecord, frozen=True, kw_only=True):
     """One feature of a table: the column `f<id>`.
 
     `kind` is dense (a float32 a row), sparse (a list of ids) or scored (a list of ids with a score each). Of its

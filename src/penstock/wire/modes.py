@@ -23,7 +23,7 @@ from penstock.core.checks import (
     check_whole,
 )
 from penstock.core.errors import InvalidArgumentError
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 
 Order: TypeAlias = Literal["relaxed", "deterministic"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]
@@ -51,7 +51,7 @@ MOST_PRIORITY = 1000
 MOST_WEIGHT = 1000.0
 
 
-class Mode(Record, frozen=True, omit_defaults=True):
+class Mode(UserRecord, frozen=True, omit_defaults=True):
     """Base of the records."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from penstock.core.errors import InvalidArgumentError
-from penstock.core.records import Record
+from penstock.core.records import UserRecord
 from penstock.graph.node import Node
 
 NEVER_ENDS = -1  # a count of -1 means "all" for take and "for ever" for repeat
 
 
-class SkipErrors(Record, frozen=True, kw_only=True):
+class SkipErrors(UserRecord, frozen=True, kw_only=True):
     """Leave out failing elements, up to a budget: a count if it is an int, a fraction of the elements if a float."""
 
     budget: int | float = 0.01
