@@ -10,7 +10,7 @@ import random
 
 import msgspec
 
-from .modes import Modes
+from .modes import Modes, ends_apart
 from .pipelines import REGROUPING, Pipeline
 
 ON_SERVICE = (
@@ -160,6 +160,8 @@ def draw_legs(rng: random.Random, pipeline: Pipeline, modes: Modes) -> tuple[Leg
             if modes.in_turn and modes.feed is None:
                 loads.append("all")
             load = rng.choice(loads)
+            if load == "all" and ends_apart(modes):
+                load = "list"  # one rank's place is not everybody's: refused
             if load != "own" and not modes.after:
                 ranks = rng.choice([1, 2, 3]) if rng.random() < 0.6 else ranks
         iterations = rng.choices([0, 1, 2] if not last else [1, 2, 3], [5, 3, 1] if not last else [5, 3, 2])[0]
