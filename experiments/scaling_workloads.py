@@ -242,15 +242,17 @@ def trainer_of(
 
 
 def sweep(name: str, numbers: range, seconds: float) -> dict[int, list[Run]]:
-    """Return what each fixed number of workers gives, at each speed the trainer ever has. Numbers go up."""
-    found: dict[int, list[Run]] = {}
-    with trainer_of(name, numbers[0]) as trainer:
-        trainer.wait_for(numbers[0])
-        for workers in numbers:
-            trainer.scale(workers)
-            found[workers] = []
-            for _, per_s in phases(name):
-                trainer.takes_per_s = per_s
+    """Return what each fixed number of workers gives, at each speed the trainer ever has. Numbers go up.
+
+    Each speed has a trainer of its own: what is made for a slow one and not taken would feed the fast one after it.
+    """
+    found: dict[int, list[Run]] = {workers: [] for workers in numbers}
+    for _, per_s in phases(name):
+        with trainer_of(name, numbers[0]) as trainer:
+            trainer.takes_per_s = per_s
+            trainer.wait_for(numbers[0])
+            for workers in numbers:
+                trainer.scale(workers)
                 time.sleep(1.5)
                 found[workers].append(trainer.watch(seconds))
     return found
