@@ -30,7 +30,7 @@ from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.jobs import Slot
 from penstock.wire.messages import Beat
 
-WINDOW_S = 2.0  # a beat a second of each: two are the least that a rate can be told from
+WINDOW_S = 1.5  # a beat a second of each: one or two are in it, and their own clocks say how far they are apart
 LONGEST_WINDOW_S = 30.0  # of a trainer whose steps are long
 FEWEST_BATCHES = 8  # of each rank: a mean over fewer says little
 FULL = 0.95
