@@ -291,8 +291,8 @@ def _made_in(figures: Measured, limits: ScalingLimits) -> float:
     """Return what workers could make: by their rate, or by what was taken where they waited for credit."""
     taken, rate = figures.taken_per_s, figures.worker_per_s
     made = taken / max(min(figures.busy, 1.0), 1e-3) if rate is None else rate * limits.useful(figures.workers)
-    if figures.waiting > WORTHWHILE:  # readers get all that is made, whatever workers say of themselves
-        made = min(max(made, taken), taken * (1 + WORTHWHILE))
+    if figures.waiting > WORTHWHILE:
+        made = min(made, taken * (1 + WORTHWHILE))  # it is not what readers get, whatever workers say of themselves
     return made
 
 
