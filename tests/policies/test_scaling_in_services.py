@@ -83,6 +83,14 @@ def test_a_host_that_is_busy_for_seconds_changes_nothing(name: str, seed: int) -
     assert service.path == settled
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_host_that_stands_still_for_seconds_changes_nothing(seed: int) -> None:
+    service = Service(WORKLOADS["needs-8"], seed=seed, noise=0.2).run(60)
+    settled = list(service.path)
+    service.disturb(Host(every_s=20.0, calm_s=20.0, lasts_s=(5.0, 7.0), slower=8.0))
+    assert service.run(300).path == settled
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("before", "after"), [(20.0, 40.0), (60.0, 30.0), (35.0, 70.0), (100.0, 50.0)])
 def test_a_trainer_that_doubles_or_halves_its_speed_is_followed_also_on_a_busy_host(

@@ -18,7 +18,7 @@ disturbs a window makes it slower. One worker too many, or a tenth of them, is l
 
 A number that was found good is *settled*, and left when what it loses adds up to more than a change is worth:
 
-    lost    += seconds x (1 - held / needed), or 1 - needed / held, by each window's own figures
+    lost    += seconds x (1 - held / needed), or 1 - needed / held, by each window's own figures; half at most
     lost     = 0 where a window finds the held number as good as what it asks for
 
 A host that is busy for some seconds makes trainers and workers slower, and never faster. So a trainer that has become
@@ -45,6 +45,7 @@ AT_LAST = 4  # windows after which it is judged although they do not
 SEVERAL = 3  # windows on end that a settled number must have been wrong in before it is left
 LOST_S = 5.0  # of the job's work: a host that is twice as slow for six seconds loses three
 FOLLOWS = 8  # the demand that a settled number rests on is an average over about so many windows in which it was good
+MOST_LOST = 0.5  # in a second: what is slower by more than half is rather the host, and is not followed any sooner
 LITTLE = 0.6  # of what one alone makes: those that bring less are rather held up than in each other's way
 PAYS = 0.5  # of what workers make on average: those that bring less by being in each other's way are not asked for
 LOOK_AGAIN_S = 3600.0  # a ceiling may have gone away, and cannot be seen from below
@@ -253,7 +254,7 @@ def _weigh(
     if wanted == held or _as_good(memory, window, wanted, limits):
         demand_per_s = memory.demand_per_s + (window.demand_per_s - memory.demand_per_s) / FOLLOWS
         return replace(memory, demand_per_s=demand_per_s, doubts=0, lost_s=0.0), None
-    lost = 1 - min(wanted, held) / max(wanted, held)
+    lost = min(1 - min(wanted, held) / max(wanted, held), MOST_LOST)
     memory = replace(memory, doubts=memory.doubts + 1, lost_s=memory.lost_s + lost * window.seconds)
     if memory.doubts < SEVERAL:
         return memory, None
