@@ -42,6 +42,8 @@ SHRINK_FROM, SHRINK_TO = 16, 2
 SHRINK_SPEED = 5.0
 """So that a split takes six seconds, which retired streams read on."""
 STEADY, STEP_NOISE, CONVERGED_S = "needs-4", 0.2, 20.0
+STEADY_BATCHES = 60_000
+"""More than its workers make in ten minutes: an epoch that ends would take their work away."""
 
 
 def shrunk(seconds: float) -> tuple[float, float]:
@@ -79,7 +81,7 @@ def bound(name: str, *, quick: bool) -> Bound:
         seen = f"{SHRINK_FROM} to {SHRINK_TO} workers: {twice} elements were made twice, {moved} streams moved"
         claim = Claim(f"a scale-down repeats {twice} elements ({most} at most: a split for each stream)", twice <= most)
     elif name == "steady":
-        with trainer_of(STEADY, "auto", noise=STEP_NOISE) as trainer:
+        with trainer_of(STEADY, "auto", noise=STEP_NOISE, batches=STEADY_BATCHES) as trainer:
             run = trainer.watch(60.0 if quick else 600.0)
         late = [each for each in run.path[1:] if each.at_s > CONVERGED_S]
         seen = " ".join(f"{each.target}@{each.at_s:.0f}s ({each.reason})" for each in run.path)

@@ -31,7 +31,7 @@ TRAINER_PER_H: float = _FILE["prices"]["tpu-v3-8"]
 WORKER_PER_H: float = _FILE["prices"]["worker"]
 POOL = 12
 BATCHES = 20_000
-"""An epoch: longer than any run."""
+"""An epoch: longer than three minutes of any workload, whatever is made and not taken."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,15 @@ class Trainer:
     """Reads a job with all its ranks, each a thread, and takes its time for a step."""
 
     def __init__(
-        self, name: str, work: Work, service: ps.LocalService, placement: ps.Placement, speed: float, noise: float
+        self,
+        name: str,
+        work: Work,
+        service: ps.LocalService,
+        placement: ps.Placement,
+        *,
+        speed: float,
+        noise: float,
+        batches: int,
     ) -> None:
         """A step takes its time x (1 +- `noise`), uniformly."""
         self._speed, self._noise, self._rng = speed, noise, random.Random(11)
@@ -125,7 +133,8 @@ class Trainer:
         self._service = service
         self._stop = threading.Event()
         self._began = time.monotonic()
-        pipeline = ps.range(BATCHES).map(work, threads=1)
+        self._batches = batches
+        pipeline = ps.range(batches).map(work, threads=1)
         self._loaders = [
             pipeline.distribute(
                 service,
@@ -164,6 +173,8 @@ class Trainer:
             held = sum(line.workers for line in self._service.jobs())
             worker_s += held * (time.monotonic() - last)
             last = time.monotonic()
+        if not all(thread.is_alive() for thread in self._threads):
+            raise RuntimeError(f"an epoch of {self._batches} batches was read to its end")
         return Run(
             batches=sum(self._taken) - taken,
             seconds=now - began,
@@ -208,8 +219,9 @@ def trainer_of(
     policy: PolicyName = "model_first",
     speed: float = 1.0,
     noise: float = 0.0,
+    batches: int = BATCHES,
 ) -> Iterator[Trainer]:
-    """Start a service and a trainer of a workload; `workers` is what its placement asks for."""
+    """Start a service and a trainer of a workload; `workers` is what its placement asks for, `batches` an epoch."""
     figures = WORKLOADS[name]
     storage = figures.get("storage_per_s")
     with tempfile.TemporaryDirectory() as folder:
@@ -221,7 +233,8 @@ def trainer_of(
             folder=folder,
         )
         with ps.LocalService(workers=pool, threads=1, scaling={"policy": policy}) as service:
-            trainer = Trainer(name, work, service, ps.Placement(workers=workers), speed, noise)
+            placement = ps.Placement(workers=workers)
+            trainer = Trainer(name, work, service, placement, speed=speed, noise=noise, batches=batches)
             try:
                 yield trainer
             finally:
@@ -229,15 +242,17 @@ def trainer_of(
 
 
 def sweep(name: str, numbers: range, seconds: float) -> dict[int, list[Run]]:
-    """Return what each fixed number of workers gives, at each speed the trainer ever has. Numbers go up."""
-    found: dict[int, list[Run]] = {}
-    with trainer_of(name, numbers[0]) as trainer:
-        trainer.wait_for(numbers[0])
-        for workers in numbers:
-            trainer.scale(workers)
-            found[workers] = []
-            for _, per_s in phases(name):
-                trainer.takes_per_s = per_s
+    """Return what each fixed number of workers gives, at each speed the trainer ever has. Numbers go up.
+
+    Each speed has a trainer of its own: what is made for a slow one and not taken would feed the fast one after it.
+    """
+    found: dict[int, list[Run]] = {workers: [] for workers in numbers}
+    for _, per_s in phases(name):
+        with trainer_of(name, numbers[0]) as trainer:
+            trainer.takes_per_s = per_s
+            trainer.wait_for(numbers[0])
+            for workers in numbers:
+                trainer.scale(workers)
                 time.sleep(1.5)
                 found[workers].append(trainer.watch(seconds))
     return found

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.control.decide import tick
 from penstock.control.events import MetricLearned, WorkersDecided
@@ -216,6 +217,29 @@ def test_the_rate_of_a_worker_that_waits_for_credit_is_not_taken() -> None:
     assert measured.worker_per_s == 20.0 and measured.workers == 2 and measured.pace is None
     assert measured.buffered == pytest.approx(0.3)
     assert not has_ended(before, now), "nobody has taken anything"
+
+
+def test_workers_that_have_nothing_left_to_do_say_nothing_of_a_rate() -> None:
+    fluid = Fluid(12)
+    fluid.run(30)
+    cluster, made = fluid.cluster, dict(fluid.made)
+    for _ in range(40):  # all is made, and the trainer reads what lies in its memory
+        cluster.now += 1.0
+        made = {runner: replace(figures, at_s=figures.at_s + 1.0, streams=0) for runner, figures in made.items()}
+        beat = AgentBeat(agent=AgentId("A"), runners=tuple(map(RunnerId, made)), statistics=dict(made))
+        cluster.ask(beat, peer="peer of A")
+        fluid.read_for_a_second(fluid.demand)
+    assert fluid.targets == [1, 4] and fluid.workers == 4
+    before = JobCounters(0.0, {}, {RunnerId("one"): RunnerFigures(), RunnerId("two"): RunnerFigures()})
+    ended = RunnerFigures(at_s=2.0)
+    working = RunnerFigures(at_s=2.0, rounds=20, busy_s=2.0)
+    nothing = measure(before, JobCounters(2.0, {}, {RunnerId("one"): ended, RunnerId("two"): ended}), width=1)
+    assert nothing.worker_per_s is None
+    half = measure(before, JobCounters(2.0, {}, {RunnerId("one"): ended, RunnerId("two"): working}), width=1)
+    assert half.worker_per_s == 10.0 and half.workers == 2
+    slow = replace(ended, streams=1)  # what takes longer than a window is counted when it ends
+    both = measure(before, JobCounters(2.0, {}, {RunnerId("one"): slow, RunnerId("two"): working}), width=1)
+    assert both.worker_per_s == 5.0
 
 
 class SizedFluid(Fluid):

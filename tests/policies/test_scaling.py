@@ -183,6 +183,18 @@ def test_model_first_asks_for_nothing_while_nobody_reads() -> None:
     assert target.workers == 4
 
 
+def test_windows_in_which_nothing_was_made_ask_for_nothing() -> None:
+    job = known("needs-4").run(30)
+    for _ in range(30):
+        job.memory, target = model_first.decide(job.memory, replace(job.measure(), worker_per_s=0.0), job.limits, 99.0)
+        assert target.workers == 4
+    memory = model_first.begin()
+    for _ in range(5):
+        stuck = replace(job.measure(), workers=1, worker_per_s=0.0)
+        memory, target = model_first.decide(memory, stuck, job.limits, 0.0)
+    assert target.workers == 1
+
+
 def test_threads_fill_a_host_before_a_second_worker_is_asked_for() -> None:
     job = known("needs-4")
     memory = model_first.begin()

@@ -5,7 +5,8 @@ a beat was on its way changes nothing. A reader's seconds are those it was busy 
 two epochs is in no window. A rank's counts go on from epoch to epoch, over the readers that it has in them: a window
 may hold several epochs, or the end of one and the beginning of the next.
 
-- A worker's rate is taken from workers that waited for credit for less than 1 - FULL of the window.
+- A worker's rate is taken from workers that waited for credit for less than 1 - FULL of the window, and had something
+  to do: at the end of an epoch some have no stream that runs.
 - A stage that has one thread and is never idle is as good as a processor in use, whatever it does: it can do no more.
 - Until a worker has made its first output it starts, imports and opens: a window begins anew with that (`scaling`).
 - A worker counts by its size, and its rate is that of so many workers of size 1.
@@ -29,7 +30,7 @@ from penstock.wire.figures import RunnerFigures, StageFigures
 from penstock.wire.jobs import Slot
 from penstock.wire.messages import Beat
 
-WINDOW_S = 2.0  # a beat a second of each: two are the least that a rate can be told from
+WINDOW_S = 1.5  # a beat a second of each: one or two are in it, and their own clocks say how far they are apart
 LONGEST_WINDOW_S = 30.0  # of a trainer whose steps are long
 FEWEST_BATCHES = 8  # of each rank: a mean over fewer says little
 FULL = 0.95
@@ -99,7 +100,7 @@ def measure(before: JobCounters, now: JobCounters, *, width: int) -> Measured:
         credit, busy_s = now_is.credit_wait_s - was.credit_wait_s, now_is.busy_s - was.busy_s
         waited = credit / (credit + busy_s) if credit + busy_s > 0 else 0.0
         held.append(waited)
-        if 1 - waited >= FULL:
+        if 1 - waited >= FULL and (busy_s or was.streams or now_is.streams):
             rates += width * (now_is.rounds - was.rounds) / took_s
             full += size
     use = [_use(was, now_is) for was, now_is in runners]

@@ -13,10 +13,18 @@ as a curve, one point for each number of workers that was tried.
     target  = the smallest n with made(n) >= goal / 1.03     or, with prices, the n where a batch costs least
 
 A number at which the trainer was seen to wait is not asked for again, nor more than one that was seen to be enough: so
-the search only narrows. One worker too many, or a tenth of them, is left where it is. The search begins anew for a
-reason: demand or rate moved by more than a tenth, for several windows on end; the trainer waits for longer than
-noise explains; or an hour has passed since a ceiling was found. A trainer that changes its speed leaves the curve as it
-is: that is the workers'.
+the search only narrows. A number is judged by two windows that agree, or by the fastest of four that do not: what
+disturbs a window makes it slower. One worker too many, or a tenth of them, is left where it is.
+
+A number that was found good is *settled*, and left when what it loses adds up to more than a change is worth:
+
+    lost    += seconds x (1 - held / needed), or 1 - needed / held, by each window's own figures; half at most
+    lost     = 0 where a window finds the held number as good as what it asks for
+
+A host that is busy for some seconds makes trainers and workers slower, and never faster. So a trainer that has become
+faster is followed at once, a slower one when LOST_S are lost, and slower workers when it is twice as much. Then the
+search goes on from what still holds: of a trainer that changes its speed the whole curve, since that is the workers';
+of workers that make less, nothing. An hour after a ceiling was found it is looked at again.
 """
 
 from __future__ import annotations
@@ -32,8 +40,12 @@ from msgspec.structs import replace
 from penstock.policies.scaling.records import WORTHWHILE, Measured, Rent, ScalingLimits, WorkerTarget
 
 MOVED = 0.1  # figures that differ by less are the same: averages over a window differ by a few percent
-SEVERAL = 3  # windows that must agree before a decision that held is left
-LOOK = 2  # windows before a new number of workers is judged; the one in which it changed is not looked at
+LOOK = 2  # windows that must agree before a number of workers is judged
+AT_LAST = 4  # windows after which it is judged although they do not
+SEVERAL = 3  # windows on end that a settled number must have been wrong in before it is left
+LOST_S = 5.0  # of the job's work: a host that is twice as slow for six seconds loses three
+FOLLOWS = 8  # the demand that a settled number rests on is an average over about so many windows in which it was good
+MOST_LOST = 0.5  # in a second: what is slower by more than half is rather the host, and is not followed any sooner
 LITTLE = 0.6  # of what one alone makes: those that bring less are rather held up than in each other's way
 PAYS = 0.5  # of what workers make on average: those that bring less by being in each other's way are not asked for
 LOOK_AGAIN_S = 3600.0  # a ceiling may have gone away, and cannot be seen from below
@@ -48,7 +60,7 @@ class Tried(msgspec.Struct, frozen=True):
     made_per_s: float
     """What they could make: their rate, or what was taken where they waited for credit."""
     short: bool
-    """Whether the trainer waited."""
+    """Whether the trainer waited, or will when it has taken what was made before."""
     processor: float
 
 
@@ -67,6 +79,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     workers: float = -1.0
     """Those of the windows in `recent`."""
     recent: tuple[Measured, ...] = ()
+    """The last ones with that number, oldest first."""
     demand_per_s: float = 0.0
     """What the decision rests on; so for the rate, which is 0 where it is not known."""
     worker_per_s: float = 0.0
@@ -75,12 +88,12 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_at: float = 0.0
     knee: bool = False
     """Whether workers below the ceiling are taken not to disturb each other: it is a limit outside of them."""
-    verified: bool = False
-    """Whether the decision was seen to be right."""
-    astray: int = 0
-    """Windows on end in which the figures were others since."""
+    settled: bool = False
+    """Whether the decision was seen to be as good as any, with the workers that could be had."""
     doubts: int = 0
-    """Windows on end in which the same figures asked for another number."""
+    """Windows on end in which it was not."""
+    lost_s: float = 0.0
+    """What was lost in them."""
 
 
 def begin(learned: Learned | None = None) -> ModelMemory:
@@ -105,7 +118,7 @@ def with_workers(memory: ModelMemory, workers: float) -> ModelMemory:
     >>> with_workers(begin(), 4.0).workers
     4.0
     """
-    return replace(memory, workers=workers, recent=(), astray=0)
+    return _among(memory, workers)
 
 
 def with_rate(memory: ModelMemory, worker_per_s: float) -> ModelMemory:
@@ -128,7 +141,7 @@ def with_rate(memory: ModelMemory, worker_per_s: float) -> ModelMemory:
 
 def learned_by(memory: ModelMemory) -> Learned | None:
     """Return what the next run should know. None: nothing was found out that can be relied on."""
-    if not memory.verified or not memory.worker_per_s:
+    if not memory.settled or memory.workers != memory.held or not memory.worker_per_s:
         return None
     return Learned(workers=memory.held, demand_per_s=memory.demand_per_s, worker_per_s=memory.worker_per_s)
 
@@ -151,26 +164,61 @@ def decide(
     if not measured.workers:
         return memory, WorkerTarget(limits.clip(memory.held or 1), memory.reason or "start with the least")
     if measured.workers != memory.workers:  # the window in which workers came or went shows neither number
-        memory = replace(memory, workers=measured.workers, recent=(), astray=0)
-        return memory, WorkerTarget(
-            limits.clip(memory.held or math.ceil(measured.workers)), memory.reason or "measuring"
-        )
-    memory = replace(memory, recent=(*memory.recent[1 - SEVERAL :], measured))
-    if len(memory.recent) < LOOK:
-        return memory, WorkerTarget(
-            limits.clip(memory.held or math.ceil(measured.workers)), memory.reason or "measuring"
-        )
-    figures = _average(memory.recent)
-    memory, began_anew = _forget_what_moved(memory, figures, limits, now)
-    if memory.astray:
-        return memory, WorkerTarget(limits.clip(memory.held), memory.reason)
+        memory = _among(memory, measured.workers)
+        return memory, _held(memory, limits, "measuring")
+    if measured.worker_per_s == 0.0:  # something holds all of them up, and more of them would be held up too
+        return memory, _held(memory, limits, "measuring")
+    memory = replace(memory, recent=(*memory.recent[1 - AT_LAST :], measured))
+    moved, weighed = "", memory.settled
+    if weighed:
+        memory, figures = _weigh(memory, measured, limits, now)
+    else:
+        figures = _agreed(memory.recent, limits, memory.demand_per_s)
+    if figures is None:
+        return memory, _held(memory, limits, "measuring")
+    if memory.held:
+        memory, moved = _forget_what_moved(memory, figures, limits, now)
     memory = _learn(memory, figures, limits, now)
     wanted, why = _choose(memory, figures, limits)
     if wanted > figures.workers and not figures.filled:
         return memory, WorkerTarget(
             limits.clip(memory.held or math.ceil(figures.workers)), "a worker's threads still grow"
         )
-    return _settle(memory, figures, limits.clip(wanted), began_anew or why, anew=bool(began_anew))
+    wanted = limits.clip(wanted)
+    enough = math.isinf(memory.ceiling_per_s)
+    if not weighed and enough and wanted < memory.held == figures.workers and _is_slower(memory, figures):
+        memory = replace(memory, settled=True)  # it may be the host; what is lost by waiting is added up from here on
+        return memory, _held(memory, limits, why)
+    return _settle(memory, figures, wanted, moved or why, limits)
+
+
+def _among(memory: ModelMemory, workers: float) -> ModelMemory:
+    return replace(memory, workers=workers, recent=(), doubts=0, lost_s=0.0)
+
+
+def _held(memory: ModelMemory, limits: ScalingLimits, reason: str) -> WorkerTarget:
+    """Return the decision in force, or what is there before the first one."""
+    return WorkerTarget(limits.clip(memory.held or math.ceil(memory.workers)), memory.reason or reason)
+
+
+def _agreed(windows: Sequence[Measured], limits: ScalingLimits, demand_per_s: float) -> Measured | None:
+    """Return what the last windows say, if it is the same, and none was faster; at last what the fastest of them says.
+
+    Slower are the window after workers left, who had begun things, and those in which the host is busy: then the
+    trainer is slower too than it was with the number of workers before.
+    """
+    if len(windows) < LOOK:
+        return None
+    fewest = min(window.taken_per_s * window.seconds for window in windows)
+    same = max(MOVED, 2 / max(fewest, 1.0))  # a window has a whole number of batches, but not of steps
+    speeds = [(window.demand_per_s, _made_in(window, limits)) for window in windows]
+    fastest = [max(of_all) for of_all in zip(*speeds)]
+    busy = _is_lower(min(demand for demand, _ in speeds[-LOOK:]), demand_per_s, same)
+    if not busy and not any(_is_lower(one, most, same) for last in speeds[-LOOK:] for one, most in zip(last, fastest)):
+        return _average(windows[-LOOK:])
+    if len(windows) < AT_LAST:
+        return None
+    return max(zip(speeds, windows), key=lambda each: math.prod(each[0]))[1]
 
 
 def _average(windows: Sequence[Measured]) -> Measured:
@@ -194,51 +242,76 @@ def _average(windows: Sequence[Measured]) -> Measured:
     )
 
 
+def _weigh(
+    memory: ModelMemory, window: Measured, limits: ScalingLimits, now: float
+) -> tuple[ModelMemory, Measured | None]:
+    """Add up what a settled number loses; return what is to be decided on, or None where it stays."""
+    if math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
+        return replace(memory, settled=False), _average(memory.recent[-SEVERAL:])
+    seen, _ = _forget_what_moved(memory, window, limits, now)
+    wanted, _ = _choose(_learn(seen, window, limits, now), window, limits)
+    wanted, held = limits.clip(wanted), memory.held
+    if wanted == held or _as_good(memory, window, wanted, limits):
+        demand_per_s = memory.demand_per_s + (window.demand_per_s - memory.demand_per_s) / FOLLOWS
+        return replace(memory, demand_per_s=demand_per_s, doubts=0, lost_s=0.0), None
+    lost = min(1 - min(wanted, held) / max(wanted, held), MOST_LOST)
+    memory = replace(memory, doubts=memory.doubts + 1, lost_s=memory.lost_s + lost * window.seconds)
+    if memory.doubts < SEVERAL:
+        return memory, None
+    figures = _average(memory.recent[-LOOK:])  # it changed its speed in the middle of the first
+    enough = LOST_S if wanted < held else 0.0 if _is_faster(memory, figures) else 2 * LOST_S
+    return (memory, None) if memory.lost_s < enough else (replace(memory, settled=False), figures)
+
+
 def _forget_what_moved(
     memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float
 ) -> tuple[ModelMemory, str]:
-    """Begin the search anew where its figures are no longer true, without those; say why, or nothing."""
-    known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
-    rate = figures.worker_per_s
-    why, curve = "", memory.curve
+    """Return what is still true of what was found out, and what is no longer, if anything."""
+    if math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
+        why = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had"
+        return replace(memory, curve=(), ceiling_per_s=math.inf, knee=False), why
+    made = _made_in(figures, limits)
+    if made > (1 + MOVED) * memory.ceiling_per_s:
+        why = f"workers make {made:.3g}/s, and no longer {memory.ceiling_per_s:.3g}/s at most"
+        return replace(memory, curve=(), ceiling_per_s=math.inf, knee=False), why
     if memory.demand_per_s and _differ(figures.demand_per_s, memory.demand_per_s):
-        why = f"the trainer takes {figures.demand_per_s:.3g}/s and no longer {memory.demand_per_s:.3g}/s"
         enough = figures.demand_per_s / (1 + WORTHWHILE)
-        curve = tuple(replace(tried, short=tried.made_per_s < enough) for tried in curve)  # workers are who they were
-    elif known is not None and rate is not None:
-        made = rate * limits.useful(known.workers)
+        curve = tuple(replace(tried, short=tried.made_per_s < enough) for tried in memory.curve)
+        why = f"the trainer takes {figures.demand_per_s:.3g}/s and no longer {memory.demand_per_s:.3g}/s"
+        return replace(memory, curve=curve), why
+    known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
+    if known is not None and figures.worker_per_s is not None:
+        useful = limits.useful(known.workers)
         if _differ(made, known.made_per_s) and (made < known.made_per_s or known.short):  # else it was not to be seen
-            was = known.made_per_s / limits.useful(known.workers)
-            why, curve = f"a worker makes {rate:.3g}/s and no longer {was:.3g}/s", ()
-    if not why and math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
-        why, curve = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had", ()
-        memory = replace(memory, astray=SEVERAL)
-    elif not why:
-        return replace(memory, astray=0) if memory.verified else memory, ""
-    if memory.verified and memory.astray + 1 < SEVERAL:
-        return replace(memory, astray=memory.astray + 1), ""
-    if not curve:
-        memory = replace(memory, ceiling_per_s=math.inf, knee=False)
-    return replace(memory, curve=curve, demand_per_s=0.0, verified=False, astray=0), why
+            why = f"a worker makes {made / useful:.3g}/s and no longer {known.made_per_s / useful:.3g}/s"
+            return replace(memory, curve=(), ceiling_per_s=math.inf, knee=False), why
+    return memory, ""
+
+
+def _made_in(figures: Measured, limits: ScalingLimits) -> float:
+    """Return what workers could make: by their rate, or by what was taken where they waited for credit."""
+    taken, rate = figures.taken_per_s, figures.worker_per_s
+    made = taken / max(min(figures.busy, 1.0), 1e-3) if rate is None else rate * limits.useful(figures.workers)
+    if figures.waiting > WORTHWHILE:
+        made = min(made, taken * (1 + WORTHWHILE))  # it is not what readers get, whatever workers say of themselves
+    return made
 
 
 def _learn(memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float) -> ModelMemory:
     """Enter the present number of workers into the curve, and see whether the last ones paid."""
-    taken, rate = figures.taken_per_s, figures.worker_per_s
-    useful = limits.useful(figures.workers)
-    short = figures.waiting > WORTHWHILE
-    made = rate * useful if rate is not None else taken / max(min(figures.busy, 1.0), 1e-3)
-    if short:
-        made = min(made, taken * (1 + WORTHWHILE))  # it is not what readers get, whatever workers say of themselves
+    rate, short = figures.worker_per_s, figures.waiting > WORTHWHILE
+    made = _made_in(figures, limits)
+    known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
+    if known is not None and not _differ(made, known.made_per_s):
+        made = (known.made_per_s + made) / 2  # both are right, but for noise
+    others = tuple(tried for tried in memory.curve if tried.workers != figures.workers)
+    if not short and any(tried.workers > figures.workers for tried in others):
+        # Those that are left run the streams of those that are gone beside their own, for as long as these last.
+        made = min(made, limits.useful(figures.workers) * max(t.made_per_s / limits.useful(t.workers) for t in others))
+    short = short or made * (1 + WORTHWHILE) < figures.demand_per_s  # it takes what was made before, for a while
     here = Tried(figures.workers, made, short, figures.processor)
-    others = tuple(tried for tried in memory.curve if tried.workers != here.workers)
     curve = tuple(sorted((*others, here), key=lambda tried: tried.workers))
-    memory = replace(
-        memory,
-        curve=curve,
-        demand_per_s=memory.demand_per_s or figures.demand_per_s,
-        worker_per_s=rate if rate is not None else memory.worker_per_s,
-    )
+    memory = replace(memory, curve=curve, worker_per_s=rate if rate is not None else memory.worker_per_s)
     if memory.knee and short and made < (1 - MOVED) * min(memory.ceiling_per_s, _straight(curve, here, limits)):
         return replace(memory, knee=False)  # so they are in each other's way after all
     if short and len(curve) > 1 and here is curve[-1] and math.isinf(memory.ceiling_per_s):
@@ -359,22 +432,18 @@ def _batch_cost(
 
 
 def _settle(
-    memory: ModelMemory, figures: Measured, wanted: int, why: str, *, anew: bool
+    memory: ModelMemory, figures: Measured, wanted: int, why: str, limits: ScalingLimits
 ) -> tuple[ModelMemory, WorkerTarget]:
     """Take a decision over, unless the one that holds is as good."""
-    held = memory.held
-    if wanted == held:
-        right = memory.verified or wanted == math.ceil(figures.workers)
-        return replace(memory, verified=right, doubts=0), WorkerTarget(held, memory.reason or why)
-    if held and not anew and _as_good(memory, figures, wanted):
-        right = memory.verified or figures.workers == held
-        return replace(memory, verified=right, doubts=0), WorkerTarget(held, memory.reason)
-    if memory.verified and memory.doubts + 1 < 2 * SEVERAL:
-        return replace(memory, doubts=memory.doubts + 1), WorkerTarget(held, memory.reason)
-    return replace(memory, held=wanted, reason=why, verified=False, doubts=0), WorkerTarget(wanted, why)
+    held, reason = memory.held, memory.reason or why
+    settled = wanted == held or bool(held and _as_good(memory, figures, wanted, limits))
+    if not settled:
+        held, reason = wanted, why
+    memory = replace(memory, held=held, reason=reason, settled=settled, doubts=0, lost_s=0.0)
+    return replace(memory, demand_per_s=figures.demand_per_s), WorkerTarget(held, reason)
 
 
-def _as_good(memory: ModelMemory, figures: Measured, wanted: int) -> bool:
+def _as_good(memory: ModelMemory, figures: Measured, wanted: int, limits: ScalingLimits) -> bool:
     """Say whether the decision in force should stay although another number is wanted."""
     held = memory.held
     if figures.workers < min(wanted, held):  # a pool that is exhausted
@@ -383,11 +452,29 @@ def _as_good(memory: ModelMemory, figures: Measured, wanted: int) -> bool:
         return False
     if wanted > held:
         goal = min(figures.demand_per_s, memory.ceiling_per_s)
-        flat = math.isfinite(memory.ceiling_per_s) and not memory.knee  # one more brings less than can be measured
-        return (memory.verified or flat) and figures.taken_per_s * (1 + TOLERATED) >= goal
-    if math.isfinite(memory.ceiling_per_s) and not memory.verified:
-        return False  # all but the needed ones wait for what they share, and look busy
-    return held - wanted <= max(1.0, MOVED * held) or figures.busy > SPARE * wanted / held
+        flat = math.isfinite(memory.ceiling_per_s)  # one more brings less than can be measured
+        made = figures.taken_per_s
+        if _is_faster(memory, figures):
+            made = min(made, _made_in(figures, limits))  # what was made before lasts for a while
+        return (memory.settled or flat) and made * (1 + TOLERATED) >= goal
+    near = held - wanted <= max(1.0, MOVED * held)
+    if math.isfinite(memory.ceiling_per_s):  # all but the needed ones wait for what they share, and look busy
+        return near and memory.settled
+    if _is_slower(memory, figures):
+        return near  # workers are busy all the same, while there is room
+    return near or figures.busy > SPARE * wanted / held
+
+
+def _is_faster(memory: ModelMemory, figures: Measured) -> bool:
+    return _is_lower(memory.demand_per_s, figures.demand_per_s, MOVED) and memory.demand_per_s > 0
+
+
+def _is_slower(memory: ModelMemory, figures: Measured) -> bool:
+    return _is_lower(figures.demand_per_s, memory.demand_per_s, MOVED)
+
+
+def _is_lower(one: float, other: float, by: float) -> bool:
+    return one < (1 - by) * other
 
 
 def _differ(one: float, other: float) -> bool:
