@@ -36,7 +36,9 @@ def test_a_table_is_generated_laid_out_tiered_and_cleaned_up(tmp_path, capsys):
     assert run("vacuum", folder) == 0
     out = capsys.readouterr().out
     assert (
-        "popular features stand side by side" in out and "1 days let go: 2026-01-01" in out and "files removed" in out
+        "features that are read together stand side by side" in out
+        and "1 days let go: 2026-01-01" in out
+        and "files removed" in out
     )
     assert rows_by_key(ps.read_features(table, features=session, columns=["key", "label"])) == before
     assert run("reap", folder, "--features", "0,1") == 0
