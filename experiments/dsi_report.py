@@ -47,6 +47,8 @@ class Measured:
     table: ps.Table
     first: list[LoggedRead]
     second: list[LoggedRead]
+    read: LoggedRead
+    """The session of the second half that the steps are measured with."""
     sizes: dict[int, float]
     baseline: Seen
     steps: list[Seen]
@@ -78,7 +80,7 @@ class Measured:
 
     def chunks(self) -> list[int]:
         """Return the bytes of each column chunk that a session reads of the table's first file."""
-        wanted = {f"f{number}" for number in self.second[0].features}
+        wanted = {f"f{number}" for number in self.read.features}
         metadata = self.table.open_file(self.table.folder / self.table.snapshot().files[0].path).metadata
         columns = [metadata.row_group(0).column(leaf) for leaf in range(metadata.num_columns)]
         found: Counter[str] = Counter()
@@ -111,7 +113,7 @@ class Targets:
 def print_tables(found: Measured) -> None:
     """Print what the paper's tables III to VI have, of this table."""
     files, expected, second = found.table.snapshot().files, found.published.scaled(found.scale), found.second
-    kinds = Counter(found.table.features[number].kind for number in second[0].features)
+    kinds = Counter(found.table.features[number].kind for number in found.read.features)
     used = float(np.mean([len(read.features) for read in second])) / len(found.sizes)
     of_all, of_day, of_used = PAPER_PB[found.like]
     print(f"tables of the paper, and of this table ({len(found.sizes)} features that are stored)")
@@ -186,7 +188,7 @@ def report(found: Measured) -> int:
     targets.at_least("extraction, of map columns", extraction, PUBLISHED_EXTRACTION, counts=slow)
     worker = last.transformed_per_cpu_s / base.transformed_per_cpu_s
     targets.at_least("extraction and transforms, of map columns", worker, PUBLISHED_TRANSFORMED, counts=slow)
-    own_share = found.bytes_of(found.second[0]) / found.stored
+    own_share = found.bytes_of(found.read) / found.stored
     storage = last.rows_per_disk_s() / base.rows_per_disk_s()
     targets.at_least("useful rows through the disk model, of map columns", storage, PUBLISHED_STORAGE, counts=slow)
     targets.at_least("the same, of 1 / (share of bytes used)", storage * own_share, 0.9, counts=slow)

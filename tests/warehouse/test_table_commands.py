@@ -13,7 +13,7 @@ from penstock.cli.main import main
 from penstock.warehouse.column_sizes import column_bytes
 from penstock.warehouse.generating import generate
 from penstock.warehouse.model_statistics import MODELS, draw_features
-from penstock.warehouse.read_log import ReadLog, popular_share
+from penstock.warehouse.read_log import LoggedRead, ReadLog, popular_share, popularity
 from tests.warehouse.tables import rows_by_key, small_table
 
 
@@ -36,7 +36,9 @@ def test_a_table_is_generated_laid_out_tiered_and_cleaned_up(tmp_path, capsys):
     assert run("vacuum", folder) == 0
     out = capsys.readouterr().out
     assert (
-        "popular features stand side by side" in out and "1 days let go: 2026-01-01" in out and "files removed" in out
+        "features that are read together stand side by side" in out
+        and "1 days let go: 2026-01-01" in out
+        and "files removed" in out
     )
     assert rows_by_key(ps.read_features(table, features=session, columns=["key", "label"])) == before
     assert run("reap", folder, "--features", "0,1") == 0
@@ -84,16 +86,38 @@ def test_features_have_the_published_statistics(name):
     assert drawn.coverage.mean() == pytest.approx(statistics.coverage, rel=0.01)
     lists = drawn.coverage[dense:]
     assert (drawn.length[dense:] * lists).sum() / lists.sum() == pytest.approx(statistics.mean_length, rel=0.02)
-    sessions = [drawn.session(number) for number in range(64)]
+    sessions = drawn.sessions(64)
+    by_all = sizes[list(set().union(*sessions))].sum() / sizes.sum()
+    assert by_all == pytest.approx(statistics.bytes_read_by_all, abs=0.05)
+    kinds = np.mean(
+        [[sum(n < dense for n in session), sum(n >= dense for n in session)] for session in sessions], axis=0
+    )
+    assert kinds == pytest.approx([statistics.read_dense, statistics.read_sparse], rel=0.06)
     read = np.mean([sizes[session].sum() for session in sessions]) / sizes.sum()
     assert read == pytest.approx(statistics.bytes_used, abs=0.03)
-    from penstock.warehouse.read_log import LoggedRead
-
     log = [LoggedRead(at_s=0.0, features=tuple(session)) for session in sessions]
-    popular, share = popular_share(log[:32], dict(enumerate(sizes.tolist())), 0.8)
-    assert share == pytest.approx(statistics.popular_bytes, abs=0.03)
-    served = sum(sizes[list(set(session) & set(popular))].sum() for session in sessions[32:])
-    assert served / sum(sizes[session].sum() for session in sessions[32:]) == pytest.approx(0.8, abs=0.03)
+    order = popularity(log[:32])
+    order += sorted(set(range(len(sizes))) - set(order))
+    later = np.bincount(np.concatenate(sessions[32:]), minlength=len(sizes))
+    traffic = np.cumsum((later * sizes)[order])
+    needed = np.searchsorted(traffic, 0.8 * traffic[-1]) + 1
+    assert sizes[order[:needed]].sum() / sizes.sum() == pytest.approx(statistics.popular_bytes, abs=0.03)
+    _, by_hindsight = popular_share(log, dict(enumerate(sizes.tolist())), 0.8)
+    assert by_hindsight == pytest.approx(statistics.popular_bytes, abs=0.06)
+
+
+def test_features_that_came_in_the_month_of_the_sessions_have_the_last_ids_of_their_kind_and_no_earlier_rows():
+    statistics = MODELS["rm1"].scaled(0.25)
+    drawn = draw_features(statistics, partitions=90, seed=0)
+    came = drawn.release.came
+    new = drawn.feature_of[came > 0]
+    assert (drawn.first_day[new] >= 60).all() and drawn.first_day[drawn.feature_of[came == 0]].max() < 60
+    for first, stop in ((0, statistics.stored_dense), (statistics.stored_dense, len(drawn.coverage))):
+        of_kind = new[(new >= first) & (new < stop)]
+        assert set(of_kind.tolist()) == set(range(stop - len(of_kind), stop))
+    earlier, later = np.split(np.array(drawn.sessions(64), object), 2)
+    unseen = set().union(*later) - set().union(*earlier)
+    assert unseen and np.mean([number in set(new.tolist()) for number in unseen]) > 0.8
 
 
 def test_what_columns_take_is_in_their_footers(tmp_path):

@@ -102,7 +102,7 @@ def _reorder(table: Table, options: argparse.Namespace) -> str:
         known = table.stripe
         size = known.bytes if options.stripe_mib is None else int(options.stripe_mib * (1 << 20))
         stripe = StripeSize(rows=options.stripe_rows or known.rows, bytes=size)
-    return f"version {reorder(table, stripe=stripe)}: popular features stand side by side"
+    return f"version {reorder(table, stripe=stripe)}: features that are read together stand side by side"
 
 
 def _compact(table: Table, options: argparse.Namespace) -> str:

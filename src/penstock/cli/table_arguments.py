@@ -36,7 +36,9 @@ def add_table_commands(commands: Any) -> None:
     join.add_argument("--spark", metavar="MASTER", help="join on Spark, on that master, and not on DuckDB here")
     join.add_argument("--keep-negatives", type=float, default=1.0, help="share of the rows without an event that stay")
 
-    reorder = _action(actions, "reorder", "write files again with popular features side by side, by the read log")
+    reorder = _action(
+        actions, "reorder", "write files again with features side by side that are read together, by the read log"
+    )
     _add_stripe(reorder)
     compact = _action(actions, "compact", "write the small files of each day as one")
     compact.add_argument("--small-mib", type=float, default=128, help="what is small (default: 128)")

@@ -50,9 +50,9 @@ def generate(
         table = Table.create(url, _features(drawn), stripe=stripe)
         log = ReadLog(table.own_folder)
         used = min(statistics.used_partitions, days)
-        for number in range(sessions):
+        for number, features in enumerate(drawn.sessions(sessions)):
             log.add(
-                drawn.session(number),
+                features,
                 [_day(days - used + k) for k in range(used)],
                 session=f"{like}-{number}",
                 at_s=number,

@@ -20,7 +20,8 @@ from penstock.sources.delta_log import LoggedFile
 from penstock.sources.tiers import TIER_FILE, TieredFile, read_tier
 from penstock.warehouse.committing import commit_replacement
 from penstock.warehouse.features import publish
-from penstock.warehouse.read_log import LoggedRead, ReadLog, popularity
+from penstock.warehouse.read_log import LoggedRead, ReadLog
+from penstock.warehouse.read_together import order_by_readers
 from penstock.warehouse.table import Table
 from penstock.warehouse.writing import ROW_COLUMNS, StripeSize, in_order, write_stripes
 
@@ -127,13 +128,13 @@ def again(table: Table, work: Callable[[], int | None]) -> int | None:
 
 
 def popular_order(table: Table, reads: Iterable[LoggedRead]) -> list[int]:
-    """Return the features in the order in which their columns are written: by popularity, numbers before lists.
+    """Return the features in the order in which their columns are written: what is read together side by side.
 
-    What a session does not read of many small columns is little and is read along; among lists, of which each is as
-    large as hundreds of these, it would be many gaps.
+    What the table does not know takes no room, and is as small as a number.
     """
-    known = table.features
-    return sorted(popularity(reads), key=lambda number: number in known and known[number].kind != "dense")
+    log, known = list(reads), table.features
+    lists = {number for number, feature in known.items() if feature.kind != "dense"}
+    return order_by_readers(log, {number for read in log for number in read.features} - lists)
 
 
 def reorder(
@@ -143,7 +144,7 @@ def reorder(
     partitions: Sequence[str] | None = None,
     stripe: StripeSize | None = None,
 ) -> int | None:
-    """Write files again with popular features side by side; `order` is by the read log where it is not given."""
+    """Write files again with features side by side that are read together: by the read log, or in a given order."""
     chosen = popular_order(table, ReadLog(table.own_folder).read()) if order is None else list(order)
     if not chosen:
         raise InvalidArgumentError(f"{table.url} has no read log to order features by; name an order=")

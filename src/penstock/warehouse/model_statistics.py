@@ -1,9 +1,9 @@
 """What is published of three production models' tables (RM1, RM2, RM3), and features with those statistics.
 
-A session's features are drawn by a score: a feature's own worth, which grows with its bytes (popular features are
-larger and cover more rows), and a share of chance that differs from session to session. How strong either is follows
-from two published figures, by bisection: which share of the bytes a session reads, and from which share of the bytes
-80 % of all traffic comes.
+Which features anybody reads is drawn by a score: a feature's own worth, which grows with its bytes (features that are
+read are larger and cover more rows). Who reads them is drawn in `release_process`. How much bytes count, and how
+unequally proposals are liked, follow from two published figures: which share of the bytes a session reads, and from
+which share of the bytes 80 % of all traffic comes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ import numpy as np
 
 from penstock.core.element import Array
 from penstock.core.errors import InvalidArgumentError, choice
+from penstock.warehouse.release_process import MONTH_DAYS, Release, draw_release, production_share
 
 LENGTH_SPREAD = 1.0  # of the mean lengths of features, as the sigma of a log-normal: a few features are very long
 COVERAGE_CONCENTRATION = 3.0
 NEW_A_MONTH = (883 + 1650 + 1933) / 6 / 13_878  # features that came to be written, per stored feature (table II)
 BETA_PER_NEW = 10_148 / (883 + 1650 + 1933)
 SCORED_SHARE = 0.1  # of the sparse features
-DENSE_BYTES, ID_BYTES = 3.9, 5.4  # a value as stored, when it is there
+DENSE_BYTES, ID_BYTES, SCORE_BYTES = 3.9, 4.45, 3.65  # a value as stored, when it is there: as measured in files
 TRAFFIC = 0.8
-_CALIBRATION_SESSIONS = 32
+PROPOSAL_SHARE = 1 / 600  # of the stored features: what a proposal brings, on average; 23 of RM1's
+_CALIBRATION_SESSIONS = 64
 _STEPS = 12
+_LIKING_STEPS, _MOST_LIKING = 33, 2.0
+_ATTEMPTS = 8
+_NEAR = 0.01  # both shares together: no others are drawn
+_ABOVE_COUNTS = 10  # times as much: a tier of the published size is to serve its traffic
+_LEAST_READ_BY_ALL = 1.05  # of what one session reads: somebody always tries something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,8 @@ class ModelStatistics:
     """Which share of the stored bytes a session reads."""
     popular_bytes: float
     """From which share of the bytes 80 % of all traffic comes."""
+    bytes_read_by_all: float
+    """Which share of the bytes all sessions of a month read together."""
     stored_partitions: int
     used_partitions: int
 
@@ -66,6 +75,7 @@ class ModelStatistics:
             derived=part(self.derived),
             bytes_used=self.bytes_used,
             popular_bytes=self.popular_bytes,
+            bytes_read_by_all=self.bytes_read_by_all,
             stored_partitions=self.stored_partitions,
             used_partitions=self.used_partitions,
         )
@@ -83,6 +93,7 @@ MODELS = {
         derived=304,
         bytes_used=0.37,
         popular_bytes=0.39,
+        bytes_read_by_all=0.60,
         stored_partitions=90,
         used_partitions=80,
     ),
@@ -97,6 +108,7 @@ MODELS = {
         derived=317,
         bytes_used=0.34,
         popular_bytes=0.37,
+        bytes_read_by_all=0.60,
         stored_partitions=91,
         used_partitions=81,
     ),
@@ -111,6 +123,7 @@ MODELS = {
         derived=1,
         bytes_used=0.21,
         popular_bytes=0.18,
+        bytes_read_by_all=0.21,
         stored_partitions=42,
         used_partitions=28,
     ),
@@ -135,30 +148,25 @@ class DrawnFeatures:
     first_day: Array
     """From which day on a feature is written; 0: from the first."""
     scored: Array
-    worth: Array
-    """What speaks for reading a feature, beside its bytes and chance."""
-    bias: float
-    """How much bytes speak for a feature."""
-    chance: float
-    """How much sessions differ."""
+    release: Release
+    """The month of sessions over the table."""
+    feature_of: Array
+    """The feature at each place of the release."""
     seed: int
 
     @property
     def bytes_per_row(self) -> Array:
         """About what each feature takes in a file, a row."""
-        return stored_bytes(self.coverage, self.length)
+        return stored_bytes(self.coverage, self.length, self.scored)
 
-    def session(self, number: int) -> list[int]:
-        """Return the features that a session reads; session 0 is the representative one."""
-        scores = self.worth + self.bias * _standard(self.bytes_per_row, self.model.stored_dense)
-        rng = np.random.default_rng([self.seed, 7, number])
-        picked = _picked(self.model, scores + self.chance * rng.standard_normal(len(scores)))
-        return [int(number) for number in picked]
+    def sessions(self, count: int) -> list[list[int]]:
+        """Return the features that each of a month's sessions reads, in order of time; any is as good as the first."""
+        return [np.sort(self.feature_of[row]).tolist() for row in self.release.sessions(count)]
 
 
-def stored_bytes(coverage: Array, length: Array) -> Array:
+def stored_bytes(coverage: Array, length: Array, scored: Array) -> Array:
     """Return about what features take in a file, a row."""
-    sizes: Array = coverage * np.where(length > 0, ID_BYTES * length, DENSE_BYTES) + 0.15
+    sizes: Array = coverage * np.where(length > 0, (ID_BYTES + SCORE_BYTES * scored) * length, DENSE_BYTES) + 0.15
     return sizes
 
 
@@ -173,28 +181,87 @@ def draw_features(statistics: ModelStatistics, *, partitions: int, seed: int) ->
     length = np.zeros(count)
     length[dense:] = rng.lognormal(0, LENGTH_SPREAD, sparse)
     length[dense:] *= statistics.mean_length * coverage[dense:].sum() / (length[dense:] * coverage[dense:]).sum()
-    new = rng.random(count) < NEW_A_MONTH * partitions / 30
-    first_day = np.where(new, rng.integers(0, max(1, partitions), count), 0)
+    coverage = np.clip(coverage, 0.001, 1)
+    length = np.where(length > 0, np.maximum(length, 1), 0)
     scored = np.zeros(count, np.bool_)
     scored[dense:] = rng.random(sparse) < SCORED_SHARE
-    worth = rng.standard_normal(count)
-    sizes = stored_bytes(np.clip(coverage, 0.001, 1), np.where(length > 0, np.maximum(length, 1), 0))
-    chances = np.random.default_rng([seed, 2]).standard_normal((_CALIBRATION_SESSIONS, count))
-    bias, chance = 1.0, 0.5
-    for _ in range(3):  # the two figures depend on each other a little
-        bias = _bisected(partial(_bytes_used, statistics, sizes, worth, chances, chance), statistics.bytes_used)
-        chance = _bisected(partial(_popular_bytes, statistics, sizes, worth, chances, bias), statistics.popular_bytes)
+    release, picked = _calibrated(statistics, stored_bytes(coverage, length, scored), seed)
+    newest_last, feature_of = _newest_last(picked, release, count, dense)
     return DrawnFeatures(
         model=statistics,
-        coverage=np.clip(coverage, 0.001, 1),
-        length=np.where(length > 0, np.maximum(length, 1), 0),
-        first_day=first_day,
-        scored=scored,
-        worth=worth,
-        bias=bias,
-        chance=chance,
+        coverage=coverage[newest_last],
+        length=length[newest_last],
+        first_day=_first_days(feature_of, release, count, partitions, rng),
+        scored=scored[newest_last],
+        release=release,
+        feature_of=feature_of,
         seed=seed,
     )
+
+
+def _calibrated(statistics: ModelStatistics, sizes: Array, seed: int) -> tuple[Release, Array]:
+    """Return who reads what, and the feature at each of its places, so that both published shares hold.
+
+    Either share jumps as a proposal or a large list is read or not: what comes nearest counts.
+    """
+    used, popular = statistics.bytes_used, statistics.popular_bytes
+    by_all = max(_LEAST_READ_BY_ALL, statistics.bytes_read_by_all / used)
+    production = production_share(used, by_all * used, popular, TRAFFIC)
+    read = statistics.read_dense, statistics.read_sparse
+    dense, sparse = statistics.stored_dense, statistics.stored_sparse
+    ever = min(dense, round(by_all * read[0])), min(sparse, round(by_all * read[1]))
+    proposal_features = max(1.0, (dense + sparse) * PROPOSAL_SHARE)
+    standard = _standard(sizes, dense)
+    tried: list[tuple[float, Release, Array]] = []
+    for attempt in range(_ATTEMPTS):
+        rng = np.random.default_rng([seed, 2, attempt])
+        worth = rng.standard_normal(len(sizes))
+        shuffled = rng.permutation(ever[0]), rng.permutation(ever[1])
+        for liking in np.linspace(0, _MOST_LIKING, _LIKING_STEPS).tolist():
+            release = draw_release(
+                read,
+                ever,
+                production=production,
+                proposal_features=proposal_features,
+                liking=liking,
+                seed=seed + (attempt << 32),
+            )
+            reads = release.sessions(_CALIBRATION_SESSIONS)
+            bytes_used = partial(_bytes_used, reads, sizes, worth, standard, dense, shuffled)
+            bias = _bisected(bytes_used, used)
+            picked = _picked(worth + bias * standard, dense, shuffled)
+            above = _popular_bytes(reads, sizes[picked] / sizes.sum(), picked) - popular
+            off = abs(bytes_used(bias) - used) + max(-above, _ABOVE_COUNTS * above)
+            tried.append((off, release, picked))
+        if min(off for off, _, _ in tried) < _NEAR:
+            break
+    _, release, picked = min(tried, key=lambda each: each[0])
+    return release, picked
+
+
+def _newest_last(picked: Array, release: Release, count: int, dense: int) -> tuple[Array, Array]:
+    """Return which drawn feature gets each id, and the id at each place of the release.
+
+    Features of a kind that are registered in the month of the sessions have the last ids, proposal after proposal; of
+    all others the id says nothing.
+    """
+    registered = np.zeros(count)
+    registered[picked] = release.registered
+    kind = np.arange(count) >= dense
+    newest_last = np.lexsort([np.arange(count), registered, kind])
+    id_of = np.empty(count, np.int64)
+    id_of[newest_last] = np.arange(count)
+    return newest_last, id_of[picked]
+
+
+def _first_days(feature_of: Array, release: Release, count: int, partitions: int, rng: np.random.Generator) -> Array:
+    """Return from which day on each feature is written: the month of the sessions ends with the table's last day."""
+    before = max(0, partitions - MONTH_DAYS)
+    new = rng.random(count) < NEW_A_MONTH * before / MONTH_DAYS
+    first_day = np.where(new, rng.integers(0, max(1, before), count), 0)
+    came = partitions - MONTH_DAYS + np.floor(release.came * MONTH_DAYS).astype(np.int64)
+    first_day[feature_of] = np.where(release.came > 0, np.maximum(0, came), first_day[feature_of])
+    return first_day
 
 
 def _bisected(figure: Callable[[float], float], target: float) -> float:
@@ -219,45 +286,30 @@ def _standard(sizes: Array, dense: int) -> Array:
     return found
 
 
-def _picked(statistics: ModelStatistics, scores: Array) -> Array:
-    dense = statistics.stored_dense
-    first = _greatest(scores[:dense], statistics.read_dense)
-    second = _greatest(scores[dense:], statistics.read_sparse) + dense
-    return np.sort(np.concatenate([first, second]))
-
-
-def _greatest(scores: Array, count: int) -> Array:
-    if count >= len(scores):
-        return np.arange(len(scores))
-    return np.argpartition(-scores, count)[:count]
-
-
-def _sessions(
-    statistics: ModelStatistics, sizes: Array, worth: Array, bias: float, chance: float, chances: Array
-) -> list[Array]:
-    scores = worth + bias * _standard(sizes, statistics.stored_dense)
-    return [_picked(statistics, scores + chance * row) for row in chances]
+def _picked(scores: Array, dense: int, shuffled: tuple[Array, Array]) -> Array:
+    """Return the features of either kind with the greatest scores, mixed."""
+    first, second = (np.argsort(-part, kind="stable") for part in (scores[:dense], scores[dense:]))
+    return np.concatenate([first[: len(shuffled[0])][shuffled[0]], second[: len(shuffled[1])][shuffled[1]] + dense])
 
 
 def _bytes_used(
-    statistics: ModelStatistics, sizes: Array, worth: Array, chances: Array, chance: float, bias: float
+    reads: Array,
+    sizes: Array,
+    worth: Array,
+    standard: Array,
+    dense: int,
+    shuffled: tuple[Array, Array],
+    bias: float,
 ) -> float:
-    picked = _sessions(statistics, sizes, worth, bias, chance, chances[:8])
-    return float(np.mean([sizes[ids].sum() for ids in picked]) / sizes.sum())
+    picked = _picked(worth + bias * standard, dense, shuffled)
+    return float((reads @ sizes[picked]).mean() / sizes.sum())
 
 
-def _popular_bytes(
-    statistics: ModelStatistics, sizes: Array, worth: Array, chances: Array, bias: float, chance: float
-) -> float:
+def _popular_bytes(reads: Array, shares: Array, features: Array) -> float:
     """Return which share of the bytes 80 % of the later sessions' traffic needs, by the popularity of the earlier."""
-    picked = _sessions(statistics, sizes, worth, bias, chance, chances)
-    half = len(picked) // 2
-    before, after = np.zeros(len(sizes)), np.zeros(len(sizes))
-    for ids in picked[:half]:
-        before[ids] += 1
-    for ids in picked[half:]:
-        after[ids] += 1
-    order = np.argsort(-before, kind="stable")
-    traffic = np.cumsum(after[order] * sizes[order])
+    half = len(reads) // 2
+    earlier = reads[:half]
+    order = np.lexsort([features, *~earlier[::-1], -earlier.sum(axis=0)])  # as `read_log.popularity` has it
+    traffic = np.cumsum((reads[half:].sum(axis=0) * shares)[order])
     place = int(np.searchsorted(traffic, TRAFFIC * traffic[-1]))
-    return float(sizes[order[: place + 1]].sum() / sizes.sum())
+    return float(shares[order[: place + 1]].sum())
