@@ -245,7 +245,7 @@ class Direct:
         return self._backend.options
 
     def seed_of(self, seed: int | None) -> int:
-        return self._plan.seed if seed is None else seed
+        return next(each for each in (seed, self._backend.seed, self._plan.seed) if each is not None)
 
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
         checkpoint = None if loaded is None else loaded.place
@@ -253,7 +253,7 @@ class Direct:
         reader = self._backend.open(
             Beginning(epoch=epoch, seed=seed, checkpoint=checkpoint, may_rejoin=may_rejoin, weights=weights)
         )
-        return _DirectEpoch(self, reader, seed)
+        return _DirectEpoch(self, reader)
 
     def check_weights_midway(self) -> None:
         self._backend.check_weights_midway()
@@ -270,8 +270,8 @@ class Direct:
 
 
 class _DirectEpoch:
-    def __init__(self, kind: Direct, reader: EpochReader, seed: int | None) -> None:
-        self._kind, self._reader, self._seed = kind, reader, seed
+    def __init__(self, kind: Direct, reader: EpochReader) -> None:
+        self._kind, self._reader = kind, reader
         self.elements: Iterator[Element] = reader
 
     def note_state(self) -> Callable[[], dict[str, Any]]:
@@ -282,7 +282,7 @@ class _DirectEpoch:
             return save(
                 self._kind,
                 epoch=self._reader.epoch,
-                seed=self._seed,
+                seed=self._reader.session.opened.spec.seed,
                 phase="ended" if ended else "reading",
                 weights=state.progress.weights,
                 place=None if ended else state.plain(),

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.api.epochs import Epoch, FromService, Loaded, save, walk_through
 from penstock.api.iteration import given_seed
@@ -72,19 +73,28 @@ class Piped:
         return self._sources[0].backend.options
 
     def seed_of(self, seed: int | None) -> int:
-        if seed is None:
-            seed = given_seed(walk_through(self._node))
-        return self._sources[0].dataset._plan.seed if seed is None else seed
+        first = self._sources[0]
+        found = (seed, first.backend.seed, given_seed(walk_through(self._node)))
+        return next((each for each in found if each is not None), first.dataset._plan.seed)
 
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
         if self._graph is None:
             self._graph = optimize(self._node)
-        seed = self.seed_of(seed)
-        may_rejoin = loaded is None or not loaded.changed
+        seed, may_rejoin = self.seed_of(seed), loaded is None or not loaded.changed
         beginning = Beginning(epoch=epoch, seed=seed, may_rejoin=may_rejoin, weights=weights)
+        place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
+        opened = self._open(beginning, place)
+        job_seed = self._sources[0].backend.seed
+        if job_seed in (None, seed) or place.operators is not None:
+            return opened
+        # Another rank made the job and drew its seed, which functions here go by as well.
+        opened.close()
+        return self._open(replace(beginning, seed=job_seed, may_rejoin=True), replace(place, attempts=opened.attempts))
+
+    def _open(self, beginning: Beginning, place: PipedPlace) -> _PipedEpoch:
+        assert self._graph is not None and beginning.seed is not None
         made: list[ServiceStage] = []
         clock = ReaderClock()
-        place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
 
         def stage(source: FromService, meter: StageMeter, identities: int | None) -> ServiceStage:
             attempt = place.attempts[len(made)] if len(made) < len(place.attempts) else None
@@ -94,19 +104,19 @@ class Piped:
         stages: dict[SourceNode, MakeStage] = {source: partial(stage, source) for source in self._sources}
         run = Run(
             self._graph,
-            seed=seed,
-            epoch=epoch,
+            seed=beginning.seed,
+            epoch=beginning.epoch,
             budget=self._budget,
             source_of=open_source,
             stages=stages,
             clock=clock,
         )
         try:
-            run.open(epoch, place.operators)
+            run.open(beginning.epoch, place.operators)
         except BaseException:
             run.close()
             raise
-        return _PipedEpoch(self, run, made, epoch, seed, weights)
+        return _PipedEpoch(self, run, made, beginning)
 
     def place_of(self, saved: Sequence[SavedState], changed: bool) -> PipedPlace:
         if any(one.attempts is None and not parts_in(one.place) for one in saved):
@@ -147,16 +157,19 @@ class Piped:
 
 
 class _PipedEpoch:
-    def __init__(
-        self, kind: Piped, run: Run, stages: list[ServiceStage], epoch: int, seed: int, weights: Weights | None
-    ) -> None:
+    def __init__(self, kind: Piped, run: Run, stages: list[ServiceStage], beginning: Beginning) -> None:
         self._kind, self._run, self._stages = kind, run, stages
-        self._epoch, self._seed, self._weights = epoch, seed, weights
+        self._epoch, self._seed, self._weights = beginning.epoch, beginning.seed, beginning.weights
         self.elements: Iterator[Element] = run
+
+    @property
+    def attempts(self) -> list[tuple[int, str] | None]:
+        """What the services that feed it know it by."""
+        return [stage.attempt for stage in self._stages]
 
     def note_state(self) -> Callable[[], dict[str, Any]]:
         ended, note, weights, skipped = self._run.ended, self._run.note(), self._weights, self._run.skipped
-        attempts = [stage.attempt for stage in self._stages]
+        attempts = self.attempts
         opened = [stage.opened for stage in self._stages if stage.opened is not None]
 
         def made() -> dict[str, Any]:

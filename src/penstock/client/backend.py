@@ -6,7 +6,6 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -65,6 +64,8 @@ class ServiceBackend:
         self._identified: dict[int, Prepared] = {}
         self._submissions: dict[tuple[Fingerprint, int, int], Submission] = {}
         self._workers: int | None = None
+        self.seed: int | None = None
+        """The job's, which whoever made it drew where none is given; None: it was not opened yet."""
         self._jobs: dict[Fingerprint, JobName] = {}
         self._fed_lists: bool | None = None
         """Whether the sampler gives lists, once it has given something."""
@@ -174,10 +175,10 @@ class ServiceBackend:
         prepared, link = self._prepared_with(identities), self._link()
         job = self._job_of(prepared)
         submitted = self._submission(prepared, options, link, beginning.seed, streams)
-        session = partial(EpochSession, link, job, options, submitted, beginning, feeder, clock, patience)
-        if options.placement.read_by == "trainer":
-            return session(met=self._uplink(prepared, link).reach)
-        return session()
+        met = {"met": self._uplink(prepared, link).reach} if options.placement.read_by == "trainer" else {}
+        session = EpochSession(link, job, options, submitted, beginning, feeder, clock, patience, **met)
+        self.seed = session.opened.spec.seed
+        return session
 
     def _uplink(self, prepared: Prepared, link: ServiceLink) -> Uplink:
         """Return what reads for the runners of a job."""
@@ -247,7 +248,7 @@ class ServiceBackend:
     def _submission(
         self, prepared: Prepared, options: JobOptions, link: ServiceLink, seed: int | None, streams: int
     ) -> Submission:
-        chosen = self._pipeline.seed if seed is None else seed
+        chosen = (self._pipeline.seed if self.seed is None else self.seed) if seed is None else seed
         key = (prepared.fingerprint, chosen, streams)
         made = self._submissions.get(key)
         if made is None:

@@ -184,6 +184,7 @@ class EpochSession:
                 raise JobFailedError(self.seat.job, f"the dispatcher does not know {answer.what}; start the epoch anew")
             return False
         self.opened, self.delivery = answer, delivery_of(answer.spec)
+        self._submission = replace(self._submission, spec=replace(self._submission.spec, seed=answer.spec.seed))
         if self.delivery.shared:
             self.epoch = answer.view.epoch  # the one the others read
         self._beating = False

@@ -84,8 +84,7 @@ class Schedule:
 
     def __str__(self) -> str:
         friend = ", a hostile friend" if self.hostile else ""
-        head = f"seed {self.seed}: {self.workers} workers, {self.shape}{friend}"
-        return "\n  ".join([head, *map(str, self.faults)])
+        return "\n  ".join([f"seed {self.seed}: {self.workers} workers, {self.shape}{friend}", *map(str, self.faults)])
 
 
 class SimulationFailed(Failed):
