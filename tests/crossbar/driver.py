@@ -129,10 +129,10 @@ class Run:
     def _leg(self, leg: Leg, states: list[Any] | None, *, saves_for_all: bool) -> tuple[LegOutcome, list[Any]]:
         case = self._case
         service = self._service_for(leg)
-        # A later leg is another process's: it builds its dataset itself, and knows of the first one by states alone.
-        dataset = self._dataset if self._dataset is not None else build_for(case, self._folder)
-        self._dataset = None
-        seed_of(dataset)  # drawn before there are threads
+        # A later leg is of other processes: each builds its dataset itself, and knows of the first one by states alone.
+        given, self._dataset = self._dataset, None
+        first = build_for(case, self._folder) if given is None else given
+        seed_of(first)  # drawn before there are threads
         if leg.new_service:
             self._job += "-moved"
         modes = case.modes
@@ -140,6 +140,7 @@ class Run:
 
         def make(reader: int) -> Any:
             shares = modes.sharing is not None
+            dataset = first if given is not None or not reader else build_for(case, self._folder)
             if modes.evaluation:
                 return adapter.open_evaluation(
                     dataset, service, case.pipeline.steps[-1], job=self._job_of(leg), ranks=leg.ranks, rank=reader
