@@ -173,7 +173,7 @@ class Run:
             strike=strike,
             graveyard=self._graveyard,
             begins=None if states is None else self._beginnings(leg, states, count),
-            refuses_weights=refuses_weights(case.pipeline),
+            refuses_weights=refuses_weights(case.pipeline, modes),
             saves_for_all=saves_for_all,
             holds=bool(modes.after) or modes.evaluation,
             moves_on=case.modes.sharing is not None,

@@ -243,11 +243,10 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def refuses_weights(pipeline: Pipeline) -> bool:
+def refuses_weights(pipeline: Pipeline, modes: Modes) -> bool:
     """Say whether other weights of its mix are refused in the middle of an epoch."""
-    return any(
-        (step.arguments["how"] if step.name == "failing" else step.name) in HOLDS_BACK for step in pipeline.steps
-    )
+    named = {step.arguments["how"] if step.name == "failing" else step.name for step in pipeline.steps}
+    return bool(named & HOLDS_BACK) or (modes.sharding == "hint" and "shard" in named)
 
 
 def ends_apart(modes: Modes) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.errors import InvalidArgumentError
 
 from .checks import Background, kill
 
@@ -207,3 +208,19 @@ def test_weights_that_cannot_be_are_refused(one_worker: ps.LocalService) -> None
         next(iter(loader))
         with pytest.raises(ps.InvalidArgumentError, match="deterministic"):
             loader.set_weights([1, 1])
+
+
+def test_weights_of_a_mix_that_every_stream_reads_whole_hold_for_the_epoch(one_worker: ps.LocalService) -> None:
+    """Elements came twice and others never: streams told apart by a mark after the mix are at different places."""
+    mix = ps.mix([ps.range(FIRST, 10), ps.range(SECOND, SECOND + 10)], [0.7, 0.3], stop="all")
+    with mix.shard().distribute(one_worker, sharding="hint", limits=LIMITS) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(InvalidArgumentError, match=r"shard\(\) after the mix"):
+            loader.set_weights([0.5, 0.5])
+    inputs = [ps.range(FIRST, 10).shard(), ps.range(SECOND, SECOND + 10).shard()]
+    with ps.mix(inputs, [0.7, 0.3], stop="all").distribute(one_worker, sharding="hint", limits=LIMITS) as loader:
+        elements = iter(loader)
+        given = [int(next(elements))]
+        loader.set_weights([0.5, 0.5])
+        assert sorted([*given, *map(int, elements)]) == [*range(10), *range(SECOND, SECOND + 10)]

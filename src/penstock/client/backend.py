@@ -214,8 +214,8 @@ class ServiceBackend:
         return mix_weights(for_workers(self._pipeline.node, self.options.sharding.policy), tuple(weights))
 
     def check_weights_midway(self) -> None:
-        """Refuse other weights in the middle of an epoch where something read by the old ones is held back."""
-        check_weights_midway(self.prepared.root)
+        """Refuse other weights in the middle of an epoch where something read by the old ones goes on to count."""
+        check_weights_midway(self.prepared.root, hinted=self.options.sharding.policy == "hint")
 
     def _feeder(self, feed: Feed, beginning: Beginning) -> Feeder:
         """Return what feeds an epoch: it begins where the sampler stood, and nothing else is resumed."""

@@ -177,14 +177,22 @@ def mix_weights(root: Node, weights: tuple[float, ...]) -> tuple[float, ...]:
     return replace(_one_mix(root), weights=weights).weights  # the operator checks them
 
 
-def check_weights_midway(root: Node) -> None:
+def check_weights_midway(root: Node, *, hinted: bool = False) -> None:
     """Raise `InvalidArgumentError` where the mix of a graph cannot go by other weights in the middle of an epoch.
 
     An operator that holds something back reads it again from a state of the mix, which then has to give the same.
+    `hinted`: streams are told apart by a `shard()` mark, each reads all of the mix above it, and none stands where
+    another does: what one has given by the old weights would not be what another leaves out by the new ones.
     """
     mix = _one_mix(root)
     for node in walk(root):
-        if node.traits.holds_back and any(above is mix for above in walk(node)):
+        after_it = any(above is mix for above in walk(node))
+        if hinted and after_it and isinstance(node, ops.Shard):
+            raise InvalidArgumentError(
+                "set_weights() in the middle of an epoch with shard() after the mix: each stream mixes everything, and "
+                "they are not at one place. Set weights between epochs, or put shard() before the mix, on each input"
+            )
+        if node.traits.holds_back and after_it:
             raise InvalidArgumentError(
                 f"set_weights() in the middle of an epoch with {short_label(node)} after the mix: it holds elements of "
                 "the old weights. Set weights between epochs, or put the operator before the mix"
