@@ -7,6 +7,7 @@ import pytest
 from penstock.control.records import KEPT_RAISES
 from penstock.control.runners import RESTART_GRACE_S
 from penstock.control.views import view_of
+from penstock.core.ids import AttemptId, BlobHash
 from penstock.wire.jobs import Cut, FeedSpec, HeldView, Position, Ranges, Resume, Slot
 from penstock.wire.messages import (
     Beat,
@@ -14,14 +15,18 @@ from penstock.wire.messages import (
     CloseClient,
     Done,
     EpochOpened,
+    GetSpec,
     NotKnown,
     NotYet,
     Refused,
+    Spec,
+    StartRunner,
     SteerJob,
+    StopRunner,
     Superseded,
     View,
 )
-from tests.control.cluster import JOB, Cluster, rebind, spec, started
+from tests.control.cluster import BOB, JOB, Cluster, rebind, spec, started
 
 
 def beat(client: str, attempt: str = "a0-r0", *, consumer: int = 0, version: int = 0) -> Beat:
@@ -81,6 +86,47 @@ def test_a_job_that_all_its_readers_gave_up_may_be_another_one() -> None:
     cluster.ask(close("c0", "a0-r0", finished=False))
     other = cluster.open(spec=spec(fingerprint="f2"))
     assert other.spec.fingerprint == "f2" and other.view.attempt != "a0-r0"
+
+
+def two_ranks_left(workers: int = 2) -> Cluster:
+    """Return a cluster whose job was read by two ranks, which have saved and gone."""
+    cluster = started(workers, consumers=2)
+    for consumer in range(2):
+        cluster.ask(close(f"c{consumer}", "a0-r0", consumer=consumer, finished=False))
+    cluster.pushed.clear()
+    return cluster
+
+
+def test_processes_go_on_where_a_state_is_loaded_on_other_ranks() -> None:
+    cluster = two_ranks_left()
+    before = dict(cluster.state.runners[JOB])
+    opened = cluster.open(spec=spec(seed=8, host="h2"), resume=resume(consumers=2))
+    assert opened.spec.ranks.count == 1
+    assert dict(cluster.state.runners[JOB]) == before
+    assert not cluster.pushes(StartRunner) and not cluster.pushes(StopRunner)
+    assert {stream.runner for stream in opened.view.streams} <= set(before)
+    assert isinstance(cluster.ask(GetSpec(job=JOB, attempt=AttemptId(opened.view.attempt))), Spec)
+    assert isinstance(cluster.ask(GetSpec(job=JOB, attempt=AttemptId("a0-r0"))), NotKnown)
+
+
+@pytest.mark.parametrize("changes", [{"graph": "other"}, {"sharing": "skip"}, {"max_workers": 1}])
+def test_processes_are_replaced_where_more_than_the_ranks_is_another(changes: dict[str, Any]) -> None:
+    cluster = two_ranks_left()
+    before = set(cluster.state.runners[JOB])
+    cluster.blobs |= {BlobHash("other")}
+    cluster.open(spec=spec(**changes), resume=resume(consumers=2))
+    assert {push.runner for push in cluster.pushes(StopRunner)} == before
+
+
+def test_who_may_read_a_job_does_not_end_it_by_describing_another() -> None:
+    cluster = started(share_with=("bob",))
+    cluster.ask(close("c0", "a0-r0", finished=False))
+    asked = cluster.opening(spec=spec(fingerprint="f2"), trust=("alice",))
+    refused = cluster.ask(asked, principal=BOB)
+    assert isinstance(refused, Refused)
+    assert "only 'alice'" in refused.reason
+    assert cluster.state.jobs[JOB].spec.fingerprint == "f1"
+    assert cluster.state.runners[JOB]
 
 
 def test_a_job_that_a_reader_finished_or_still_reads_keeps_its_name() -> None:

@@ -89,30 +89,27 @@ def death(recorder: Recorder) -> None:
 
 
 def loading(recorder: Recorder) -> None:
-    """The states of two ranks are loaded by one."""
-    with ps.LocalService(1) as service:
+    """The states of two ranks are loaded by one, while the job's process still lingers."""
+    for number in range(3):
+        with ps.LocalService(1) as service:  # of its own: no process of another job ends meanwhile
 
-        def loader(job: str, rank: int, ranks: int) -> Any:
-            return batches().distribute(service, job=job, ranks=ps.Ranks(ranks, rank), **OPTIONS)
+            def loader(rank: int, ranks: int) -> Any:
+                return batches().distribute(service, job="loading", ranks=ps.Ranks(ranks, rank), **OPTIONS)
 
-        for number in range(3):
-            job = f"loading-{number}"
-            ranks = [loader(job, rank, 2) for rank in range(2)]
+            ranks = [loader(rank, 2) for rank in range(2)]
             readers = [iter(rank) for rank in ranks]
             for _ in range(IN_MEMORY):
                 for reader in readers:
                     next(reader)
+            if number == 0:
+                recorder.rest()
             states = [rank.state_dict() for rank in ranks]
             for rank in ranks:
                 rank.close()
-            other = loader(job, 0, 1)
-            if number == 0:
-                recorder.rest()
-            with recorder.event(), warnings.catch_warnings():
+            with loader(0, 1) as other, recorder.event(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the number of ranks changes: that is what is asked for
                 other.load_state_dict(states)
                 next(iter(other))
-            other.close()
 
 
 def joining(recorder: Recorder) -> None:

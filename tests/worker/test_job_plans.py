@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.job_specs import job_spec
 
 import penstock as ps
@@ -18,7 +19,7 @@ from penstock.sources.listing_codec import encode_listings, split_counts
 from penstock.sources.registry import open_source
 from penstock.wire.blobs import blob_hash
 from penstock.wire.jobs import JobSpec
-from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, Spec
+from penstock.wire.messages import BlobPiece, GetBlob, GetSpec, NotKnown, Spec
 from penstock.worker.feeds import StaleStream
 from penstock.worker.opening import KEPT_PLANS, RunnerJob
 
@@ -48,7 +49,8 @@ class Dispatcher:
         if self.has_let_go:
             raise NotPermittedError("the key of runner/r has been revoked")
         if isinstance(request, GetSpec):
-            return Spec(spec=self.specs[request.attempt])
+            spec = self.specs.get(request.attempt)
+            return NotKnown(what="it") if spec is None else Spec(spec=spec)
         assert isinstance(request, GetBlob)
         self.blobs_asked += 1
         content = self.blobs[request.hash]
@@ -75,6 +77,16 @@ def test_attempts_that_run_the_same_share_a_plan() -> None:
     assert dispatcher.blobs_asked == asked
 
 
+def test_an_attempt_of_other_ranks_fetches_nothing() -> None:
+    dispatcher, job = made()
+    first = job.load(lambda: False)
+    dispatcher.specs[AttemptId("a")] = replace(first.spec, ranks=ps.Ranks(3))
+    asked = dispatcher.blobs_asked
+    other = plan(job, "a").job
+    assert other.spec.ranks.count == 3 and other.graph is first.graph
+    assert dispatcher.blobs_asked == asked
+
+
 def test_the_next_attempt_may_run_another_plan() -> None:
     dispatcher, job = made()
     dispatcher.run("a", ps.range(10).batch(2))
@@ -90,6 +102,29 @@ def test_while_the_dispatcher_is_away_an_attempt_goes_on_with_its_plan() -> None
     known = plan(job, "a")
     dispatcher.away = True
     assert plan(job, "a").job is known.job
+
+
+def test_an_attempt_that_is_new_here_waits_for_the_dispatcher() -> None:
+    """The plan that this process began with may be that of other ranks."""
+    dispatcher, job = made()
+    job.load(lambda: False)
+    dispatcher.run("a", ps.range(10).batch(5))
+    asked, dispatcher.away = [], True
+
+    def is_stopped() -> bool:
+        asked.append(True)
+        dispatcher.away = len(asked) < 4
+        return False
+
+    spec = dispatcher.specs[AttemptId("a")]
+    assert job.plan(AttemptId("a"), is_stopped).job.spec == spec
+
+
+def test_an_attempt_that_nobody_knows_is_stale() -> None:
+    _, job = made()
+    with pytest.raises(StaleStream) as stale:
+        plan(job, "a")
+    assert "no attempt 'a'" in stale.value.reason
 
 
 def test_old_plans_are_forgotten() -> None:

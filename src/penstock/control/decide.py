@@ -215,6 +215,8 @@ def _answer(draft: Draft, request: Request, asker: Asker, blobs: Container[BlobH
             job = draft.state.jobs.get(request.job)
             if job is None:
                 return NotKnown(what=f"job {request.job!r}")
+            if request.attempt not in (None, *job.iterations):
+                return NotKnown(what=f"attempt {request.attempt!r} of job {request.job!r}")
             return Spec(spec=job.spec, dropped=job.dropped, suspects=job.suspects)
         case PutBlob() | GetBlob():
             raise TypeError(f"{type(request).__name__}: blobs are kept beside the core, which only asks what is there")

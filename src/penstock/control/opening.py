@@ -113,12 +113,13 @@ def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Con
     """Make sure that the job exists and is the one asked for; else return the answer."""
     name = request.job
     job = draft.state.jobs.get(name)
+    made = msgspec.structs.replace(request.spec, owner=principal.name)
     if job is not None:
         held = bool(draft.state.clients.get(name))
         if job.failure:
             if held or request.rejoin is not None:
                 return Refused(reason=f"job {name!r}: {job.failure}", kind="job_cancelled")
-            _collect(draft, name, "cancelled, and opened anew")
+            why = "cancelled, and opened anew"
         else:
             differing = differing_fields(job.spec, request.spec, seed_too=request.resume is not None)
             if not differing:
@@ -130,22 +131,36 @@ def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Con
             if held:
                 return NotYet(waiting_for=f"the readers of job {name!r} as it was ({', '.join(differing)}) to leave")
             how = "resumed" if request.resume is not None else "given up by all its readers, and opened"
-            _collect(draft, name, f"{how} with another spec")
-    if request.rejoin is not None:
+            why = f"{how} with another spec"
+        if principal.name != job.spec.owner:
+            return Refused(
+                reason=(
+                    f"job {name!r} is over, and only {job.spec.owner!r}, whose it was, makes it anew under that name; "
+                    "give another job= name"
+                ),
+                kind=NOT_PERMITTED,
+            )
+        draft.emit(e.JobCollected(name, why))
+        if missing_blobs(made, blobs) is not None or not _runs_as_well(job, made):
+            settle(draft, name)
+    elif request.rejoin is not None:
         return NotKnown(what=f"job {name!r}")
-    if job is not None and principal.name != job.spec.owner:
-        return Refused(
-            reason=(
-                f"job {name!r} is over, and only {job.spec.owner!r}, whose it was, makes it anew under that name; give "
-                "another job= name"
-            ),
-            kind=NOT_PERMITTED,
-        )
     waiting = missing_blobs(request.spec, blobs)
     if waiting is not None:
         return waiting
-    draft.emit(e.JobCreated(name, _with_streams(draft, msgspec.structs.replace(request.spec, owner=principal.name))))
+    draft.emit(e.JobCreated(name, _with_streams(draft, made)))
     return None
+
+
+def _runs_as_well(job: Job, made: JobSpec) -> bool:
+    """Whether processes of a job may run the one that takes its place: the same code, for other ranks.
+
+    They ask what an attempt runs when they first hear of it. What else they took from their job they took when they
+    began: whose it is, how its memory is shared, who reads its data.
+    """
+    return (
+        not job.failure and msgspec.structs.replace(job.spec, ranks=made.ranks, seed=made.seed, host=made.host) == made
+    )
 
 
 def _given_up(job: Job) -> bool:
@@ -166,11 +181,6 @@ def _with_streams(draft: Draft, spec: JobSpec) -> JobSpec:
 def missing_blobs(spec: JobSpec, blobs: Container[BlobHash]) -> NotYet | None:
     missing = tuple(blob for blob in (spec.graph, spec.splits) if blob not in blobs)
     return NotYet(waiting_for="the pipeline and its splits", missing_blobs=missing) if missing else None
-
-
-def _collect(draft: Draft, name: JobName, reason: str) -> None:
-    draft.emit(e.JobCollected(name, reason))
-    settle(draft, name)
 
 
 def differing_fields(job: JobSpec, asked: JobSpec, *, seed_too: bool = False) -> list[str]:

@@ -134,38 +134,51 @@ class RunnerJob:
     def plan(self, attempt: AttemptId, is_stopped: Callable[[], bool]) -> AttemptPlan:
         """Return what an attempt runs, and what to leave out, as fresh as the dispatcher can say now.
 
-        Others may have died since this process began, over elements that are left out from then on.
+        Others may have died since this process began, over elements that are left out from then on. And the job may
+        have been made anew, for other ranks: an attempt that is new here has no plan but the one that is asked for.
         """
         self.load(is_stopped)
-        known = self._plans.get(attempt) or self._plans[None]
-        try:
-            request = GetSpec(job=self.name, attempt=attempt)
-            answer = self._ask_once(request, REFRESH_S, "what to run, and what to leave out")
-        except DispatcherUnavailableError:
-            return known
+        request, what = GetSpec(job=self.name, attempt=attempt), "what to run, and what to leave out"
+        known = self._plans.get(attempt)
+        if known is None:
+            answer = self._ask(request, what, is_stopped)
+        else:
+            try:
+                answer = self._ask_once(request, REFRESH_S, what)
+            except DispatcherUnavailableError:
+                return known
         if isinstance(answer, Spec):
             with self._lock:
                 known = self._plans[attempt] = AttemptPlan(self._made_of(answer, is_stopped), answer)
                 for old in [each for each in self._plans if each is not None][:-KEPT_PLANS]:
                     del self._plans[old]
+        if known is None:
+            raise StaleStream(f"job {self.name!r} has no attempt {attempt!r} any more")
         return known
 
-    def _made_of(self, spec: Spec, is_stopped: Callable[[], bool]) -> LoadedJob:
+    def _made_of(self, answer: Spec, is_stopped: Callable[[], bool]) -> LoadedJob:
         """Return the plan of a spec: one that is here already, or made of what the dispatcher has."""
+        spec = answer.spec
         for plan in self._plans.values():
-            if plan.job.spec == spec.spec:
+            if plan.job.spec == spec:
                 return plan.job
-        graph = decode_graph(self._graph(spec.spec.graph, is_stopped))
-        graph = worker_plan(graph, spec.spec.placement.cache)
-        ask = partial(self._ask, what="the list of splits", is_stopped=is_stopped)
-        listings = decode_listings(fetch_blob(spec.spec.splits, ask))
+        graph, listings = self._loaded(spec, is_stopped)
         return LoadedJob(
-            spec=spec.spec,
+            spec=spec,
             graph=graph,
-            listings=tuple(listings),
+            listings=listings,
             caches=any(isinstance(node, ops.Cache) for node in walk(graph)),
-            makes_rounds=spec.spec.ranks.coordinated and makes_rounds(last_regrouping(graph)),
+            makes_rounds=spec.ranks.coordinated and makes_rounds(last_regrouping(graph)),
         )
+
+    def _loaded(self, spec: JobSpec, is_stopped: Callable[[], bool]) -> tuple[Node, tuple[Listing, ...]]:
+        """Return graph and splits: those of another attempt's ranks, where they are the same."""
+        for known in (plan.job for plan in self._plans.values()):
+            if (known.spec.graph, known.spec.splits, known.spec.placement) == (spec.graph, spec.splits, spec.placement):
+                return known.graph, known.listings
+        graph = decode_graph(self._graph(spec.graph, is_stopped))
+        ask = partial(self._ask, what="the list of splits", is_stopped=is_stopped)
+        return worker_plan(graph, spec.placement.cache), tuple(decode_listings(fetch_blob(spec.splits, ask)))
 
     def _graph(self, name: BlobHash, is_stopped: Callable[[], bool]) -> bytes | memoryview:
         """Return the graph's bytes; with large arrays behind it, in memory that the runners of this host share."""
