@@ -43,6 +43,7 @@ from tests.security.strangers import resident_mb  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock.client import connection as client_connection  # noqa: E402
+from penstock.control.runners import START_TIMEOUT_S  # noqa: E402
 from penstock.core.ids import StreamId  # noqa: E402
 from penstock.dispatcher.allowances import Allowance  # noqa: E402
 from penstock.dispatcher.main import DispatcherConfig  # noqa: E402
@@ -64,6 +65,8 @@ MOST_GROWTH_MB = 512.0
 LIFE_MESSAGES = 20_000
 """A dispatcher is started again after so many, on the journal that they left; the journal of three lives is dropped."""
 RUNNER_LIFE_MESSAGES = 1_000_000
+RUNNER_LIFE_S = START_TIMEOUT_S / 2
+"""The process whose key one in `FELLOWS_TURN` connections shows is waited for, and never comes: then its key is let go."""
 CONNECTION_MESSAGES = 10_000
 FELLOWS_TURN = 5
 """One in so many connections to a runner is that of another process of its job, which may ask for what is kept."""
@@ -424,7 +427,8 @@ def _one_runner(rng: random.Random, count: int, found: Counter[str], progress: P
                 fellows = _of_fellows(rng, fellows_key.toward(address.key), names)
                 before_mb, sent = resident_mb(pid), 0
                 try:
-                    while sent < count:
+                    until = time.monotonic() + RUNNER_LIFE_S
+                    while sent < count and time.monotonic() < until:
                         turn, count_now = sent // CONNECTION_MESSAGES, min(CONNECTION_MESSAGES, count - sent)
                         hostiles = fellows if turn % FELLOWS_TURN == FELLOWS_TURN - 1 else readers
                         for more in _one_connection(hostiles, address, pid, sent, count_now):

@@ -6,6 +6,7 @@ with the states that the one before it ended with. Inside a leg events happen af
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -131,7 +132,9 @@ def _events(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg, *, f
                 weights=tuple(float(rng.choice([1, 3])) for _ in pipeline.sources) if what == "weights" else (),
             )
         )
-    return made
+    # A newer reader takes an output, or the epoch's end, which others that have left do not come to.
+    breaks = {event.iteration: event.step for event in made if event.what == "break"}
+    return [event for event in made if event.what != "second" or event.step < breaks.get(event.iteration, math.inf)]
 
 
 def _scalings(rng: random.Random, pipeline: Pipeline, modes: Modes, leg: Leg) -> list[Event]:
