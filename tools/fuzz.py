@@ -66,7 +66,7 @@ LIFE_MESSAGES = 20_000
 """A dispatcher is started again after so many, on the journal that they left; the journal of three lives is dropped."""
 RUNNER_LIFE_MESSAGES = 1_000_000
 RUNNER_LIFE_S = START_TIMEOUT_S / 2
-"""The process whose key one in `FELLOWS_TURN` connections shows is waited for, and never comes: then its key is let go."""
+"""The process whose key one in `FELLOWS_TURN` connections shows never comes, and is waited for no longer than that."""
 CONNECTION_MESSAGES = 10_000
 FELLOWS_TURN = 5
 """One in so many connections to a runner is that of another process of its job, which may ask for what is kept."""
@@ -390,12 +390,18 @@ def _of_fellows(rng: random.Random, key: Credentials, names: Sequence[str]) -> H
     )
 
 
-def _take_outputs(sender: Sender, hostiles: Hostiles, until: int, pid: int) -> int:
-    """Return how many messages came back until that farewell was heard; what a runner logs goes to all readers."""
+def _take_outputs(sender: Sender, hostiles: Hostiles, until: int, pid: int, heard: set[int]) -> int:
+    """Return how many messages came back until that farewell was heard; what a runner logs goes to all readers.
+
+    `heard` has the farewells that were answered: several threads do so, and that of the next batch may come first.
+    """
+    if until in heard:
+        return 0
     for count, frame in enumerate(sender.received(ANSWER_S, lambda: Path(f"/proc/{pid}").exists()), 1):
         if RUNNERS_FAULT.encode() in frame:
             raise Finding(frame.decode(errors="replace"))
-        if hostiles.answers(frame, until):
+        heard.update(number for number in (until, until + BATCH) if hostiles.answers(frame, number))
+        if until in heard:
             return count
     raise Finding(f"no farewell was answered within {ANSWER_S:.0f} s, or the runner has ended")
 
@@ -454,7 +460,7 @@ def _one_runner(rng: random.Random, count: int, found: Counter[str], progress: P
 
 def _one_connection(hostiles: Hostiles, address: RunnerAddress, pid: int, first: int, count: int) -> Iterator[int]:
     """Send so many messages on one connection; give, by batch, how many came back. `first`: the number of the first."""
-    sender = Sender(address.socket, hostiles.key, data=True)
+    sender, heard = Sender(address.socket, hostiles.key, data=True), set[int]()
     try:
         for number in range(first, first + count, BATCH):
             hostiles.pool.renew(RENEWED)
@@ -462,8 +468,8 @@ def _one_connection(hostiles: Hostiles, address: RunnerAddress, pid: int, first:
                 sender.send(hostiles.pool.draw())
             sender.send(hostiles.farewell(number + BATCH))
             # One batch is sent while the one before is heard.
-            yield 0 if number == first else _take_outputs(sender, hostiles, number, pid)
-        _take_outputs(sender, hostiles, first + count, pid)
+            yield 0 if number == first else _take_outputs(sender, hostiles, number, pid, heard)
+        _take_outputs(sender, hostiles, first + count, pid, heard)
     finally:
         sender.close()
 

@@ -251,7 +251,7 @@ def refuses_weights(pipeline: Pipeline, modes: Modes) -> bool:
 
 def ends_apart(modes: Modes) -> bool:
     """Say whether ranks that get equal numbers of outputs make unequal ones of them, after `distribute`."""
-    unequal = WITH_RNG_OF_ROWS | {"filter", "unbatch", "rebatch"}
+    unequal = WITH_RNG_OF_ROWS | {"filter", "unbatch", "rebatch", "bucket", "group", "pack"}
     return any(step.name in unequal for step in modes.after)
 
 
