@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import penstock as ps
-from penstock.api.states import SavedState, places_of, with_all_parts
+from penstock.api.states import STATE_VERSION, SavedState, places_of, with_all_parts
 from penstock.core.errors import StateMismatchError
 
 
@@ -169,11 +169,41 @@ def test_the_state_of_six_operators_is_small():
     assert len(json.dumps(state)) < 1000
 
 
+def calls_of(function):
+    """How many functions, Python's and built-in ones, are called for one call."""
+    events = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return sum(event in ("call", "c_call") for event in events)
+
+
+def test_a_state_with_every_step_costs_a_few_calls():
+    iterator = ps.range(1000).filter(bool).shuffle(100, seed=1).map(double).batch(16).repeat(2).iterator(threads=1)
+    next(iterator)
+    state = iterator.state_dict()
+    assert calls_of(iterator.state_dict) <= 20
+    assert json.loads(json.dumps(state)) == state == SavedState.read(state).plain()
+
+
+def test_what_becomes_of_a_state_does_not_change_the_next():
+    ds = ps.range(1000).shuffle(100, seed=1).map(double).batch(16).repeat(2)
+    _, saved = saved_after(ds, 3)
+    iterator = resumed(ds, json.loads(json.dumps(saved)))  # nothing was read, so that it stands at what was loaded
+    state = iterator.state_dict()
+    state["pipeline"].clear()
+    state["place"][1].clear()
+    state["place"].clear()
+    assert iterator.state_dict() == saved
+
+
 def ranks_after_distribute(*places):
     """The states of ranks with operators after `distribute`, which stood at these places."""
     return [
         SavedState(
-            version=2,
+            version=STATE_VERSION,
             pipeline=[],
             epoch=1,
             seed=0,

@@ -263,12 +263,12 @@ class Reader:
     def _misuse(self, state: dict[str, Any]) -> None:
         """Ask for what the pages say is refused. The loader is then read on as if nothing had been asked."""
         first, *rest = state["pipeline"]
-        label, _, kind = first
+        _, described = first.split(" ", 1)
         misuses: dict[str, Callable[[], Any]] = {
             "no state": lambda: self._loader.load_state_dict({}),
             "an empty list": lambda: self._loader.load_state_dict([]),
             "another source": lambda: self._loader.load_state_dict(
-                {**state, "pipeline": [[label, "00000000", kind], *rest]}
+                {**state, "pipeline": [f"00000000 {described}", *rest]}
             ),
             "weights below 0": lambda: self._loader.set_weights([-1.0]),
         }

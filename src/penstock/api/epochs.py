@@ -20,6 +20,7 @@ from penstock.api.states import (
     Phase,
     PipelineSignature,
     SavedState,
+    kind_of,
     parts_in,
     with_parts,
 )
@@ -302,7 +303,7 @@ class _DirectEpoch:
         self._reader.close()
 
 
-def _check_batches(checkpoint: Checkpoint, saved: list[list[str]], own: list[list[str]]) -> None:
+def _check_batches(checkpoint: Checkpoint, saved: list[str], own: list[str]) -> None:
     """Refuse other batches where the state counts batches: it can be re-made only with those it was saved with."""
     if _batches(saved) == _batches(own):
         return
@@ -315,5 +316,5 @@ def _check_batches(checkpoint: Checkpoint, saved: list[list[str]], own: list[lis
         )
 
 
-def _batches(entries: list[list[str]]) -> list[list[str]]:
-    return [entry for entry in entries if "Batch" in entry[2]]
+def _batches(entries: list[str]) -> list[str]:
+    return [entry for entry in entries if "Batch" in kind_of(entry)]

@@ -8,7 +8,9 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.api.states import STATE_VERSION, Phase, PipelineSignature, SavedState, parts_in, signature_of
+import msgspec
+
+from penstock.api.states import STATE_VERSION, PipelineSignature, SavedState, parts_in, signature_of
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
 from penstock.core.errors import StateMismatchError
@@ -21,6 +23,7 @@ from penstock.graph.traverse import walk
 from penstock.passes import canonicalize, optimize
 from penstock.passes.columns import known_types
 from penstock.runtime.budget import default_budget
+from penstock.runtime.contract import State
 from penstock.runtime.iterator import Run
 from penstock.runtime.stats import Statistics
 from penstock.runtime.verdict import analyze_table, verdict
@@ -38,7 +41,6 @@ class Plan:
         self._sources: dict[SourceNode, Source] = {}
         self._lengths: dict[SourceNode, int | None] = {}
         self._seed: int | None = None
-        self._signature: PipelineSignature | None = None
 
     @cached_property
     def node(self) -> Node:
@@ -106,11 +108,9 @@ class Plan:
         source: Any = self.source_of(found[0])
         return source.labels
 
-    @property
+    @cached_property
     def signature(self) -> PipelineSignature:
-        if self._signature is None:
-            self._signature = signature_of(self.node, lambda node: source_digest(self.source_of(node)))
-        return self._signature
+        return signature_of(self.node, lambda node: source_digest(self.source_of(node)))
 
     def fingerprint(self) -> str:
         return fingerprint(self.node, source_digest=lambda node: source_digest(self.source_of(node)))
@@ -179,26 +179,27 @@ class DatasetIterator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the reader stands: small, JSON-able, self-contained."""
-        return self.note_state()()
+        return self._saved(self.epoch, self._seed, self._finished, self._run.skipped, self._run.state())
 
     def note_state(self) -> Callable[[], dict[str, Any]]:
         """Note down where the reader stands, for less than making the state: the function returned makes it later."""
-        epoch, seed, skipped = self.epoch, self._seed, self._run.skipped
-        phase: Phase = "ended" if self._finished else "reading"
+        epoch, seed, finished, skipped = self.epoch, self._seed, self._finished, self._run.skipped
         place = self._run.note()
+        return lambda: self._saved(epoch, seed, finished, skipped, place())
 
-        def made() -> dict[str, Any]:
-            return SavedState(
-                version=STATE_VERSION,
-                pipeline=self._plan.signature.entries,
-                epoch=epoch,
-                seed=seed,
-                phase=phase,
-                skipped=skipped,
-                place=place(),
-            ).plain()
-
-        return made
+    def _saved(self, epoch: int, seed: int, finished: bool, skipped: int, place: State) -> dict[str, Any]:
+        # A `SavedState` as its `plain` makes it, which costs six times as much: this may be saved with every step.
+        state = {
+            "version": STATE_VERSION,
+            "pipeline": self._plan.signature.entries.copy(),
+            "epoch": epoch,
+            "seed": seed,
+            "phase": "ended" if finished else "reading",
+            "place": msgspec.to_builtins(place),
+        }
+        if skipped:
+            state["skipped"] = skipped
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Taken after the loop had ended, it begins the next epoch."""

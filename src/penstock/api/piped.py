@@ -15,6 +15,7 @@ from penstock.api.iteration import given_seed
 from penstock.api.states import (
     PipelineSignature,
     SavedState,
+    kind_of,
     merged,
     parts_in,
     places_of,
@@ -62,7 +63,9 @@ class Piped:
         if self._own is None:
             parts = [entry for source in self._sources for entry in source.dataset._plan.signature.entries]
             here = signature_of(self._node, self._digest)
-            self._own = PipelineSignature([*parts, *(entry for entry in here.entries if entry[2] != "FromService")])
+            self._own = PipelineSignature(
+                [*parts, *(entry for entry in here.entries if kind_of(entry) != "FromService")]
+            )
         return self._own
 
     def _digest(self, node: SourceNode) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
@@ -170,11 +170,9 @@ class _RegisteredPlan(Plan):
     def fingerprint(self) -> str:
         return self._spec.fingerprint
 
-    @property
+    @cached_property
     def signature(self) -> PipelineSignature:
-        if self._signature is None:
-            self._signature = signature_of(self.written, self._digest)
-        return self._signature
+        return signature_of(self.written, self._digest)
 
     def _digest(self, node: SourceNode) -> str:
         content = msgspec.msgpack.encode(self._listings[node])

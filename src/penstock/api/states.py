@@ -18,7 +18,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.graph.fingerprint import SourceDigest, summary
 from penstock.graph.node import Node
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 Phase: TypeAlias = Literal["start", "reading", "ended"]
 """start: nothing was read of the epoch. ended: the loop has ended, and the next epoch is due."""
 SERVICE = "attempt"
@@ -29,7 +29,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where one process stood in its reading. `plain` makes it JSON-able, `read` checks what comes back."""
 
     version: int
-    pipeline: list[list[str]]
+    pipeline: list[str]
     """The operators' signatures, as `PipelineSignature.entries` has them."""
     epoch: int
     seed: int
@@ -141,9 +141,9 @@ HARMLESS = frozenset(
 
 
 class PipelineSignature(msgspec.Struct, frozen=True):
-    """One entry per operator, sources first: `[label, digest, kind]`."""
+    """One entry per operator, sources first: its digest, kind and label, as `"8ca18132 Shuffle shuffle"`."""
 
-    entries: list[list[str]]
+    entries: list[str]
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Refuse a state of another pipeline, naming the difference; warn of one that does not matter."""
@@ -160,7 +160,7 @@ class PipelineSignature(msgspec.Struct, frozen=True):
                 "Load it into the pipeline it was saved with, or start the epoch anew"
             )
         if state["pipeline"] != self.entries:
-            changed = [label for label, *rest in self.entries if [label, *rest] not in state["pipeline"]]
+            changed = [_label_of(entry) for entry in self.entries if entry not in state["pipeline"]]
             what = f"{', '.join(changed)} changed" if changed else "operators were removed"
             warnings.warn(
                 f"since the state was saved, {what}; the same elements follow, made differently",
@@ -170,21 +170,30 @@ class PipelineSignature(msgspec.Struct, frozen=True):
 
 def signature_of(node: Node, source_digest: SourceDigest) -> PipelineSignature:
     operators = summary(node, source_digest=source_digest)
-    return PipelineSignature([[each.label, each.digest.hex()[:8], each.kind] for each in operators])
+    return PipelineSignature([f"{each.digest.hex()[:8]} {each.kind} {each.label}" for each in operators])
 
 
-def _deciding(entries: list[list[str]]) -> list[list[str]]:
-    return [entry for entry in entries if entry[2] not in HARMLESS]
+def kind_of(entry: str) -> str:
+    return entry.split(" ", 2)[1]
 
 
-def _first_difference(saved: list[list[str]], own: list[list[str]]) -> str:
+def _label_of(entry: str) -> str:
+    return entry.split(" ", 2)[2]
+
+
+def _deciding(entries: list[str]) -> list[str]:
+    return [entry for entry in entries if kind_of(entry) not in HARMLESS]
+
+
+def _first_difference(saved: list[str], own: list[str]) -> str:
     for old, new in zip(saved, own):
         if old != new:
-            if old[2] != new[2]:
-                return f"where {old[0]} was there is {new[0]}"
-            return f"{new[0]} has other {'files' if new[2].startswith('Read') else 'parameters or code'}"
+            if kind_of(old) != kind_of(new):
+                return f"where {_label_of(old)} was there is {_label_of(new)}"
+            other = "files" if kind_of(new).startswith("Read") else "parameters or code"
+            return f"{_label_of(new)} has other {other}"
     longer, verb = (saved, "is gone") if len(saved) > len(own) else (own, "is new")
-    return f"{longer[min(len(saved), len(own))][0]} {verb}"
+    return f"{_label_of(longer[min(len(saved), len(own))])} {verb}"
 
 
 _saved = Conversion(SavedState)

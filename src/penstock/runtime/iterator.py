@@ -225,7 +225,8 @@ class Run:
 
     @property
     def skipped(self) -> int:
-        return sum(quarantine.skipped for quarantine in self._lowering.quarantines)
+        quarantines = self._lowering.quarantines
+        return sum(quarantine.skipped for quarantine in quarantines) if quarantines else 0
 
     def close(self) -> None:
         """Stop and give everything back; may be called twice. Interrupted, it is done again, at the latest at exit."""
