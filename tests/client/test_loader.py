@@ -23,6 +23,7 @@ from penstock.core.errors import (
     SupersededError,
     WaitTimeoutError,
 )
+from penstock.stream.checkpoint import ConsumerState
 from tests.client.conftest import WAIT_S, in_threads, rows
 from tests.waiting import wait_gone, wait_until
 
@@ -205,8 +206,8 @@ def test_other_batches_are_warned_of_or_refused(service: ps.LocalService) -> Non
         for _ in range(100):  # how many batches a frame has is the worker's affair
             next(iterator)
             inside = loader.state_dict()
-            streams = inside["place"]["progress"]["streams"]
-            if any("cut" in stream and stream["cut"][1] for stream in streams):
+            streams = ConsumerState.read(inside["place"]).progress.streams
+            if any(stream.cut.since for stream in streams):
                 break
         else:
             pytest.fail("never inside a frame")
@@ -294,11 +295,9 @@ def test_one_deterministic_state_serves_all_ranks_and_a_strangers_none(service: 
 
     (before_0, shared, own_0), (before_1, shared_1, _) = in_threads(2, first)
     # The same place; what came to one of them in one frame may have come to the other in two.
-    one, other = (state["place"]["progress"] for state in (shared, shared_1))
-    assert [(each["number"], each.get("round", 0)) for each in one["streams"]] == [
-        (each["number"], each.get("round", 0)) for each in other["streams"]
-    ]
-    assert one["step"] == other["step"] and shared["consumer"] is shared_1["consumer"] is None
+    one, other = (ConsumerState.read(state["place"]).progress for state in (shared, shared_1))
+    assert [(each.number, each.round) for each in one.streams] == [(each.number, each.round) for each in other.streams]
+    assert one.step == other.step and shared["consumer"] is shared_1["consumer"] is None
 
     def second(consumer: int) -> list[Any]:
         with doubled(service, job="all-b", ranks=ps.Ranks(2, consumer), order="deterministic") as loader:

@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.stream import consuming
+from penstock.stream.checkpoint import ConsumerState
 from penstock.stream.position import Lane, Serving
 from penstock.stream.reading import ByArrival, Choice, StreamReader
 
@@ -85,9 +86,8 @@ def test_ranks_far_apart_continue_as_more_ranks(
     with monkeypatch.context() as patched:
         patched.setattr(consuming, "ByArrival", OwnStreamFirst)
         before, states = read_ranks(two_workers, f"two-{first}", 2, STEPS)
-    marks = [
-        {each["number"]: each.get("round", 0) for each in state["place"]["progress"]["streams"]} for state in states
-    ]
+    streams = [ConsumerState.read(state["place"]).progress.streams for state in states]
+    marks = [{each.number: each.round for each in held} for held in streams]
     assert marks[0] != marks[1]
     after, _ = read_ranks(two_workers, f"seven-{first}", 7, states=states)
     given = {int(row) for batch in (*before, *after) for row in batch}

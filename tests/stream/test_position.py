@@ -8,8 +8,8 @@ from tests.stream.records import TAIL, cut_at, done, rounds, standing
 
 
 def test_a_position_is_the_same_after_a_way_through_a_standing() -> None:
-    trail = (Stride(0, 0, 4, 3, 2), Stride(0, 1, 1))
-    whole = Position(3, 7, cut_at(7, 5), True, True, TAIL, trail, True)
+    trail = (Stride(4, 3, 2), Stride(1, pass_=1))
+    whole = Position(3, 7, cut_at(7, 5), trail, True, True, True, TAIL)
     assert Standing.at(whole).position == whole
     plain = Position(3, 7, cut_at(7, 5))
     assert Standing.at(plain).position == plain and Standing.at(plain).trail is None
@@ -73,10 +73,10 @@ def test_strides_say_the_same_as_the_splits_they_are_made_of() -> None:
     runs = strides_of(splits)
     assert list(splits_of(runs)) == splits
     assert runs == [
-        Stride(0, 0, 5),
-        Stride(0, 0, 4, 3, 1),
-        Stride(0, 0, 8),
-        Stride(1, 0, 9, 2, 1),
-        Stride(1, 1, 11, 2, 3),
+        Stride(5),
+        Stride(4, 3, 1),
+        Stride(8),
+        Stride(9, 2, 1, source=1),
+        Stride(11, 2, 3, pass_=1, source=1),
     ]
-    assert strides_of([(0, 0, 3), (0, 0, 3)]) == [Stride(0, 0, 3), Stride(0, 0, 3)]
+    assert strides_of([(0, 0, 3), (0, 0, 3)]) == [Stride(3), Stride(3)]

@@ -15,7 +15,7 @@ from penstock.wire.jobs import JobSpec
 
 _streams = Conversion(dict[StreamId, Stream])
 
-FORMAT = 2
+FORMAT = 3
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):

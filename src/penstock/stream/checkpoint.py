@@ -35,6 +35,7 @@ from penstock.stream.position import (
 )
 from penstock.wire.jobs import Cut, FeedSpec, Leftover, Named, Position, Ranges, Regroup, Resume
 from penstock.wire.received import flags_received, regroup_of
+from penstock.wire.saved_positions import shorten
 
 Weights: TypeAlias = tuple[float, ...]
 Mixes: TypeAlias = tuple[tuple[int, Weights], ...]
@@ -68,9 +69,13 @@ class Place(msgspec.Struct, frozen=True):
 
     @staticmethod
     def at(progress: Progress) -> Place:
-        standings = {each.number: Standing.at(each) for each in progress.streams}
         return Place(
-            progress.step, standings, done_of(progress.done), progress.next, progress.weights, dict(progress.mixes)
+            progress.step,
+            {each.number: Standing.at(each) for each in progress.streams},
+            done_of(progress.done),
+            progress.next,
+            progress.weights,
+            dict(progress.mixes),
         )
 
     def after(self, serving: Serving, taken: int, *, before: int = 0) -> Place:
@@ -110,10 +115,10 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     attempt: AttemptId
     splits: str
     """The digest of the split list."""
-    width: int
-    """How many streams the job had, where that was its to say."""
-    order: str
-    uneven: str
+    width: int = 0
+    """How many streams the job had, where that was its to say; 0: it was not."""
+    order: str = "relaxed"
+    uneven: str = "drop"
     coordinated: bool = False
     consumers: int = 1
     consumer: int | None = 0
@@ -130,6 +135,7 @@ class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def plain(self) -> dict[str, Any]:
         """Return it as it will be after a way through JSON: lists, no tuples. A sampler's state is its own affair."""
         made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(replace(self, sampler=None)))
+        shorten(made.get("progress", {}).get("streams", ()))
         return made if self.sampler is None else {**made, "sampler": self.sampler}
 
     @staticmethod

@@ -80,16 +80,15 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> Position:
-        trail = tuple(strides_of(self.trail)) if self.trail else ()
         return Position(
             self.number,
             self.round,
             self.cut_here,
+            tuple(strides_of(self.trail or ())),
+            self.trail_lost,
             self.ended,
             self.leftover,
             self.feed,
-            trail,
-            self.trail_lost,
             gaps=self.gaps or (),
         )
 
@@ -259,18 +258,18 @@ def strides_of(splits: Iterable[SplitKey]) -> list[Stride]:
     """Return runs of splits that follow each other at one distance.
 
     >>> strides_of([(0, 0, 2), (0, 0, 6), (0, 0, 10), (0, 0, 11), (0, 1, 4)])
-    [Stride(source=0, pass_=0, first=2, count=3, step=4), Stride(source=0, pass_=0, first=11, count=1, step=1), \
-Stride(source=0, pass_=1, first=4, count=1, step=1)]
+    [Stride(first=2, count=3, step=4, pass_=0, source=0), Stride(first=11, count=1, step=1, pass_=0, source=0), \
+Stride(first=4, count=1, step=1, pass_=1, source=0)]
     """
     runs: list[Stride] = []
     for source, pass_, ordinal in splits:
-        last = runs[-1] if runs else Stride(source, pass_, ordinal)
+        last = runs[-1] if runs else Stride(ordinal, 1, 1, pass_, source)
         step = ordinal - last.first if last.count == 1 else last.step
         follows = step > 0 and ordinal == last.first + last.count * step
         if follows and (last.source, last.pass_) == (source, pass_):
-            runs[-1] = Stride(source, pass_, last.first, last.count + 1, step)
+            runs[-1] = Stride(last.first, last.count + 1, step, pass_, source)
         else:
-            runs.append(Stride(source, pass_, ordinal))
+            runs.append(Stride(ordinal, 1, 1, pass_, source))
     return runs
 
 

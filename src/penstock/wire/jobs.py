@@ -161,14 +161,14 @@ class Slot(NamedTuple):
 class Stride(msgspec.Struct, frozen=True, array_like=True):
     """Splits of one pass of one source: `count` ordinals from `first` on, `step` apart."""
 
-    source: int
-    pass_: int
     first: int
     count: int = 1
     step: int = 1
+    pass_: int = 0
+    source: int = 0
 
 
-class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+class Position(msgspec.Struct, frozen=True, array_like=True):
     """Where readers stand in a stream: the next round, and the state there.
 
     A consumer's own has the last splits behind it (`trail`), where one that lags needs them named. A merged one has
@@ -178,14 +178,14 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int
     round: int = 0
     cut: Cut = Cut()
+    trail: tuple[Stride, ...] = ()
+    trail_lost: bool = False
+    """The trail was longer than is remembered."""
     ended: bool = False
     leftover: bool = False
     """It ended with more after `cut` than whole rounds could take."""
     feed: FeedSpec | None = None
     """Where its splits come from; None in a consumer's own, but for the tail: other feeds follow from the job."""
-    trail: tuple[Stride, ...] = ()
-    trail_lost: bool = False
-    """The trail was longer than is remembered."""
     marks: tuple[int, ...] = ()
     gaps: tuple[tuple[int, int], ...] = ()
     """The last rounds that were skipped, as half-open ranges, where trainers of several ranks share the stream."""

@@ -27,8 +27,8 @@ from penstock.wire.scaling import (
     ScaleJob,
 )
 
-PROTOCOL = 4
-OLDEST_PROTOCOL = 4
+PROTOCOL = 5
+OLDEST_PROTOCOL = 5
 
 
 class OpenEpoch(Message, frozen=True, tag="open_epoch"):
