@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
@@ -41,7 +41,7 @@ from penstock.wire.frames import (
 from penstock.wire.framing import Assembly, Outbox, decode_message, has_arrived
 from penstock.wire.leases import SlabLease, SlabReader
 from penstock.wire.modes import Transport
-from penstock.wire.runs import decode_run
+from penstock.wire.runs import Run
 from penstock.wire.sockets import Watch, dial
 
 CONNECT_S = 5.0
@@ -70,9 +70,10 @@ class FramePayload:
         """The buffers lie in shared memory, or came with the message."""
         self._lease, self._access = lease, access
         self._parts: list[Any] | None = parts
-        self._elements: Sequence[Element] = ()
+        self._elements: Run | list[Element] = []
 
-    def elements(self, header: Rounds) -> Sequence[Element]:
+    def elements(self, header: Rounds, start: int, stop: int) -> list[Element]:
+        """Return those of the rounds from `start` to `stop`, which are made now."""
         if self._parts is not None:
             buffers: list[Any] = (
                 [part.buffer for part in self._parts] if self._lease is None else list(self._lease.arrays())
@@ -84,11 +85,13 @@ class FramePayload:
             elif self._access == "read-only":
                 # Whether others see the same memory depends on where the worker runs.
                 buffers = [memoryview(buffer).toreadonly() for buffer in buffers]
-            self._lease = self._parts = None
             self._elements = (
-                [unflatten(header.layout, buffers)] if header.count == 1 else decode_run(header.layout, buffers)
+                [unflatten(header.layout, buffers)]
+                if header.count == 1
+                else Run(header.layout, buffers, count=header.count)
             )
-        return self._elements
+            self._lease = self._parts = None
+        return self._elements[start:stop]
 
 
 def _own(buffer: Any) -> Any:

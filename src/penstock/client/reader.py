@@ -17,7 +17,7 @@ from itertools import chain
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Self
 
-from penstock.client.connection import Connections, FramePayload, RunnerConnection
+from penstock.client.connection import Connections, RunnerConnection
 from penstock.client.link import SAY_EVERY_S, News, Patience
 from penstock.client.session import EpochSession
 from penstock.core.element import Element
@@ -26,7 +26,7 @@ from penstock.core.plain_text import plain_text
 from penstock.runtime.stats import ReaderClock
 from penstock.stream.checkpoint import ConsumerState, Weights
 from penstock.stream.consuming import Consumer, TellRunner
-from penstock.stream.position import Lane, Serving
+from penstock.stream.position import Serving
 from penstock.stream.reading import StreamReader
 from penstock.wire.failures import rebuild_failure
 from penstock.wire.frames import AskRows, OpenStream, Output, RemoteFailure, StreamLeft, Units
@@ -41,6 +41,7 @@ NEAR_END_S = 0.02  # so often is the next epoch looked after while this one's la
 SHOWN_PARTS = 12  # of what is waited for
 SKIPPED_SHARE = 0.01
 FEW_ELEMENTS = 1_000  # before so many, a share says little
+PIECE = 256  # elements are made so many at once: of small ones a frame has a thousand, and one `next()` waited for all
 
 _log = logging.getLogger("penstock")
 
@@ -71,9 +72,11 @@ class EpochReader:
         self._lock = threading.Lock()
         self._closed = False
         self._error: BaseException | None = None
+        self._serving: Serving | None = None
         self._elements: Sequence[Element] = ()
-        """What is being served; the first `_at` of them were given to the trainer."""
-        self._at = self._size = 0
+        """A piece of what is being served; the first `_at` of them were given to the trainer."""
+        self._before = self._at = self._size = 0
+        """`_before`: how many elements of what is being served were given before that piece."""
         self._pumped_at = 0.0
         self._said_skips: bool | None = False if session.delivery.shared else None
         """Whether it was said that much is skipped; None: trainers do not share the job, so that nothing is."""
@@ -102,7 +105,7 @@ class EpochReader:
         clock.enter(perf_counter())
         try:
             with self._lock:
-                self._serve()
+                self._make(PIECE)
         finally:
             clock.leave(perf_counter(), ended=not self._size)
         if self._at >= self._size:
@@ -114,17 +117,16 @@ class EpochReader:
         """Return up to `want` elements (none: the end) and a way to ask for the state after the first k of them."""
         with self._lock:
             if self._at >= self._size:
-                self._serve()
+                self._make(want)
             if self._at >= self._size and self._error is not None:
                 raise self._error
             self._settle()
-            start, stop = self._at, min(self._size, self._at + want)
-            elements = self._elements[start:stop]
-            self._at = stop
+            elements = self._elements[self._at : self._at + want]
+            start, self._at = self._before + self._at, self._at + len(elements)
             place, session = self.consumer.place(), self.session
             serving = self.consumer.serving if len(elements) else None
             # Now: the feeder forgets what was received.
-            samplers = [] if session.feeder is None else session.feeder.places(place.step, stop - start)
+            samplers = [] if session.feeder is None else session.feeder.places(place.step, len(elements))
 
         def after(k: int) -> ConsumerState:
             there = place if serving is None else place.after(serving, start + k, before=start)
@@ -153,7 +155,7 @@ class EpochReader:
             reading = not (self.finished or self._closed or self._error is not None)
             self.consumer.set_weights(weights, reading=reading, now=monotonic())
             if reading:
-                self._elements, self._at, self._size = (), 0, 0
+                self._drop_elements()
                 self._carry_out()
 
     def streams(self) -> list[StreamReader]:
@@ -170,7 +172,7 @@ class EpochReader:
 
     def given(self) -> int:
         """Return how many elements the trainer has that are not settled, as far as can be seen from any thread."""
-        return max(0, self._at - self.consumer.settled)
+        return max(0, self._before + self._at - self.consumer.settled)
 
     def close(self) -> None:
         """Let go of everything, at once. May be called from another thread while one waits in `next()`."""
@@ -181,7 +183,7 @@ class EpochReader:
         if self._lock.acquire(timeout=2.0):
             try:
                 self._settle()
-                self._elements, self._at, self._size = (), 0, 0
+                self._drop_elements()
                 self.session.clock.leave(perf_counter(), ended=True)
                 self._end(settled=True)
             finally:
@@ -189,7 +191,10 @@ class EpochReader:
 
     def _settle(self) -> None:
         """Count as received what was given to the trainer."""
-        self.consumer.settle(self._at)
+        self.consumer.settle(self._before + self._at)
+
+    def _drop_elements(self) -> None:
+        self._serving, self._elements, self._at, self._size, self._before = None, (), 0, 0, 0
 
     # Ahead of being read
 
@@ -212,12 +217,20 @@ class EpochReader:
 
     # Serving
 
+    def _make(self, want: int) -> None:
+        """Make `_elements` the next piece, of about so many; leave it empty at the end."""
+        if self._serving is None or self._before + self._size == self._serving.size:
+            self._serve()
+        if self._serving is not None:
+            self._elements = _elements_of(self._serving, self._before + self._size, want)
+            self._at, self._before, self._size = 0, self._before + self._size, len(self._elements)
+
     def _serve(self) -> None:
-        """Make `_elements[_at:_size]` what comes next; leave it empty at the end."""
+        """Make `_serving` what comes next; leave it empty at the end."""
         if os.getpid() != self.session.link.pid:
             raise ForkedLoaderError
         self._settle()
-        self._elements, self._at, self._size = (), 0, 0
+        self._drop_elements()
         patience: Patience | None = None
         while not self._closed and not self.finished and self._error is None:
             now = monotonic()
@@ -226,11 +239,9 @@ class EpochReader:
                 continue
             if now - self._pumped_at >= PUMP_EVERY_S:
                 self._pump(now)
-            serving = self.consumer.next(now)
-            if serving is not None:
-                self._elements, self._size = self._decoded(serving), serving.size
+            self._serving = self.consumer.next(now)
             self._carry_out()
-            if serving is not None:
+            if self._serving is not None:
                 self._check_skipped()
                 return
             if self.consumer.at_end:
@@ -241,20 +252,6 @@ class EpochReader:
                 self._feed()
                 patience = patience or self._patience()
                 self._wait(patience)
-
-    def _decoded(self, serving: Serving) -> Sequence[Element]:
-        if len(serving.lanes) == 1:
-            return self._rounds_of(serving.lanes[0], serving.rounds)
-        lists = [self._rounds_of(lane, serving.rounds) for lane in serving.lanes]
-        return list(chain.from_iterable(zip(*lists)))
-
-    def _rounds_of(self, lane: Lane, rounds: int) -> Sequence[Element]:
-        payload: FramePayload = lane.frame.payload
-        header = lane.frame.header
-        elements = payload.elements(header)
-        if lane.start == 0 and rounds == header.count:
-            return elements
-        return elements[lane.start : lane.start + rounds]
 
     def _finish(self) -> None:
         self.finished = True
@@ -296,7 +293,7 @@ class EpochReader:
         While the trainer's thread is in `next()` it looks for one itself.
         """
         if self._lock.acquire(blocking=False):
-            self._size = 0
+            self._serving, self._size = None, 0
             self._lock.release()
 
     def _fail(self, error: BaseException) -> None:
@@ -411,6 +408,17 @@ class EpochReader:
         if not link.control.connected:
             parts.append(f"the dispatcher at {link.address} cannot be reached")
         return "; ".join(parts[:SHOWN_PARTS])
+
+
+def _elements_of(serving: Serving, before: int, want: int) -> Sequence[Element]:
+    """Return some `want` elements after the first `before` of them, in whole rounds, as `before` is."""
+    lanes, first = serving.lanes, before // len(serving.lanes)
+    rounds = min(serving.rounds - first, -(-want // len(lanes)))
+    lists: list[list[Element]] = [
+        lane.frame.payload.elements(lane.frame.header, lane.start + first, lane.start + first + rounds)
+        for lane in lanes
+    ]
+    return lists[0] if len(lists) == 1 else list(chain.from_iterable(zip(*lists)))
 
 
 def _tell_dropped(view: JobView, known: int = 0) -> None:

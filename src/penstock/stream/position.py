@@ -4,9 +4,9 @@ Rules: only what `next()` returned counts. A frame's cut is reached when its las
 place is the cut before it and the number of rounds since. `Position` is what is saved and sent, `Standing` the same
 while a frame is being taken.
 
-A `Serving` is the elements handed to the trainer as one list: all rounds left of a frame, or, where streams take turns,
-rounds of several of them dealt in turn. Inside it `next()` is an index and an addition. What was received is settled
-when the list is used up, or when somebody asks.
+A `Serving` is elements that the trainer is handed without a choice in between: all rounds left of a frame, or, where
+streams take turns, rounds of several of them dealt in turn. Inside it `next()` is an index and an addition, and now and
+then elements are made. What was received is settled when all of them were given, or when somebody asks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -79,20 +79,54 @@ def _is_wide(element: Element, count: int) -> bool:
 
 
 def decode_run(layout: bytes, buffers: Sequence[Any], *, stand_ins: bool = False) -> list[Element]:
-    """Return the elements. Arrays are views of the buffers, writable if those are, and aligned.
+    """Return all elements; see `Run`."""
+    return Run(layout, buffers, stand_ins=stand_ins)[:]
 
-    A class that is not known here is an error, or, with `stand_ins`, its values are `StandIn`s that can be passed on.
+
+class Run:
+    """Elements that are made when they are asked for: a slice is a list of them, and each is to be asked for once.
+
+    Arrays are views of the buffers, writable if those are, and aligned. What is malformed is a `CodecError`, at once or
+    when the elements are made.
     """
-    try:
-        kind, *rest = msgspec.msgpack.decode(layout)
-        if kind == ONE:
-            return [unflatten(rest[0], buffers, stand_ins=stand_ins)]
-        count, description = rest
-        if count > MOST_EMPTY and count > len(layout) + sum(bytes_over(buffer).nbytes for buffer in buffers):
-            raise CodecError(f"a run that claims {count:,} elements, more than it has bytes")
-        return _Decoding(count, iter(buffers), stand_ins).column(description) if count else []
-    except MALFORMED as error:
-        raise CodecError(f"these bytes are not a run of elements: {error!r}") from error
+
+    __slots__ = ("_column",)
+
+    def __init__(
+        self, layout: bytes, buffers: Sequence[Any], *, count: int | None = None, stand_ins: bool = False
+    ) -> None:
+        """`count`: how many elements there must be; None: any number.
+
+        A class that is not known here is an error, or, with `stand_ins`, its values are `StandIn`s that can be passed
+        on.
+        """
+        try:
+            self._column = _column_of(layout, buffers, count, stand_ins)
+        except MALFORMED as error:
+            raise _not_a_run(error) from error
+
+    def __getitem__(self, rows: slice) -> list[Element]:
+        try:
+            return list(self._column[rows])
+        except MALFORMED as error:
+            raise _not_a_run(error) from error
+
+
+def _column_of(layout: bytes, buffers: Sequence[Any], expected: int | None, stand_ins: bool) -> _Column:
+    kind, *rest = msgspec.msgpack.decode(layout)
+    count = 1 if kind == ONE else rest[0]
+    if expected is not None and count != expected:
+        raise CodecError(f"a run of {count} elements where {expected} were to be")
+    if kind == ONE:
+        return [unflatten(rest[0], buffers, stand_ins=stand_ins)]
+    count, description = rest
+    if count > MOST_EMPTY and count > len(layout) + sum(bytes_over(buffer).nbytes for buffer in buffers):
+        raise CodecError(f"a run that claims {count:,} elements, more than it has bytes")
+    return _Decoding(count, iter(buffers), stand_ins).column(description) if count else []
+
+
+def _not_a_run(error: BaseException) -> CodecError:
+    return CodecError(f"these bytes are not a run of elements: {error!r}")
 
 
 def _encode(column: Sequence[Any], buffers: _Buffers) -> list[Any]:
@@ -228,6 +262,27 @@ def _put(content: Buffer, buffers: _Buffers) -> bytes | None:
     return None
 
 
+class _Column(Protocol):
+    """Values of which a slice can be gone through. A thousand views of one array take longer than a reader may wait
+    for the first of them, so they are made by the slice.
+    """
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
+
+
+class _Made:
+    """A column whose values are made of those of others."""
+
+    __slots__ = ("_make", "_parts")
+
+    def __init__(self, make: Callable[..., list[Any]], *parts: _Column) -> None:
+        """`make` is given the same slice of each of the parts."""
+        self._make, self._parts = make, parts
+
+    def __getitem__(self, rows: slice) -> list[Any]:
+        return self._make(*[part[rows] for part in self._parts])
+
+
 class _Decoding:
     """One run that is being decoded."""
 
@@ -236,20 +291,21 @@ class _Decoding:
     def __init__(self, count: int, taken: Iterator[Any], stand_ins: bool) -> None:
         self.count, self.taken, self.stand_ins = count, taken, stand_ins
 
-    def column(self, description: list[Any]) -> list[Any]:
+    def column(self, description: list[Any]) -> _Column:
         kind, count, taken = description[0], self.count, self.taken
         if kind == ROWS:
             dtype, shape = named_dtype(description[1]), tuple(description[2])
-            return list(array_over(_get(description[3], taken), dtype, (count, *shape)))
+            return array_over(_get(description[3], taken), dtype, (count, *shape))
         if kind == PLAIN:
             return _decode_plain(_get(description[1], taken), count)
         if kind == DICT:
-            return _dicts(description[1], list(map(self.column, description[2])), count)
+            keys, parts = description[1:]
+            return _Made(_maker_of_dicts(keys), *map(self.column, parts)) if parts else [{} for _ in range(count)]
         if kind in (TUPLE, LIST):
-            rows = _tuples(list(map(self.column, description[1])), count)
-            return rows if kind == TUPLE else list(map(list, rows))
+            rows = self._tuples(description[1])
+            return rows if kind == TUPLE else _Made(_lists, rows)
         if kind == SCALARS:
-            return list(array_over(_get(description[2], taken), named_dtype(description[1]), (count,)))
+            return array_over(_get(description[2], taken), named_dtype(description[1]), (count,))
         if kind == BYTES:
             return _decode_bytes(_get(description[1], taken), _get(description[2], taken), count)
         if kind == TYPED:
@@ -258,24 +314,29 @@ class _Decoding:
         if kind == SHAPES:
             return _decode_shapes(description, count, taken)
         if kind == ZERO_DIM:
-            values = array_over(_get(description[2], taken), named_dtype(description[1]), (count, 1))
-            return [row.reshape(()) for row in values]
+            return _Made(_zero_dim, array_over(_get(description[2], taken), named_dtype(description[1]), (count, 1)))
         if kind == EACH:
             return self._each(description)
         if kind == NAMED:
             _, name, fields, parts = description
-            rows = _tuples(list(map(self.column, parts)), count)
-            return self._typed(TypeName("namedtuple", "", name, tuple(fields)), rows)
+            return self._typed(TypeName("namedtuple", "", name, tuple(fields)), self._tuples(parts))
         if kind == RAGGED:
-            return list(map(Ragged, *map(self.column, description[1])))
+            return _Made(_ragged, *map(self.column, description[1]))
         raise CodecError(f"unknown kind of column {kind!r}")
 
-    def _typed(self, name: TypeName, contents: list[Any]) -> list[Any]:
+    def _tuples(self, parts: list[Any]) -> _Column:
+        return _Made(_tuples, *map(self.column, parts)) if parts else [()] * self.count
+
+    def _typed(self, name: TypeName, contents: _Column) -> _Column:
         unflatten = type_or_stand_in(name, stand_ins=self.stand_ins).unflatten
-        try:
-            return list(map(unflatten, contents))
-        except Exception as error:
-            raise CodecError(f"a {name} cannot be made of what was sent: {error!r}") from error
+
+        def make(content: Iterable[Any]) -> list[Any]:
+            try:
+                return list(map(unflatten, content))
+            except Exception as error:
+                raise CodecError(f"a {name} cannot be made of what was sent: {error!r}") from error
+
+        return _Made(make, contents)
 
     def _each(self, description: list[Any]) -> list[Any]:
         _, headers, counts, sizes, inline = description
@@ -312,13 +373,17 @@ def _decode_bytes(sizes: Any, content: Any, count: int) -> list[bytes]:
     return [joined[start:stop] for start, stop in zip([0, *stops], stops)]
 
 
-def _decode_shapes(description: list[Any], count: int, taken: Iterator[Any]) -> list[np.ndarray[Any, Any]]:
+def _decode_shapes(description: list[Any], count: int, taken: Iterator[Any]) -> _Column:
     _, name, dimensions, inline_shapes, inline = description
     shapes = array_over(_get(inline_shapes, taken), np.dtype(np.int64), (count, dimensions))
     ends = np.cumsum(shapes.prod(axis=1)).tolist()
     flat = array_over(_get(inline, taken), named_dtype(name), (ends[-1],))
-    rows = [flat[start:stop] for start, stop in zip([0, *ends], ends)]
-    return rows if dimensions == 1 else list(map(np.reshape, rows, map(tuple, shapes.tolist())))
+
+    def make(starts: list[int], stops: list[int], shapes: np.ndarray[Any, Any]) -> list[Any]:
+        rows = [flat[start:stop] for start, stop in zip(starts, stops)]
+        return rows if dimensions == 1 else list(map(np.reshape, rows, map(tuple, shapes.tolist())))
+
+    return _Made(make, [0, *ends[:-1]], ends, shapes)
 
 
 def _cut(content: np.ndarray[Any, Any], sizes: list[int]) -> Iterator[np.ndarray[Any, Any]]:
@@ -328,19 +393,31 @@ def _cut(content: np.ndarray[Any, Any], sizes: list[int]) -> Iterator[np.ndarray
         start += size + -size % ALIGNMENT
 
 
-def _dicts(keys: list[str], columns: list[list[Any]], count: int) -> list[dict[str, Any]]:
+def _maker_of_dicts(keys: list[str]) -> Callable[..., list[dict[str, Any]]]:
     # Displays are three times as fast as `dict(zip(...))`, and most elements have few leaves.
     if len(keys) == 1:
         (k,) = keys
-        return [{k: a} for a in columns[0]]
+        return lambda column: [{k: a} for a in column]
     if len(keys) == 2:
         k, m = keys
-        return [{k: a, m: b} for a, b in zip(*columns)]
+        return lambda *columns: [{k: a, m: b} for a, b in zip(*columns)]
     if len(keys) == 3:
         k, m, o = keys
-        return [{k: a, m: b, o: c} for a, b, c in zip(*columns)]
-    return [dict(zip(keys, row)) for row in _tuples(columns, count)]
+        return lambda *columns: [{k: a, m: b, o: c} for a, b, c in zip(*columns)]
+    return lambda *columns: [dict(zip(keys, row)) for row in zip(*columns)]
 
 
-def _tuples(columns: list[list[Any]], count: int) -> list[tuple[Any, ...]]:
-    return list(zip(*columns)) if columns else [()] * count
+def _tuples(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
+    return list(zip(*columns))
+
+
+def _lists(rows: Iterable[Any]) -> list[list[Any]]:
+    return list(map(list, rows))
+
+
+def _zero_dim(rows: Iterable[Any]) -> list[Any]:
+    return [row.reshape(()) for row in rows]
+
+
+def _ragged(values: Iterable[Any], offsets: Iterable[Any]) -> list[Ragged]:
+    return list(map(Ragged, values, offsets))
