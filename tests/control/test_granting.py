@@ -59,7 +59,7 @@ def test_a_pass_that_is_through_stays_through() -> None:
 
 @pytest.mark.parametrize(
     ("seconds_per_split", "count", "streams", "granted"),
-    [(0.0, 1000, 1, 1), (0.5, 1000, 1, 1), (0.1, 1000, 1, 5), (0.001, 1000, 1, 32), (0.02, 9, 2, 2), (0.001, 1, 2, 1)],
+    [(0.0, 1000, 1, 1), (0.5, 1000, 1, 1), (0.1, 1000, 1, 5), (0.001, 1000, 1, 128), (0.02, 9, 2, 2), (0.001, 1, 2, 1)],
 )
 def test_short_splits_are_granted_several_at_a_time_and_fewer_toward_the_end(
     seconds_per_split: float, count: int, streams: int, granted: int

@@ -15,7 +15,7 @@ from penstock.wire.messages import Granted, GrantSplits, NotKnown, Refused
 
 WORTH_OF_WORK_S = 0.5  # a grant lasts about that long, so that asking is hidden and little is held back at the end
 LEAST_WORTH_S = 0.02  # nobody notices who has to wait so long for the last ones; each grant is a commit
-MOST_AT_ONCE = 32
+MOST_AT_ONCE = 128  # and a part of what is left, so that several hundred short splits are a dozen grants
 PLENTY_A_STREAM = 4  # with fewer left than this, one held in advance may be what the epoch's end waits for
 MOST_AGAIN = 4096  # of a list that is read again
 
@@ -58,7 +58,7 @@ def grant_size(seconds_per_split: float, left: int, streams: int) -> int:
     """Return how many splits to grant: more of short ones, fewer toward the end.
 
     >>> grant_size(0.0, 1000, 2), grant_size(0.1, 1000, 2), grant_size(0.001, 1000, 2), grant_size(0.005, 9, 2)
-    (1, 5, 32, 4)
+    (1, 5, 128, 4)
     """
     if seconds_per_split <= 0 or seconds_per_split >= WORTH_OF_WORK_S:
         return 1
