@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,7 @@ from penstock.wire.credentials import Credentials, KnownKey  # noqa: E402
 from penstock.wire.fetching import FromFellow, ReadSplit  # noqa: E402
 from penstock.wire.frames import CloseStream, ToRunner  # noqa: E402
 from penstock.wire.framing import cut_request, decode_tell  # noqa: E402
-from penstock.wire.messages import PROTOCOL, AgentLeaving, Jobs, ListJobs, Refused, Request  # noqa: E402
+from penstock.wire.messages import PROTOCOL, AgentBeat, AgentLeaving, Jobs, ListJobs, Refused, Request  # noqa: E402
 from penstock.wire.principals import Role  # noqa: E402
 from penstock.wire.sockets import dial  # noqa: E402
 
@@ -344,13 +345,25 @@ def _overheard() -> Iterator[list[tuple[RunnerAddress, Credentials, Any]]]:
 @contextmanager
 def _fellow(service: ps.LocalService) -> Iterator[Credentials]:
     """Give the key of another process of the service's one job, on another host: there is no such process."""
-    agent = serving.FakeAgent(service.address, key=service._processes.keys.agent)
+    agent, ended = serving.FakeAgent(service.address, key=service._processes.keys.agent), threading.Event()
     try:
         agent.register()
-        yield serving.RUNNER_KEYS[agent.expect_runner().runner]
+        runner = agent.expect_runner().runner
+        beat = AgentBeat(agent=agent.agent, runners=(runner,))
+
+        def live() -> None:
+            while not ended.wait(1.0):
+                agent.control.post(beat)
+
+        beating = threading.Thread(target=live, daemon=True)
+        beating.start()
+        yield serving.RUNNER_KEYS[runner]
+        ended.set()
+        beating.join()
         leaving = AgentLeaving(agent=agent.agent, workers=(agent.worker,), gone=True)
         agent.control.ask(leaving, timeout_s=ANSWER_S, what="leaving")
     finally:
+        ended.set()
         agent.close()
 
 

@@ -140,13 +140,10 @@ class RunnerJob:
         self.load(is_stopped)
         request, what = GetSpec(job=self.name, attempt=attempt), "what to run, and what to leave out"
         known = self._plans.get(attempt)
-        if known is None:
-            answer = self._ask(request, what, is_stopped)
-        else:
-            try:
-                answer = self._ask_once(request, REFRESH_S, what)
-            except DispatcherUnavailableError:
-                return known
+        try:
+            answer = self._ask_once(request, REFRESH_S, what) if known else self._ask(request, what, is_stopped)
+        except DispatcherUnavailableError:
+            answer = None
         if isinstance(answer, Spec):
             with self._lock:
                 known = self._plans[attempt] = AttemptPlan(self._made_of(answer, is_stopped), answer)
