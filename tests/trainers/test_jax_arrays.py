@@ -34,6 +34,16 @@ def test_the_state_is_of_what_was_received_not_of_what_lies_on_devices():
     assert again.state_dict()["phase"] == "ended"
 
 
+def test_an_older_iterator_says_that_there_is_a_newer_one():
+    data = ps.jax.arrays(rows().batch(4), ahead=1)
+    older = iter(data)
+    next(older)
+    newer = iter(data)
+    with pytest.raises(ps.SupersededError, match="a newer iterator of this loader"):
+        next(older)
+    assert len(list(newer)) == 24
+
+
 def test_an_error_in_the_pipeline_reaches_the_loop():
     def fails(number):
         if number == 5:

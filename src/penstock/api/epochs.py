@@ -89,7 +89,8 @@ class Epoch(Protocol):
 
     def set_weights(self, weights: Weights) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, why: Exception | None = None) -> None:
+        """Let go of everything. `why` is raised to whoever reads on before the end; None: it is the end."""
 
 
 class WayOfReading(Protocol):
@@ -226,8 +227,8 @@ class _HereEpoch:
     def statistics(self) -> LoaderStatistics:
         return statistics_here(self._iterator.statistics())
 
-    def close(self) -> None:
-        self._iterator.close()
+    def close(self, why: Exception | None = None) -> None:
+        self._iterator.close(why)
 
 
 # A service, read directly
@@ -299,8 +300,8 @@ class _DirectEpoch:
     def statistics(self) -> LoaderStatistics:
         return statistics_of([self._reader])
 
-    def close(self) -> None:
-        self._reader.close()
+    def close(self, why: Exception | None = None) -> None:
+        self._reader.close(why)
 
 
 def _check_batches(checkpoint: Checkpoint, saved: list[str], own: list[str]) -> None:

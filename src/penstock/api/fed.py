@@ -139,9 +139,9 @@ class _FedEpoch:
     def statistics(self) -> LoaderStatistics:
         return statistics_here(self._run.statistics())
 
-    def close(self) -> None:
+    def close(self, why: Exception | None = None) -> None:
         self._feed.stop()
-        self._run.close()
+        self._run.close(why)
 
 
 class _Reader:

@@ -232,9 +232,9 @@ class DatasetIterator:
             if monotonic() > deadline:
                 return
 
-    def close(self) -> None:
-        """Stop at once; threads in the middle of a user function end with it."""
-        self._run.close()
+    def close(self, why: Exception | None = None) -> None:
+        """Stop at once; threads in the middle of a user function end with it. `why` is raised to whoever reads on."""
+        self._run.close(why)
 
     def __enter__(self) -> Self:
         return self

@@ -36,7 +36,13 @@ from penstock.api.statistics import LoaderStatistics
 from penstock.client.backend import ServiceBackend
 from penstock.core.checks import check_whole
 from penstock.core.element import Element
-from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, ServiceFileMissingError, StateMismatchError
+from penstock.core.errors import (
+    InvalidArgumentError,
+    InvalidPipelineError,
+    ServiceFileMissingError,
+    StateMismatchError,
+    SupersededError,
+)
 from penstock.core.host_memory import HostMemory
 from penstock.graph import ops
 from penstock.graph.length import known_length
@@ -49,12 +55,18 @@ from penstock.submission.options import JobOptions
 from penstock.wire.credentials import SERVICE_VARIABLE, ServiceFile, find_service
 from penstock.wire.figures import JobFigures
 
-__all__ = ["FromService", "Loader", "make_loader"]
+__all__ = ["NEWER_ITERATOR", "FromService", "Loader", "make_loader"]
+
+NEWER_ITERATOR = (
+    "a newer iterator of this loader was made, and a loader has one at a time. Make a loader for each of those that "
+    "are to be read side by side"
+)
 
 
 class Loader(Operators):
     """Reads a dataset through a service, or here: each iteration is the next epoch. A context manager.
 
+    It has one iterator at a time: whoever reads on with an older one that had not ended gets a `SupersededError`.
     `state_dict()` says what this process has received; `load_state_dict()` decides where the next iteration begins.
     """
 
@@ -99,7 +111,7 @@ class Loader(Operators):
     def __iter__(self) -> Iterator[Element]:
         loaded, self._loaded = self._loaded, None
         if self._epoch is not None:
-            self._epoch.close()
+            self._epoch.close(SupersededError(NEWER_ITERATOR))
             self._epoch = None
         epoch = self._next_epoch
         if loaded is not None:

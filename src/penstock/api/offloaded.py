@@ -228,6 +228,8 @@ class OffloadedEpoch:
         """Of the ways before the present one."""
         self._left_at: float | None = None
         self._ended = False
+        self._closed_for: Exception | None = None
+        """What whoever reads on is told; None: nothing."""
         self._decided_at_once = kind.course.window is None
         self._way = kind.course.way
         self._resting: Sequence[SavedState] | None = saved
@@ -248,6 +250,8 @@ class OffloadedEpoch:
     def __next__(self) -> Element:
         if self._ended:
             raise StopIteration
+        if self._closed_for is not None:
+            raise self._closed_for
         course = self._kind.course
         asked_at = perf_counter()
         ran_s = 0.0 if self._left_at is None else asked_at - self._left_at
@@ -262,7 +266,7 @@ class OffloadedEpoch:
                 self._end(ran_s)
                 raise
             except Exception as error:
-                if not course.failed(error):
+                if error is self._closed_for or not course.failed(error):
                     raise
         got_at = self._left_at = perf_counter()
         self._outputs += 1
@@ -365,9 +369,11 @@ class OffloadedEpoch:
             bytes=self._bytes_before + inner.bytes,
         )
 
-    def close(self) -> None:
+    def close(self, why: Exception | None = None) -> None:
+        if not self._ended:
+            self._closed_for = why
         if self._inner is not None:
-            self._inner.close()
+            self._inner.close(why)
 
 
 def _spent_s(inner: LoaderStatistics) -> float:

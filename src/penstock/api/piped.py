@@ -202,8 +202,8 @@ class _PipedEpoch:
         readers = [stage.reader for stage in self._stages if stage.reader is not None]
         return statistics_of(readers, here) if readers else statistics_here(here)
 
-    def close(self) -> None:
-        self._run.close()
+    def close(self, why: Exception | None = None) -> None:
+        self._run.close(why)
 
 
 def _reopened(place: Any, opened: Sequence[tuple[Any, Any]]) -> Any:

@@ -174,10 +174,14 @@ class EpochReader:
         """Return how many elements the trainer has that are not settled, as far as can be seen from any thread."""
         return max(0, self._before + self._at - self.consumer.settled)
 
-    def close(self) -> None:
-        """Let go of everything, at once. May be called from another thread while one waits in `next()`."""
+    def close(self, why: Exception | None = None) -> None:
+        """Let go of everything, at once. May be called from another thread while one waits in `next()`.
+
+        `why` is raised to whoever reads on before the end; None: it is the end.
+        """
         if os.getpid() != self.session.link.pid:
             return
+        self._error = self._error or (None if self.finished else why)
         self._closed = True
         self._board.bell.ring()
         if self._lock.acquire(timeout=2.0):
@@ -391,8 +395,11 @@ class EpochReader:
 
     def _patience(self) -> Patience:
         seat = self.session.seat
-        what = f"a batch of job {seat.job!r}, epoch {self.epoch}, consumer {seat.consumer}"
-        return Patience(self._timeout_s, what, first_word_s=SAY_EVERY_S)
+        return Patience(
+            self._timeout_s,
+            f"a batch of job {seat.job!r}, epoch {self.epoch}, consumer {seat.consumer}",
+            first_word_s=SAY_EVERY_S,
+        )
 
     def _wait(self, patience: Patience) -> None:
         if patience.is_due:

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from penstock.api.dataset import Dataset
-from penstock.api.loader import Loader
+from penstock.api.loader import NEWER_ITERATOR, Loader
 from penstock.api.reading_ahead import ReadAhead
 from penstock.core.checks import check_whole
 from penstock.core.element import map_leaves
-from penstock.core.errors import InvalidArgumentError
+from penstock.core.errors import InvalidArgumentError, SupersededError
 
 _LOOK_EVERY_S = 0.1  # how soon the thread of a reading that was given up ends
 _END = object()
@@ -63,6 +63,8 @@ class ArrayLoader:
         thread.start()
         try:
             while True:
+                if stop.is_set():  # nothing is placed any more
+                    raise SupersededError(NEWER_ITERATOR)
                 batch, failure = placed.get()
                 if failure is not None:
                     raise failure

@@ -177,8 +177,10 @@ class Run:
             return False
         began = perf_counter()
         chunk = self._stage.pull(self._sizer.chunk_size)
-        if self.closed:
-            return False  # by another thread meanwhile: the state stays that of the last element
+        if self.closed:  # by another thread meanwhile: the state stays that of the last element
+            if self._error is not None:
+                raise self._error
+            return False
         self._progress.elements += self._size
         self._chunk, self._next, self._size = chunk, 0, len(chunk.elements)
         if chunk.elements:
@@ -228,8 +230,13 @@ class Run:
         quarantines = self._lowering.quarantines
         return sum(quarantine.skipped for quarantine in quarantines) if quarantines else 0
 
-    def close(self) -> None:
-        """Stop and give everything back; may be called twice. Interrupted, it is done again, at the latest at exit."""
+    def close(self, why: Exception | None = None) -> None:
+        """Stop and give everything back; may be called twice. Interrupted, it is done again, at the latest at exit.
+
+        `why` is raised to whoever reads on before the end, also within what was pulled already; None: it is the end.
+        """
+        if why is not None and not self._ended and self._error is None:
+            self._error, self._size = why, self._next
         if self._finalizer.alive:
             self.closed = True
             self._progress.clock.leave(perf_counter(), ended=True)

@@ -67,8 +67,8 @@ class TailRun(Run):
             state = None
         super().open(pass_, state)
 
-    def close(self) -> None:
-        super().close()
+    def close(self, why: Exception | None = None) -> None:
+        super().close(why)
         self._outputs = iter(())  # what makes them refers back to this
 
     def pull(self, want: int) -> Chunk:
