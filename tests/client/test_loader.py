@@ -717,6 +717,19 @@ def test_several_consumers_do_not_cache_what_they_received(service: ps.LocalServ
         loader.cache()
 
 
+def test_ranks_with_unequal_numbers_do_not_leave_an_epoch_early(service: ps.LocalService) -> None:
+    def make(count: int = 2) -> ps.Loader:
+        return ps.range(40).distribute(service, ranks=ps.Ranks(count, 0, uneven="allow"))
+
+    for early in (lambda loader: loader.take(5), lambda loader: loader.map(abs).zip(ps.range(5))):
+        with pytest.raises(
+            InvalidPipelineError, match=r"\(\) after distribute\(\) with uneven='allow'.*'drop' or 'pad'"
+        ):
+            early(make())
+        early(make(1))
+    make().take(-1)
+
+
 @pytest.mark.parametrize("with_state", [True, False])
 def test_an_older_reader_of_a_slot_stops_with_elements_at_hand(service: ps.LocalService, with_state: bool) -> None:
     def make() -> ps.Loader:

@@ -236,6 +236,11 @@ RULES: tuple[Rule, ...] = (
         lambda p, m: m.sharing is not None and any(step.name == "take" for step in m.after),
     ),
     (
+        "ranks with unequal numbers of outputs leave an epoch together, at its end (options.md)",
+        ("uneven",),
+        lambda p, m: m.ranks > 1 and m.uneven == "allow" and any(step.name == "take" for step in m.after),
+    ),
+    (
         "after a relaxed distribute nothing may hold elements by their order of arrival",
         ("after distribute",),
         lambda p, m: not m.in_order and m.feed is None and any(step.name in ORDER_BOUND for step in m.after),

@@ -305,6 +305,7 @@ class Loader(Operators):
         for source in made._sources:
             _check_cache(node, source.backend.options)
             _check_take(node, source.backend.options)
+            _check_leaving(node, source.backend.options)
             if source.backend.options.order == "relaxed":
                 _check_order(node)
             _check_shuffle(node)
@@ -342,6 +343,17 @@ def _check_take(node: Node, options: JobOptions) -> None:
             f"take({node.count}) after distribute(): trainers that share a job read one epoch of it at a time, which "
             "goes on for the others, so that the next iteration would begin in its middle. Leave the loop after so "
             "many elements instead; the next one goes on from there"
+        )
+
+
+def _check_leaving(node: Node, options: JobOptions) -> None:
+    """Refuse what ends before its input where ranks are given unequal numbers: a rank that leaves is waited for."""
+    ends_early = isinstance(node, ops.Zip) or (isinstance(node, ops.Take) and node.count != ops.NEVER_ENDS)
+    if ends_early and options.ranks.count > 1 and options.ranks.uneven == "allow":
+        raise InvalidPipelineError(
+            f"{node.name}() after distribute() with uneven='allow': ranks have unequal numbers of elements, so that "
+            "one leaves the epoch that another reads to its end, which then waits for the one that left. Use "
+            "uneven='drop' or 'pad', with which they take equal steps"
         )
 
 
