@@ -486,6 +486,30 @@ def test_the_rest_of_a_repeat_that_has_ended_is_given_by_the_tail():
     assert [batch.tolist() for batch in tail.elements] == [[0, 1, 2]]
 
 
+def all_of_an_empty_file_and_of_three_numbers(folder):
+    (folder / "empty.txt").touch()
+    dataset = ps.mix([ps.range(3), ps.read_text(str(folder / "*.txt"))], [5, 2], stop="never")
+    job = Job(dataset)
+    assert job.counts[1] == 1, "a file of which nobody knows that it is empty before it was read"
+    return dataset, job, lambda state: FakeFeed(lambda source, pass_: list(range(job.counts[source])), state)
+
+
+def test_a_mix_that_never_stops_goes_on_without_an_input_of_which_a_stream_had_all_and_nothing_came(tmp_path):
+    dataset, job, feed = all_of_an_empty_file_and_of_three_numbers(tmp_path)
+    read = job.run(StreamPart(feed=feed(None)), most=8)
+    assert read.elements == list(dataset.take(8)) == [0, 1, 2, 0, 1, 2, 0, 1]
+    for position, state in enumerate(read.states):
+        assert (
+            job.run(StreamPart(feed=feed(state)), state=state, most=8 - position).elements == read.elements[position:]
+        )
+
+
+def test_a_mix_that_never_stops_is_not_sure_of_an_input_whose_other_elements_go_elsewhere(tmp_path):
+    _, job, feed = all_of_an_empty_file_and_of_three_numbers(tmp_path)
+    with pytest.raises(EmptyInputError, match="gave a stream nothing"):
+        job.run(StreamPart(feed=feed(None), keep=(0, 2)))
+
+
 def test_a_mix_that_never_stops_says_so_when_an_input_gives_the_stream_nothing():
     job = Job(ps.mix([ps.range(8), ps.range(8).filter(lambda x: x > 100)], stop="never"))
     with pytest.raises(EmptyInputError, match=r"mix.*input 1 gave a stream nothing in 100 passes.*fewer streams"):

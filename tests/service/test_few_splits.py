@@ -55,6 +55,16 @@ def test_a_mix_that_never_stops_keeps_its_shares(three_workers: ps.LocalService,
 
 
 @pytest.mark.parametrize("order", ORDERS)
+def test_a_mix_that_never_stops_goes_on_without_an_empty_file(
+    three_workers: ps.LocalService, corpora, tmp_path, order: str
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    dataset = mixed((corpora[0], str(tmp_path / "empty.jsonl")), "never").map(kind)
+    with dataset.distribute(three_workers, limits=ps.Limits(timeout_s=DEADLINE_S), **ORDERS[order]) as loader:
+        assert set(islice(loader, 300)) == set(dataset.take(300)) == {"web"}
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("stop", ["first", "all"])
 def test_a_mix_that_ends_gives_what_it_gives_in_process(
     three_workers: ps.LocalService, corpora, stop: str, order: str

@@ -12,13 +12,16 @@ class EmptyPasses:
 
     Alone, one of them says so. A stream reads a part of each pass: a filter may leave nothing of it, and something of
     the next one's, which comes in another order. There it takes many; those of which others got all the splits say
-    nothing, and do not count.
+    nothing, and do not count. One that the stream got whole says what it would say alone.
     """
 
-    def __init__(self, splits_read: Callable[[], int] | None = None) -> None:
-        """`splits_read`, in a stream, is how many splits the input has begun so far."""
-        self.alone = splits_read is None
-        self._splits_read = splits_read
+    def __init__(self, splits_read: Callable[[], int] | None = None, splits: int | None = None) -> None:
+        """`splits_read`, in a stream, is how many splits the input has begun so far, and `splits` how many a pass has;
+        None: that does not follow, or another pass may give what this one did not.
+        """
+        self.certain = splits_read is None
+        """Whether a pass that ended without elements was the whole of it, so that nobody gets anything of the input."""
+        self._splits_read, self._splits = splits_read, splits
         self.gave()
 
     def gave(self) -> None:
@@ -33,6 +36,7 @@ class EmptyPasses:
         """Count a pass without elements that has ended; say whether to give up."""
         if self._splits_read is None:
             return True
-        if self._splits_read() != self._before:
-            self._count += 1
+        read = self._splits_read() - self._before
+        self.certain = read == self._splits
+        self._count += read > 0
         return self._count >= MOST_EMPTY

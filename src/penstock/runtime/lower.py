@@ -27,7 +27,7 @@ from penstock.graph.codec import encode_graph
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.node import Node
 from penstock.graph.parameters import short_label as label_of
-from penstock.graph.randomized import identified, with_identities
+from penstock.graph.randomized import identified, takes_rng, with_identities
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
 from penstock.runtime import ops as stage_modules
@@ -310,7 +310,10 @@ class Lowering:
         below = [source for source in walk(node) if isinstance(source, SourceNode) and source not in self.stages]
         if self._placement.alone or not any(self.source_of(source).splits() for source in below):
             return EmptyPasses()
-        return EmptyPasses(self._placement.splits_read([self._source_numbers[source] for source in below]))
+        once = not any(each.passes != 1 or takes_rng(each) for each in walk(node))
+        whole = sum(len(self.source_of(source).splits()) for source in below) if once else None
+        splits_read = self._placement.splits_read([self._source_numbers[source] for source in below])
+        return EmptyPasses(splits_read, whole if self._placement.takes_all else None)
 
     def _reads_by_index(self, source: SourceNode) -> bool:
         return source not in self.stages and isinstance(self.source_of(source), IndexableSource)

@@ -56,6 +56,11 @@ class StreamPlacement:
     def alone(self) -> bool:
         return self.part is None
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether all elements of a split that is named are this run's; which splits a tail reads is another matter."""
+        return self.part is None or (self.part.keep is None and not self.part.leftovers)
+
     # Sources
 
     def ordinals(self, number: int, splits: int) -> Callable[[int], Ordinals]:

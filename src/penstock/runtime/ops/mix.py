@@ -190,14 +190,14 @@ class Mixing(Stage):
             chunk = source.stage.pull(want)
             if chunk.elements or self._stopped:
                 return chunk
-            if source.empty.were_enough():
+            if source.empty.were_enough() or source.empty.certain:
                 self._give_up(source)
                 return chunk
 
     def _give_up(self, source: _Input) -> None:
         if self._stopped:
             return
-        if not source.empty.alone:
+        if not source.empty.certain:
             raise self._nothing_of(source)
         source.ended = True
 
