@@ -397,6 +397,24 @@ def test_an_opening_ahead_waits_while_splits_of_the_epoch_are_left() -> None:
     assert isinstance(cluster.ask(cluster.opening(epoch=5, ahead=True)), NotYet)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_said_what_only_a_reader_can_say_had_come_though_its_arrival_was_lost(first: int) -> None:
+    """All ranks read an empty epoch to its end, and begin anew without states: in one reading, whoever is first."""
+    cluster = started(consumers=2)
+    described = spec(consumers=2)
+    early = [cluster.opening(consumer, epoch=1, ahead=True, spec=described) for consumer in range(2)]
+    following, _ = [cluster.ask(each).view for each in early]
+    for consumer in range(2):
+        cluster.ask(close(f"c{consumer}", "a0-r0", consumer=consumer))
+    cluster.ask(cluster.opening(epoch=1, spec=described, client=early[0].client, rejoin=following.attempt))
+    for stream in following.streams:
+        for consumer in range(2):
+            cluster.end(stream, consumer, rounds=0)
+    cluster.ask(close(early[0].client, following.attempt))
+    anew = {cluster.open(consumer, epoch=1, spec=described).view.attempt for consumer in (first, 1 - first)}
+    assert len(anew) == 1 and following.attempt not in anew
+
+
 def test_what_was_said_ahead_and_comes_late_changes_nothing() -> None:
     cluster = started()
     early = cluster.opening(epoch=1, ahead=True)

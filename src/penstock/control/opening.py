@@ -241,7 +241,7 @@ def _choose_attempt(draft: Draft, request: OpenEpoch) -> AttemptId | Answer:
     wishes = _wishes(draft, present)
     if opened is not None and opened.client == request.client:
         return present.attempt
-    if opened is not None and opened.ahead:
+    if opened is not None and opened.ahead and not present.has_come(slot):
         opened = None  # of a reader that never came
     # One that began at a checkpoint lacks, for a consumer without it, all that came before.
     begins_alike = (present.digest is None) == (request.resume is None)

@@ -263,6 +263,11 @@ class Iteration(Record, frozen=True):
     def needs_runners(self) -> bool:
         return not self.finished or self.streams.reopened > 0
 
+    def has_come(self, slot: Slot) -> bool:
+        """Say whether a reader that opened the epoch ahead has read it all the same, and its word of that was lost."""
+        alone = all(other == slot or other.consumer != slot.consumer for other in self.opened)  # no replica said it
+        return alone and any(slot.consumer in stream.ended_by for stream in self.streams.values())
+
 
 class Job(Record, frozen=True):
     name: JobName
