@@ -26,7 +26,7 @@ from penstock.api.statistics import LoaderStatistics, statistics_here, statistic
 from penstock.client.session import Beginning
 from penstock.client.stage import ServiceStage
 from penstock.core.element import Element
-from penstock.core.errors import InvalidArgumentError, StateMismatchError
+from penstock.core.errors import InvalidArgumentError, InvalidPipelineError, JobMismatchError, StateMismatchError
 from penstock.graph.node import Node
 from penstock.graph.readers import SourceNode
 from penstock.graph.traverse import walk
@@ -55,6 +55,7 @@ class Piped:
         self._sources = sources
         self._node = canonicalize(node)
         self._budget = default_budget(threads, memory_bytes)
+        self._given_seed = _one_seed(sources)
         self._own: PipelineSignature | None = None
         self._graph: Node | None = None
 
@@ -77,7 +78,7 @@ class Piped:
 
     def seed_of(self, seed: int | None) -> int:
         first = self._sources[0]
-        found = (seed, first.backend.seed, given_seed(walk_through(self._node)))
+        found = (seed, self._given_seed, first.backend.seed, given_seed(walk_through(self._node)))
         return next((each for each in found if each is not None), first.dataset._plan.seed)
 
     def open(self, epoch: int, seed: int | None, loaded: Loaded | None, weights: Weights | None) -> Epoch:
@@ -87,12 +88,27 @@ class Piped:
         beginning = Beginning(epoch=epoch, seed=seed, may_rejoin=may_rejoin, weights=weights)
         place: PipedPlace = PipedPlace(None, []) if loaded is None or loaded.place is None else loaded.place
         opened = self._open(beginning, place)
+        try:
+            self._check_seeds()
+        except BaseException:
+            opened.close()
+            raise
         job_seed = self._sources[0].backend.seed
         if job_seed in (None, seed) or place.operators is not None:
             return opened
         # Another rank made the job and drew its seed, which functions here go by as well.
         opened.close()
         return self._open(replace(beginning, seed=job_seed, may_rejoin=True), replace(place, attempts=opened.attempts))
+
+    def _check_seeds(self) -> None:
+        """Refuse jobs of two seeds: a state has one, by which both would be read on."""
+        first, *others = (source.backend for source in self._sources)
+        for other in others:
+            if None not in (first.seed, other.seed) and other.seed != first.seed:
+                raise JobMismatchError(
+                    f"job {other.options.job!r} has the seed {other.seed} and job {first.options.job!r} {first.seed}: "
+                    "a pipeline has one seed. Give one of the loaders another job= name, or both the same seed="
+                )
 
     def _open(self, beginning: Beginning, place: PipedPlace) -> _PipedEpoch:
         assert self._graph is not None and beginning.seed is not None
@@ -101,8 +117,15 @@ class Piped:
 
         def stage(source: FromService, meter: StageMeter, identities: int | None) -> ServiceStage:
             attempt = place.attempts[len(made)] if len(made) < len(place.attempts) else None
-            made.append(ServiceStage(meter, source.backend, beginning, clock, attempt, identities, source.group_rows))
+            made.append(
+                ServiceStage(meter, source.backend, beginning, seed, clock, attempt, identities, source.group_rows)
+            )
             return made[-1]
+
+        def seed() -> int | None:
+            """Another rank may have made the job that is opened first: the next one is made with its seed."""
+            opened = (each.reader.session.opened.spec.seed for each in made if each.reader is not None)
+            return beginning.seed if place.operators is not None else next(opened, beginning.seed)
 
         stages: dict[SourceNode, MakeStage] = {source: partial(stage, source) for source in self._sources}
         run = Run(
@@ -157,6 +180,17 @@ class Piped:
             if node.inputs and not alike and node.endless([None] * len(node.inputs)) is None:
                 return node
         return None
+
+
+def _one_seed(sources: Sequence[FromService]) -> int | None:
+    """Return the seed that some of the loaders were given; None: none was."""
+    given = list(dict.fromkeys(s.backend.options.seed for s in sources if s.backend.options.seed is not None))
+    if len(given) > 1:
+        raise InvalidPipelineError(
+            f"loaders with seed={given[0]} and seed={given[1]} in one pipeline: a pipeline has one seed, which is in "
+            "its state. Give them the same, or one of them none"
+        )
+    return next(iter(given), None)
 
 
 class _PipedEpoch:

@@ -41,19 +41,20 @@ class ServiceStage(Stage):
         meter: StageMeter,
         backend: ServiceBackend,
         beginning: Beginning,
+        seed: Callable[[], int | None],
         clock: ReaderClock,
         attempt: tuple[int, str] | None = None,
         identities: int | None = None,
         group_rows: int = 0,
     ) -> None:
-        """`beginning`: what all passes have in common. `clock`: of the trainer, who reads what stands after this.
-        `attempt`: of a stage that a loaded state had opened, and from which nothing had come. `identities`: the number
-        that those of the first source go by, where a function draws. `group_rows`: an output is the elements of a
-        batch of so many; 0: it is an element.
+        """`beginning`: what all passes have in common, but for the `seed`, which is asked for then. `clock`: of the
+        trainer, who reads what stands after this. `attempt`: of a stage that a loaded state had opened, and from which
+        nothing had come. `identities`: the number that those of the first source go by, where a function draws.
+        `group_rows`: an output is the elements of a batch of so many; 0: it is an element.
         """
         super().__init__(meter)
         self._group_rows = group_rows
-        self._backend, self._beginning, self._identities = backend, beginning, identities
+        self._backend, self._beginning, self._identities, self._seed = backend, beginning, identities, seed
         self._clock = clock
         self.reader: EpochReader | None = None
         self.attempt = attempt
@@ -67,7 +68,7 @@ class ServiceStage(Stage):
         self._held: Chunk | None = None
         if isinstance(state, list) and state[:1] == [ROW]:
             _, self._drop, state = state
-        beginning, options = replace(self._beginning, epoch=pass_), self._backend.options
+        beginning, options = replace(self._beginning, epoch=pass_, seed=self._seed()), self._backend.options
         if state is not None:
             checkpoint = read_states(state, consumer=options.rank, consumers=options.ranks.count)
             beginning = replace(beginning, checkpoint=checkpoint)
