@@ -19,7 +19,11 @@ import pytest
 import penstock as ps
 from penstock.core.errors import DataError, ErrorBudgetExceededError, FileChangedError
 from penstock.runtime.quarantine import read_quarantine
+from penstock.sources import storage
 from penstock.sources.base import SplitPosition
+from penstock.sources.file_times import FileTimes
+from penstock.sources.listing_codec import decode_listings, encode_listings
+from penstock.sources.listing_codec import open_source as open_listed
 from penstock.sources.registry import open_source
 from penstock.sources.tfrecord import TFRecordWriter
 
@@ -171,6 +175,62 @@ def test_a_file_that_grows_while_it_is_read_is_an_error(made) -> None:
         file.write(b"more" * 128)
     with pytest.raises(FileChangedError, match="when it was listed"):
         reading.finish()
+
+
+def replace(path: Path) -> None:
+    """Move another file of the same size into a file's place, as one does it."""
+    listed = path.stat()
+    new = path.with_name("new")
+    new.write_bytes(path.read_bytes())
+    os.utime(new, ns=(listed.st_atime_ns, listed.st_mtime_ns + 1_000_000))
+    new.rename(path)
+
+
+def test_a_file_replaced_by_one_of_its_size_before_it_is_read_is_an_error(made) -> None:
+    path, read = made
+    reading = Reading(read(str(path)))
+    replace(path)
+    with pytest.raises(FileChangedError, match="written again since it was listed or first read; make the dataset"):
+        reading.finish()
+    assert not reading.count
+
+
+def test_a_file_replaced_by_one_of_its_size_is_not_opened_again(made) -> None:
+    """As in the next epoch, or of another range of it; and in a process that has not listed it itself."""
+    path, read = made
+    listed = path.stat()
+    source = open_source(read(str(path)).node)
+    splits = source.splits()
+    forget_times()
+    source.open(splits[0], SplitPosition()).close()
+    reader = source.open(splits[0], SplitPosition())
+    assert len(reader.read(1).elements)
+    reader.close()
+    replace(path)
+    with pytest.raises(FileChangedError, match="written again"):
+        source.open(splits[0], SplitPosition()).read(1)
+    assert path.stat().st_size == listed.st_size
+
+
+def test_a_file_that_was_copied_is_read_by_who_lists_it_anew_or_was_given_a_listing(made) -> None:
+    path, read = made
+    dataset = read(str(path))
+    listings = encode_listings([open_source(dataset.node)])
+    count = Reading(dataset).finish()
+    state_of = ps.Dataset(dataset.node).iterator().state_dict()
+    replace(path)
+    again = read(str(path))
+    assert Reading(again).finish() == count
+    again.iterator().load_state_dict(state_of)
+    forget_times()  # another process, which has neither listed nor read it
+    elsewhere = open_listed(dataset.node, decode_listings(listings)[0])
+    split = elsewhere.splits()[0]
+    replace(path)
+    assert len(elsewhere.open(split, SplitPosition()).read(1).elements)
+
+
+def forget_times() -> None:
+    storage._times = FileTimes()
 
 
 @pytest.mark.parametrize("name", SKIPPING)

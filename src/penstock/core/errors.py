@@ -58,12 +58,16 @@ class FileChangedError(TruncatedFileError):
     """A file is not the one that was listed."""
 
     def __init__(self, path: str, *, listed: int, found: int | None = None, offset: int | None = None) -> None:
-        """`listed` and `found` are its sizes then and now; without `found` it has another content of any size."""
+        """`listed` and `found` are its sizes then and now; without `found` it has another content of any size.
+
+        Of the same size, it was written again.
+        """
         self.listed, self.found = listed, found
         now = "another content" if found is None else f"{found:,} bytes"
+        what = f"the file has {now} now and had {listed:,} bytes when it was listed"
         super().__init__(
             path,
-            f"the file has {now} now and had {listed:,} bytes when it was listed",
+            f"{what}: it was written again since it was listed or first read" if found == listed else what,
             offset=offset,
             remedy="make the dataset anew, which lists its files, and move files into place only when they are whole",
         )

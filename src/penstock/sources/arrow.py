@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from penstock.core.errors import CorruptRecordError, DataError, FileChangedError, InvalidArgumentError, PenstockError
+from penstock.core.errors import CorruptRecordError, DataError, InvalidArgumentError, PenstockError
 from penstock.graph.readers import ReadArrow
 from penstock.sources.base import FileRange, OnBad, Reader, Split, SplitPosition
 from penstock.sources.columnar import BadChunk, RowChunk, chunk_rows, column_types, open_reader
@@ -274,8 +274,9 @@ def _open_local(piece: FileRange) -> Any:
         raise gone(piece.path) from error
     except (pa.ArrowException, OSError) as error:
         raise DataError(piece.path, str(error)) from error
-    size = file.size()
-    if size != piece.size:
+    try:
+        check_unchanged(piece.path, piece.path, piece.size)
+    except DataError:
         file.close()
-        raise FileChangedError(piece.path, listed=piece.size, found=size)
+        raise
     return file

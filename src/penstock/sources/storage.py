@@ -21,6 +21,7 @@ from penstock.core.errors import (
     StorageUnavailableError,
 )
 from penstock.sources import io_threads
+from penstock.sources.file_times import FileTimes
 from penstock.sources.readahead import WAIT_S, RandomAccessFile, ReadAheadFile
 
 Options: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
@@ -29,6 +30,7 @@ Options: TypeAlias = Mapping[str, Any] | Sequence[tuple[str, Any]]
 LOCAL_BUFFER_BYTES = 64 << 10  # serves small records; reads beyond it go straight into the result
 _LOCAL_SCHEMES = ("file", "local")
 _S3_SCHEMES = ("s3", "s3a")
+_times = FileTimes()
 
 
 class AccessDeniedError(StorageUnavailableError):
@@ -146,21 +148,22 @@ def open_random(path: str, size: int, options: Options = (), *, etag: str = "") 
 def check_unchanged(file: BinaryIO | str, path: str, listed: int, *, offset: int | None = None) -> None:
     """Raise `FileChangedError` if a local file, open or named, has another size than when it was listed.
 
-    A remote one that is open has been compared with every answer.
+    Or another time than when this process has listed or opened it first (see `sources.file_times`). A remote one that
+    is open has been compared with every answer.
     """
     try:
         if isinstance(file, str):
-            found = os.stat(file).st_size
+            status = os.stat(file)
         elif isinstance(file, io.BufferedReader):
-            found = os.fstat(file.fileno()).st_size
+            status = os.fstat(file.fileno())
         else:
             return
     except FileNotFoundError as error:
         raise gone(path) from error
     except OSError as error:
         raise DataError(path, error.strerror or str(error)) from error
-    if found != listed:
-        raise FileChangedError(path, listed=listed, found=found, offset=offset)
+    if status.st_size != listed or not _times.is_same(normal_path(path), status):
+        raise FileChangedError(path, listed=listed, found=status.st_size, offset=offset)
 
 
 def gone(path: str) -> NoFilesError:
@@ -178,7 +181,10 @@ class LocalStorage:
             return None
         except OSError as error:
             raise DataError(path, error.strerror or str(error)) from error
-        return None if stat_module.S_ISDIR(status.st_mode) else FoundFile(path, status.st_size)
+        if stat_module.S_ISDIR(status.st_mode):
+            return None
+        _times.listed(path, status)
+        return FoundFile(path, status.st_size)
 
     def scan(self, folder: str) -> tuple[list[str], list[FoundFile]]:
         folders: list[str] = []
@@ -189,7 +195,8 @@ class LocalStorage:
                     if item.is_dir():
                         folders.append(item.path)
                     elif item.is_file():
-                        files.append(FoundFile(item.path, item.stat().st_size))
+                        _times.listed(item.path, status := item.stat())
+                        files.append(FoundFile(item.path, status.st_size))
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         except OSError as error:
