@@ -56,6 +56,13 @@ def test_simclr_ends_at_16_with_cachew_and_at_24_with_kubernetes() -> None:
     assert settle(simclr, policy=utilization, beat_s=15.0, until_s=900).workers == 24
 
 
+@pytest.mark.parametrize("name", ["simclr-compute", "simclr-source"])
+def test_workers_that_disturb_each_other_as_foreseen_are_asked_for_while_they_pay(name: str) -> None:
+    simclr = published(name)
+    record = settle(simclr, policy=model_first, beat_s=50 / simclr.trainer_per_s, until_s=2000)
+    assert simclr.taken(record.workers) * 1.03 >= simclr.trainer_per_s, record.path
+
+
 def test_a_job_that_ends_gives_its_workers_to_those_that_wait() -> None:
     short, long = job("short", ends_s=3000.0), job("long")
     record = Fleet([short, long], workers(8), beat_s=20.0, move_s=0.0).run(6000)

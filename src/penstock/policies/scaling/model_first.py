@@ -333,6 +333,7 @@ def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in
     They wait if each uses less of its processor than when there were fewer. What waits inside of a function that has
     one thread looks busy, though: then two points cannot tell the one from the other. Those that bring little are
     taken to wait, since that is tried at once, with the number that would be enough; unless it was to be expected.
+    Then they disturb each other as those before them did, and pay as long as these.
     """
     below, here = curve[-2:]
     more = limits.useful(here.workers) - limits.useful(below.workers)
@@ -347,8 +348,9 @@ def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in
         return "paid"
     before = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve[-3:-1]]
     foreseen = _beyond(before, limits.useful(here.workers)) - below.made_per_s
-    expected = len(before) > 1 and here.made_per_s - below.made_per_s >= foreseen / 2
-    return "in the way" if expected else "held up"
+    if len(before) < 2 or here.made_per_s - below.made_per_s < foreseen / 2:
+        return "held up"
+    return "paid" if brought >= PAYS else "in the way"
 
 
 def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tuple[int, str]:
