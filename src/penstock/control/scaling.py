@@ -35,6 +35,7 @@ from penstock.policies.allotting import JobClaim, PoolWorker, allot
 from penstock.policies.scaling import buffers, cachew, model_first, utilization
 from penstock.policies.scaling.model_first import Learned, ModelMemory
 from penstock.policies.scaling.records import Measured, ReaderPace, ScalingLimits, ScalingPolicy, WorkerTarget
+from penstock.policies.scaling.worker_curve import MOVED
 from penstock.wire.jobs import delivery_of
 from penstock.wire.modes import WorkersAsked
 
@@ -192,7 +193,7 @@ def _keep_what_was_learned(draft: Draft, job: Job, memory: Any) -> None:
         return
     known = draft.state.metrics.get(metric_key(job), Learned)
     moved = known is None or any(
-        abs(getattr(learned, name) - value) > model_first.MOVED * abs(value) for name, value in asdict(known).items()
+        abs(getattr(learned, name) - value) > MOVED * abs(value) for name, value in asdict(known).items()
     )
     if known is None or learned.workers != known.workers or moved:
         draft.emit(e.MetricLearned(metric_key(job), {name: float(value) for name, value in asdict(learned).items()}))

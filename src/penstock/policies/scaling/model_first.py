@@ -3,13 +3,9 @@
 Assumes that a trainer's step and a worker's rate can be measured whatever the number of workers is, which credit
 makes true: a worker that is not held back by credit shows what it can do, a trainer that waits shows how long it
 would not. What cannot be known beforehand is how workers disturb each other (storage, network, memory): that is learned
-as a curve, one point for each number of workers that was tried.
+as a curve, one point for each number of workers that was tried (`worker_curve`).
 
-    made(n) = n x rate                     up to the first number that was tried
-              n / (1/rate + s (n - last))  beyond, and between two that were tried: 1/rate grows by s for each worker
-              made                         beyond one that did not pay: the *ceiling*. It begins where those of the
-                                           lower one reach it: they wait for something outside of them, or seem to
-    goal    = min(demand, ceiling)
+    goal    = min(demand, the curve's ceiling)
     target  = the smallest n with made(n) >= goal / 1.03     or, with prices, the n where a batch costs least
 
 A number at which the trainer was seen to wait is not asked for again, nor more than one that was seen to be enough: so
@@ -32,36 +28,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.policies.scaling.records import WORTHWHILE, Measured, Rent, ScalingLimits, WorkerTarget
+from penstock.policies.scaling.worker_curve import MOVED, WorkerCurve, differ, is_lower, made_in
 
-MOVED = 0.1  # figures that differ by less are the same: averages over a window differ by a few percent
 LOOK = 2  # windows that must agree before a number of workers is judged
 AT_LAST = 4  # windows after which it is judged although they do not
 SEVERAL = 3  # windows on end that a settled number must have been wrong in before it is left
 LOST_S = 5.0  # of the job's work: a host that is twice as slow for six seconds loses three
 FOLLOWS = 8  # the demand that a settled number rests on is an average over about so many windows in which it was good
 MOST_LOST = 0.5  # in a second: what is slower by more than half is rather the host, and is not followed any sooner
-LITTLE = 0.6  # of what one alone makes: those that bring less are rather held up than in each other's way
-PAYS = 0.5  # of what workers make on average: those that bring less by being in each other's way are not asked for
 LOOK_AGAIN_S = 3600.0  # a ceiling may have gone away, and cannot be seen from below
 TOLERATED = 2.5 * WORTHWHILE  # a decision allows for some waiting already, and noise is added to it
 SPARE = 0.97  # workers that are busy for more of their time have nothing to give back
-
-
-class Tried(msgspec.Struct, frozen=True):
-    """What came of a number of workers."""
-
-    workers: float
-    made_per_s: float
-    """What they could make: their rate, or what was taken where they waited for credit."""
-    short: bool
-    """Whether the trainer waited, or will when it has taken what was made before."""
-    processor: float
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +65,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     demand_per_s: float = 0.0
     """What the decision rests on; so for the rate, which is 0 where it is not known."""
     worker_per_s: float = 0.0
-    curve: tuple[Tried, ...] = ()
-    ceiling_per_s: float = math.inf
-    ceiling_at: float = 0.0
-    knee: bool = False
-    """Whether workers below the ceiling are taken not to disturb each other: it is a limit outside of them."""
+    curve: WorkerCurve = WorkerCurve()
     settled: bool = False
     """Whether the decision was seen to be as good as any, with the workers that could be had."""
     doubts: int = 0
@@ -185,8 +163,8 @@ def decide(
             limits.clip(memory.held or math.ceil(figures.workers)), "a worker's threads still grow"
         )
     wanted = limits.clip(wanted)
-    enough = math.isinf(memory.ceiling_per_s)
-    if not weighed and enough and wanted < memory.held == figures.workers and _is_slower(memory, figures):
+    slower = not memory.curve.has_ceiling and _is_slower(memory, figures)
+    if not weighed and slower and wanted < memory.held == figures.workers:
         memory = replace(memory, settled=True)  # it may be the host; what is lost by waiting is added up from here on
         return memory, _held(memory, limits, why)
     return _settle(memory, figures, wanted, moved or why, limits)
@@ -211,10 +189,10 @@ def _agreed(windows: Sequence[Measured], limits: ScalingLimits, demand_per_s: fl
         return None
     fewest = min(window.taken_per_s * window.seconds for window in windows)
     same = max(MOVED, 2 / max(fewest, 1.0))  # a window has a whole number of batches, but not of steps
-    speeds = [(window.demand_per_s, _made_in(window, limits)) for window in windows]
+    speeds = [(window.demand_per_s, made_in(window, limits)) for window in windows]
     fastest = [max(of_all) for of_all in zip(*speeds)]
-    busy = _is_lower(min(demand for demand, _ in speeds[-LOOK:]), demand_per_s, same)
-    if not busy and not any(_is_lower(one, most, same) for last in speeds[-LOOK:] for one, most in zip(last, fastest)):
+    busy = is_lower(min(demand for demand, _ in speeds[-LOOK:]), demand_per_s, same)
+    if not busy and not any(is_lower(one, most, same) for last in speeds[-LOOK:] for one, most in zip(last, fastest)):
         return _average(windows[-LOOK:])
     if len(windows) < AT_LAST:
         return None
@@ -246,7 +224,7 @@ def _weigh(
     memory: ModelMemory, window: Measured, limits: ScalingLimits, now: float
 ) -> tuple[ModelMemory, Measured | None]:
     """Add up what a settled number loses; return what is to be decided on, or None where it stays."""
-    if math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
+    if _is_due(memory.curve, now):
         return replace(memory, settled=False), _average(memory.recent[-SEVERAL:])
     seen, _ = _forget_what_moved(memory, window, limits, now)
     wanted, _ = _choose(_learn(seen, window, limits, now), window, limits)
@@ -267,169 +245,77 @@ def _forget_what_moved(
     memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float
 ) -> tuple[ModelMemory, str]:
     """Return what is still true of what was found out, and what is no longer, if anything."""
-    if math.isfinite(memory.ceiling_per_s) and now - memory.ceiling_at >= LOOK_AGAIN_S:
-        why = f"see whether {memory.ceiling_per_s:.3g}/s are still all that can be had"
-        return replace(memory, curve=(), ceiling_per_s=math.inf, knee=False), why
-    made = _made_in(figures, limits)
-    if made > (1 + MOVED) * memory.ceiling_per_s:
-        why = f"workers make {made:.3g}/s, and no longer {memory.ceiling_per_s:.3g}/s at most"
-        return replace(memory, curve=(), ceiling_per_s=math.inf, knee=False), why
-    if memory.demand_per_s and _differ(figures.demand_per_s, memory.demand_per_s):
-        enough = figures.demand_per_s / (1 + WORTHWHILE)
-        curve = tuple(replace(tried, short=tried.made_per_s < enough) for tried in memory.curve)
+    if _is_due(memory.curve, now):
+        why = f"see whether {memory.curve.ceiling_per_s:.3g}/s are still all that can be had"
+        return replace(memory, curve=WorkerCurve()), why
+    made, ceiling_per_s = made_in(figures, limits), memory.curve.ceiling_per_s
+    if made > (1 + MOVED) * ceiling_per_s:
+        why = f"workers make {made:.3g}/s, and no longer {ceiling_per_s:.3g}/s at most"
+        return replace(memory, curve=WorkerCurve()), why
+    if memory.demand_per_s and differ(figures.demand_per_s, memory.demand_per_s):
         why = f"the trainer takes {figures.demand_per_s:.3g}/s and no longer {memory.demand_per_s:.3g}/s"
-        return replace(memory, curve=curve), why
-    known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
+        return replace(memory, curve=memory.curve.for_demand(figures.demand_per_s)), why
+    known = memory.curve.at(figures.workers)
     if known is not None and figures.worker_per_s is not None:
         useful = limits.useful(known.workers)
-        if _differ(made, known.made_per_s) and (made < known.made_per_s or known.short):  # else it was not to be seen
+        if differ(made, known.made_per_s) and (made < known.made_per_s or known.short):  # else it was not to be seen
             why = f"a worker makes {made / useful:.3g}/s and no longer {known.made_per_s / useful:.3g}/s"
-            return replace(memory, curve=(), ceiling_per_s=math.inf, knee=False), why
+            return replace(memory, curve=WorkerCurve()), why
     return memory, ""
 
 
-def _made_in(figures: Measured, limits: ScalingLimits) -> float:
-    """Return what workers could make: by their rate, or by what was taken where they waited for credit."""
-    taken, rate = figures.taken_per_s, figures.worker_per_s
-    made = taken / max(min(figures.busy, 1.0), 1e-3) if rate is None else rate * limits.useful(figures.workers)
-    if figures.waiting > WORTHWHILE:
-        made = min(made, taken * (1 + WORTHWHILE))  # it is not what readers get, whatever workers say of themselves
-    return made
-
-
 def _learn(memory: ModelMemory, figures: Measured, limits: ScalingLimits, now: float) -> ModelMemory:
-    """Enter the present number of workers into the curve, and see whether the last ones paid."""
-    rate, short = figures.worker_per_s, figures.waiting > WORTHWHILE
-    made = _made_in(figures, limits)
-    known = next((tried for tried in memory.curve if tried.workers == figures.workers), None)
-    if known is not None and not _differ(made, known.made_per_s):
-        made = (known.made_per_s + made) / 2  # both are right, but for noise
-    others = tuple(tried for tried in memory.curve if tried.workers != figures.workers)
-    if not short and any(tried.workers > figures.workers for tried in others):
-        # Those that are left run the streams of those that are gone beside their own, for as long as these last.
-        made = min(made, limits.useful(figures.workers) * max(t.made_per_s / limits.useful(t.workers) for t in others))
-    short = short or made * (1 + WORTHWHILE) < figures.demand_per_s  # it takes what was made before, for a while
-    here = Tried(figures.workers, made, short, figures.processor)
-    curve = tuple(sorted((*others, here), key=lambda tried: tried.workers))
-    memory = replace(memory, curve=curve, worker_per_s=rate if rate is not None else memory.worker_per_s)
-    if memory.knee and short and made < (1 - MOVED) * min(memory.ceiling_per_s, _straight(curve, here, limits)):
-        return replace(memory, knee=False)  # so they are in each other's way after all
-    if short and len(curve) > 1 and here is curve[-1] and math.isinf(memory.ceiling_per_s):
-        paid = _judge(curve, limits)
-        if paid != "paid":
-            return replace(memory, ceiling_per_s=made, ceiling_at=now, knee=paid == "held up")
-    return memory
+    """Enter what the present number of workers makes."""
+    rate = memory.worker_per_s if figures.worker_per_s is None else figures.worker_per_s
+    return replace(memory, curve=memory.curve.entered(figures, limits, now), worker_per_s=rate)
 
 
-def _straight(curve: Sequence[Tried], here: Tried, limits: ScalingLimits) -> float:
-    """Return what so many workers would make if they were as fast as the next smaller number that was tried."""
-    below = next((tried for tried in reversed(curve) if tried.workers < here.workers), here)
-    return limits.useful(here.workers) * below.made_per_s / limits.useful(below.workers)
-
-
-def _judge(curve: Sequence[Tried], limits: ScalingLimits) -> Literal["paid", "in the way", "held up"]:
-    """Say whether the workers between the last two numbers brought enough, or disturb each other, or wait outside.
-
-    They wait if each uses less of its processor than when there were fewer. What waits inside of a function that has
-    one thread looks busy, though: then two points cannot tell the one from the other. Those that bring little are
-    taken to wait, since that is tried at once, with the number that would be enough; unless it was to be expected.
-    Then they disturb each other as those before them did, and pay as long as these.
-    """
-    below, here = curve[-2:]
-    more = limits.useful(here.workers) - limits.useful(below.workers)
-    if more <= 0:
-        return "paid"
-    alone = below.made_per_s / limits.useful(below.workers)
-    brought = (here.made_per_s - below.made_per_s) / more / alone
-    fell = 1 - (here.made_per_s / limits.useful(here.workers)) / alone
-    if below.processor > 0 and here.processor > 0 and fell > MOVED and 1 - here.processor / below.processor >= fell / 2:
-        return "held up"
-    if brought >= LITTLE:
-        return "paid"
-    before = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve[-3:-1]]
-    foreseen = _beyond(before, limits.useful(here.workers)) - below.made_per_s
-    if len(before) < 2 or here.made_per_s - below.made_per_s < foreseen / 2:
-        return "held up"
-    return "paid" if brought >= PAYS else "in the way"
+def _is_due(curve: WorkerCurve, now: float) -> bool:
+    """Say whether a ceiling was found so long ago that it is looked at again."""
+    return curve.has_ceiling and now - curve.ceiling_at >= LOOK_AGAIN_S
 
 
 def _choose(memory: ModelMemory, figures: Measured, limits: ScalingLimits) -> tuple[int, str]:
     """Return how many workers the curve asks for, and why."""
     demand, curve = figures.demand_per_s, memory.curve
-    if not curve:
+    if not curve.tried:
         return memory.held or math.ceil(figures.workers), memory.reason or "measuring"
-    goal = min(demand, memory.ceiling_per_s)
-    slowest = min(tried.made_per_s / tried.workers for tried in curve)
+    goal = min(demand, curve.ceiling_per_s)
+    slowest = min(tried.made_per_s / tried.workers for tried in curve.tried)
     enough = math.ceil(goal / max(slowest, 1e-9)) + 1 if limits.streams is None else limits.streams
-    upto = limits.clip(max(enough, math.ceil(curve[-1].workers)))
+    upto = limits.clip(max(enough, math.ceil(curve.tried[-1].workers)))
     candidates = range(max(limits.least, 1), upto + 1)
     rent = limits.rent
     if rent is not None:
-        best = min(candidates, key=lambda n: _batch_cost(curve, memory, limits, rent, n, demand))
-        goal = min(goal, _made(curve, memory, limits, best))
-    place = bisect_left(candidates, goal / (1 + WORTHWHILE), key=lambda n: _made(curve, memory, limits, n))
+        best = min(candidates, key=lambda n: _batch_cost(curve, limits, rent, n, demand))
+        goal = min(goal, curve.made(best, limits))
+    place = bisect_left(candidates, goal / (1 + WORTHWHILE), key=lambda n: curve.made(n, limits))
     wanted = candidates[min(place, len(candidates) - 1)]
-    if math.isfinite(memory.ceiling_per_s) and goal < demand:
-        why = f"storage or network give {memory.ceiling_per_s:.3g}/s, however many share them"
-        if not memory.knee:
-            why = f"workers are in each other's way, and make {memory.ceiling_per_s:.3g}/s at most"
+    if curve.has_ceiling and goal < demand:
+        why = f"storage or network give {curve.ceiling_per_s:.3g}/s, however many share them"
+        if not curve.knee:
+            why = f"workers are in each other's way, and make {curve.ceiling_per_s:.3g}/s at most"
     elif figures.worker_per_s is None:
         why = f"the trainer takes {demand:.1f}/s, and workers wait for it"
     else:
         why = f"the trainer takes {demand:.1f}/s, a worker makes {figures.worker_per_s:.1f}/s"
     if rent is not None and goal < demand / (1 + WORTHWHILE):
         why += "; one more would cost more than the waiting it saves"
-    short = max((t.workers for t in curve if t.short and t.made_per_s * (1 + WORTHWHILE) < goal), default=0.0)
+    short = max((t.workers for t in curve.tried if t.short and t.made_per_s * (1 + WORTHWHILE) < goal), default=0.0)
     if wanted < figures.workers and goal == demand:
         # Down to one at which the trainer waited a little would be for nothing.
-        short = max((t.workers for t in curve if t.short and t.made_per_s < goal), default=0.0)
+        short = max((t.workers for t in curve.tried if t.short and t.made_per_s < goal), default=0.0)
     if wanted <= short:
         wanted, why = math.floor(short) + 1, f"{why}, and {short:g} were seen to be too few"
-    most = min((tried.workers for tried in curve if not tried.short), default=math.inf)
-    if math.isfinite(memory.ceiling_per_s):
-        most = min(most, math.ceil(curve[-1].workers))  # there it was seen
+    most = min((tried.workers for tried in curve.tried if not tried.short), default=math.inf)
+    if curve.has_ceiling:
+        most = min(most, math.ceil(curve.tried[-1].workers))  # there it was seen
     return int(min(wanted, most)) if math.isfinite(most) else wanted, why
 
 
-def _made(curve: Sequence[Tried], memory: ModelMemory, limits: ScalingLimits, workers: float) -> float:
-    """Return what so many workers would make, by the curve."""
-    n = limits.useful(workers)
-    above = next((tried for tried in curve if tried.workers >= workers), None)
-    below = next((tried for tried in reversed(curve) if tried.workers <= workers), None)
-    if below is None:
-        assert above is not None
-        return min(n * above.made_per_s / limits.useful(above.workers), memory.ceiling_per_s)
-    points = [(limits.useful(tried.workers), tried.made_per_s) for tried in curve]
-    if above is None:
-        return min(_beyond(points[-2:], n), memory.ceiling_per_s)
-    (m, made), (k, more) = points[curve.index(below)], points[curve.index(above)]
-    if memory.knee or m == k:
-        return min(n * made / m, max(made, more))
-    return n / (m / made + (k / more - m / made) * (n - m) / (k - m))
-
-
-def _beyond(last: Sequence[tuple[float, float]], workers: float) -> float:
-    """Return what more workers would make than were tried, from the last one or two of (workers, made).
-
-    >>> _beyond([(4, 40.0)], 8), round(_beyond([(1, 10.0), (4, 32.0)], 8), 1)
-    (80.0, 50.5)
-    """
-    before, (n, made) = last[0], last[-1]
-    inverse = n / made
-    slope = (inverse - before[0] / before[1]) / max(n - before[0], 1e-9)
-    if inverse * before[1] / before[0] < 1 + WORTHWHILE:
-        return workers * made / n
-    undisturbed = max(inverse - slope * n, 0.0)
-    pays_until = n + max((undisturbed / PAYS - inverse) / slope, 0.0)
-    upto = min(workers, pays_until)
-    return upto / (inverse + slope * (upto - n))
-
-
-def _batch_cost(
-    curve: Sequence[Tried], memory: ModelMemory, limits: ScalingLimits, rent: Rent, workers: int, demand: float
-) -> float:
+def _batch_cost(curve: WorkerCurve, limits: ScalingLimits, rent: Rent, workers: int, demand: float) -> float:
     """Return what is paid for a batch, in any unit: trainer and workers, for as long as it takes."""
-    per_s = min(demand, _made(curve, memory, limits, workers))
+    per_s = min(demand, curve.made(workers, limits))
     return (rent.trainer_per_h + workers * rent.worker_per_h) / max(per_s, 1e-9)
 
 
@@ -453,14 +339,14 @@ def _as_good(memory: ModelMemory, figures: Measured, wanted: int, limits: Scalin
     if figures.workers != held:
         return False
     if wanted > held:
-        goal = min(figures.demand_per_s, memory.ceiling_per_s)
-        flat = math.isfinite(memory.ceiling_per_s)  # one more brings less than can be measured
+        goal = min(figures.demand_per_s, memory.curve.ceiling_per_s)
+        flat = memory.curve.has_ceiling  # one more brings less than can be measured
         made = figures.taken_per_s
         if _is_faster(memory, figures):
-            made = min(made, _made_in(figures, limits))  # what was made before lasts for a while
+            made = min(made, made_in(figures, limits))  # what was made before lasts for a while
         return (memory.settled or flat) and made * (1 + TOLERATED) >= goal
     near = held - wanted <= max(1.0, MOVED * held)
-    if math.isfinite(memory.ceiling_per_s):  # all but the needed ones wait for what they share, and look busy
+    if memory.curve.has_ceiling:  # all but the needed ones wait for what they share, and look busy
         return near and memory.settled
     if _is_slower(memory, figures):
         return near  # workers are busy all the same, while there is room
@@ -468,16 +354,8 @@ def _as_good(memory: ModelMemory, figures: Measured, wanted: int, limits: Scalin
 
 
 def _is_faster(memory: ModelMemory, figures: Measured) -> bool:
-    return _is_lower(memory.demand_per_s, figures.demand_per_s, MOVED) and memory.demand_per_s > 0
+    return is_lower(memory.demand_per_s, figures.demand_per_s) and memory.demand_per_s > 0
 
 
 def _is_slower(memory: ModelMemory, figures: Measured) -> bool:
-    return _is_lower(figures.demand_per_s, memory.demand_per_s, MOVED)
-
-
-def _is_lower(one: float, other: float, by: float) -> bool:
-    return one < (1 - by) * other
-
-
-def _differ(one: float, other: float) -> bool:
-    return abs(one - other) > MOVED * max(abs(other), 1e-9)
+    return is_lower(figures.demand_per_s, memory.demand_per_s)
