@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from penstock.core.element import Ragged, is_namedtuple
 from penstock.core.errors import CodecError
 from penstock.wire.elements import flatten, unflatten
-from penstock.wire.runs import Run, decode_run, encode_run
+from penstock.wire.runs import ElementRun, decode_run, encode_run
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -172,7 +172,7 @@ def test_runs_of_one_structure_survive_and_agree_with_the_elements_one_by_one(el
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(alike(), st.lists(any_element, max_size=4)), st.integers(0, 6), st.integers(0, 6))
 def test_a_run_gives_any_part_of_its_elements(elements: list[Any], start: int, more: int) -> None:
-    run = Run(*encode_run(elements), count=len(elements))
+    run = ElementRun(*encode_run(elements), count=len(elements))
     assert_same(run[start : start + more], elements[start : start + more])
     assert_same(run[start + more :], elements[start + more :])
     assert_same(run[:start], elements[:start])
@@ -181,7 +181,7 @@ def test_a_run_gives_any_part_of_its_elements(elements: list[Any], start: int, m
 @pytest.mark.parametrize("length", [3, None], ids=["of one shape", "of several"])
 def test_rows_are_made_when_they_are_asked_for(length: int | None) -> None:
     rows = [{"x": np.full(length or 1 + i % 3, i), "y": (np.full(length or 1 + i % 3, i), i)} for i in range(1000)]
-    run = Run(*encode_run(rows))
+    run = ElementRun(*encode_run(rows))
     tracemalloc.start()
     try:
         few, few_bytes = run[100:110], tracemalloc.get_traced_memory()[0]
@@ -195,7 +195,7 @@ def test_rows_are_made_when_they_are_asked_for(length: int | None) -> None:
 def test_a_run_of_another_number_of_elements_than_announced_is_refused() -> None:
     for elements in ([1], [1, 2], []):
         with pytest.raises(CodecError, match=f"a run of {len(elements)} elements where 3"):
-            Run(*encode_run(elements), count=3)
+            ElementRun(*encode_run(elements), count=3)
 
 
 @settings(max_examples=100, deadline=None)

@@ -41,7 +41,7 @@ from penstock.wire.frames import (
 from penstock.wire.framing import Assembly, Outbox, decode_message, has_arrived
 from penstock.wire.leases import SlabLease, SlabReader
 from penstock.wire.modes import Transport
-from penstock.wire.runs import Run
+from penstock.wire.runs import ElementRun
 from penstock.wire.sockets import Watch, dial
 
 CONNECT_S = 5.0
@@ -70,7 +70,7 @@ class FramePayload:
         """The buffers lie in shared memory, or came with the message."""
         self._lease, self._access = lease, access
         self._parts: list[Any] | None = parts
-        self._elements: Run | list[Element] = []
+        self._elements: ElementRun | list[Element] = []
 
     def elements(self, header: Rounds, start: int, stop: int) -> list[Element]:
         """Return those of the rounds from `start` to `stop`, which are made now."""
@@ -88,7 +88,7 @@ class FramePayload:
             self._elements = (
                 [unflatten(header.layout, buffers)]
                 if header.count == 1
-                else Run(header.layout, buffers, count=header.count)
+                else ElementRun(header.layout, buffers, count=header.count)
             )
             self._lease = self._parts = None
         return self._elements[start:stop]

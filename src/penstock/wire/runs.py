@@ -79,11 +79,11 @@ def _is_wide(element: Element, count: int) -> bool:
 
 
 def decode_run(layout: bytes, buffers: Sequence[Any], *, stand_ins: bool = False) -> list[Element]:
-    """Return all elements; see `Run`."""
-    return Run(layout, buffers, stand_ins=stand_ins)[:]
+    """Return all elements; see `ElementRun`."""
+    return ElementRun(layout, buffers, stand_ins=stand_ins)[:]
 
 
-class Run:
+class ElementRun:
     """Elements that are made when they are asked for: a slice is a list of them, and each is to be asked for once.
 
     Arrays are views of the buffers, writable if those are, and aligned. What is malformed is a `CodecError`, at once or
