@@ -112,8 +112,8 @@ def granting(bench: Bench) -> None:
     seconds = bench.options.seconds
     with folder() as journal, load.running(journal) as process, load.control(process.address) as client:
         job = load.bound_streams(process.address, client, ASKERS, 1_000_000_000)
-        with job as (attempt, streams), load.askers(process.address, ASKERS) as askers:
-            readers = {asker.socket: Reader(asker, attempt, stream) for asker, stream in zip(askers, streams)}
+        with job as (attempt, streams), load.askers(process.address, [key for _, key in streams]) as askers:
+            readers = {asker.socket: Reader(asker, attempt, stream) for asker, (stream, _) in zip(askers, streams)}
             poller = zmq.Poller()
             for socket, reader in readers.items():
                 poller.register(socket, zmq.POLLIN)
@@ -139,8 +139,8 @@ def restarting(bench: Bench) -> None:
     with folder() as journal:
         with load.running(journal) as process, load.control(process.address) as client:
             job = load.bound_streams(process.address, client, 200, 1_000_000_000)
-            with job as (attempt, streams), load.askers(process.address, 4) as askers:
-                history(askers, [Reader(askers[0], attempt, stream) for stream in streams], events)
+            with job as (attempt, streams), load.askers(process.address, [key for _, key in streams]) as askers:
+                history([Reader(asker, attempt, stream) for asker, (stream, _) in zip(askers, streams)], events)
             client.ask(ListJobs(), timeout_s=load.DEADLINE_S, what="jobs")
             position = client.seen
         whole, opened = [], []
@@ -157,39 +157,19 @@ def restarting(bench: Bench) -> None:
     bench.limit("killed, restarted, first answer", whole, 2.0, unit="s", **details)
 
 
-def history(askers: list[load.Asker], readers: list[Reader], events: int) -> None:
+def history(readers: list[Reader], events: int) -> None:
     """Grant one split an event: each stream's next question follows its last answer, all streams at once."""
-    by_number: dict[tuple[int, int], Reader] = {}
-    sockets = {asker.socket: number for number, asker in enumerate(askers)}
+    by_socket = {reader.asker.socket: reader for reader in readers}
     poller = zmq.Poller()
-    for socket in sockets:
+    for socket, reader in by_socket.items():
         poller.register(socket, zmq.POLLIN)
-
-    def ask(reader: Reader, number: int) -> None:
-        body = GrantSplits(
-            job=load.JOB,
-            attempt=reader.attempt,
-            stream=StreamId(reader.stream.stream),
-            binding=reader.stream.binding,
-            source=0,
-            pass_=0,
-            after=reader.after,
-        )
-        by_number[number, askers[number].ask(body)] = reader
-
-    for place, reader in enumerate(readers):
-        ask(reader, place % len(askers))
+        reader.ask(0.0)
     done = 0
     while done < events:
         for socket, _ in poller.poll(1000):
-            number = sockets[socket]
-            for told in askers[number].answers():
-                reader = by_number.pop((number, told.number))
-                if not isinstance(told.body, Granted):
-                    raise BenchError(f"no splits: {told.body}")
-                reader.after = told.body.ordinals[-1]
+            if by_socket[socket].take():
                 done += 1
-                ask(reader, number)
+                by_socket[socket].ask(0.0)
 
 
 class Herd:
@@ -230,7 +210,11 @@ class Herd:
 def heartbeats(bench: Bench) -> None:
     workers = WORKERS // 10 if bench.options.quick else WORKERS
     seconds = 3 if bench.options.quick else 10
-    with folder() as journal, load.running(journal) as process, load.askers(process.address, 50) as askers:
+    with (
+        folder() as journal,
+        load.running(journal) as process,
+        load.askers(process.address, [load.AGENT_KEY] * 50) as askers,
+    ):
         herd = Herd(askers)
         begin = time.perf_counter()
         for number in range(workers):
@@ -360,7 +344,8 @@ def joins(bench: Bench) -> None:
         bench.limit("twice as many: processor time", [whole.cpu_s], 10.0 * share, unit="s"),
     ]
     fewer = many // 10
-    with folder() as journal, load.running(journal) as process, load.askers(process.address, 20 + CLIENTS) as askers:
+    keys = [load.AGENT_KEY] * 20 + [load.TRAINER] * CLIENTS
+    with folder() as journal, load.running(journal) as process, load.askers(process.address, keys) as askers:
         arrivals = Arrivals(process, askers[:20], askers[20:])
         cpu = process.cpu_s()
         for number in range(fewer):

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 import zmq
 from harness import BenchError
 
-from penstock.core.ids import AgentId, AttemptId, ClientId, Fingerprint, JobName, WorkerId
+from penstock.core.ids import AgentId, AttemptId, ClientId, Fingerprint, JobName, RunnerId, WorkerId
 from penstock.dispatcher.main import DispatcherConfig
 from penstock.wire.addresses import Listening
 from penstock.wire.blobs import blob_hash, put_blob_pieces
@@ -32,6 +32,7 @@ from penstock.wire.messages import (
     Beat,
     Done,
     EpochOpened,
+    ExpectRunner,
     OpenEpoch,
     RegisterAgent,
     RunnerPlace,
@@ -45,7 +46,8 @@ from penstock.wire.sockets import dial
 
 DEADLINE_S = 60.0
 SERVER = Credentials.new("operator", "server")
-KEY = Credentials.new("operator", "benchmark", server=SERVER.public)
+TRAINER = Credentials.new("trainer", "benchmark", server=SERVER.public)
+AGENT_KEY = Credentials.new("agent", "fleet", server=SERVER.public)
 JOB = JobName("bench")
 AGENT, CLIENT = AgentId("agent"), ClientId("client")
 
@@ -63,7 +65,7 @@ class Process:
         self._folder = tempfile.mkdtemp(prefix="penstock-bench-")
         config = DispatcherConfig(
             server=SERVER,
-            known=(KnownKey(KEY.public, KEY.principal),),
+            known=tuple(KnownKey(key.public, key.principal) for key in (TRAINER, AGENT_KEY)),
             journal=str(journal),
             listening=Listening(folder=self._folder),
         )
@@ -108,8 +110,10 @@ def running(journal: Path) -> Iterator[Process]:
 
 
 @contextlib.contextmanager
-def control(address: str, on_push: Callable[[Any], None] | None = None) -> Iterator[ControlClient]:
-    with ControlClient(address, KEY, name="bench", on_push=on_push) as client:
+def control(
+    address: str, key: Credentials = TRAINER, on_push: Callable[[Any], None] | None = None
+) -> Iterator[ControlClient]:
+    with ControlClient(address, key, name="bench", on_push=on_push) as client:
         yield client
 
 
@@ -139,13 +143,18 @@ def opening(job_spec: JobSpec) -> OpenEpoch:
 @contextlib.contextmanager
 def bound_streams(
     address: str, client: ControlClient, workers: int, splits: int
-) -> Iterator[tuple[AttemptId, list[StreamView]]]:
-    """Open a job that so many workers run, and keep all of them alive; gives the attempt and its streams."""
+) -> Iterator[tuple[AttemptId, list[tuple[StreamView, Credentials]]]]:
+    """Open a job that so many workers run, and keep all of them alive; gives the attempt and its streams, each with the
+    key of the process that runs it.
+    """
     graph, listing = b"graph", b"listing"
     put(client, graph)
     put(client, listing)
     pushed: list[StartRunner] = []
-    with control(address, lambda push: pushed.append(push) if isinstance(push, StartRunner) else None) as agent:
+    keys: dict[RunnerId, Credentials] = {}
+    with control(
+        address, AGENT_KEY, lambda push: pushed.append(push) if isinstance(push, StartRunner) else None
+    ) as agent:
         places = tuple(WorkerPlace(worker=WorkerId(f"w{i}")) for i in range(workers))
         agent.ask(RegisterAgent(agent=AGENT, host="h", workers=places), timeout_s=DEADLINE_S, what="agent")
         request = opening(spec(graph, listing, splits))
@@ -157,7 +166,16 @@ def bound_streams(
                 raise BenchError(f"{workers} streams were not bound within {DEADLINE_S:.0f} s")
             while pushed:
                 asked = pushed.pop()
-                place = RunnerPlace(runner=asked.runner, worker=asked.worker, job=asked.job, address="tcp://h:1")
+                key = keys[asked.runner] = Credentials.new("runner", asked.runner, server=SERVER.public)
+                expect = ExpectRunner(agent=AGENT, job=asked.job, runner=asked.runner, verifier=key.public)
+                agent.ask(expect, timeout_s=DEADLINE_S, what="expecting a runner")
+                place = RunnerPlace(
+                    runner=asked.runner,
+                    worker=asked.worker,
+                    job=asked.job,
+                    address="tcp://h:1",
+                    verifier=key.public,
+                )
                 if agent.ask(RunnerReady(agent=AGENT, place=place), timeout_s=DEADLINE_S, what="a runner") != Done():
                     raise BenchError("a runner was refused")
             answer = client.ask(request, timeout_s=DEADLINE_S, what="opening")
@@ -176,7 +194,7 @@ def bound_streams(
         alive = threading.Thread(target=live)
         alive.start()
         try:
-            yield attempt, bound
+            yield attempt, [(stream, keys[stream.runner]) for stream in bound if stream.runner is not None]
         finally:
             stop.set()
             alive.join(DEADLINE_S)
@@ -185,8 +203,8 @@ def bound_streams(
 class Asker:
     """A socket with one question under way, without a thread: many of them load one dispatcher from one process."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self.socket = dial(context, KEY, address, data=False)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Credentials) -> None:
+        self.socket = dial(context, key, address, data=False)
         if not self.socket.poll(int(DEADLINE_S * 1000), zmq.POLLOUT):
             raise BenchError("an asker was not let in")
         self._number = 0
@@ -212,11 +230,12 @@ class Asker:
 
 
 @contextlib.contextmanager
-def askers(address: str, many: int) -> Iterator[list[Asker]]:
+def askers(address: str, keys: Iterable[Credentials]) -> Iterator[list[Asker]]:
+    """Give an asker for each key."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made: list[Asker] = []
     try:
-        made.extend(Asker(context, address) for _ in range(many))
+        made.extend(Asker(context, address, key) for key in keys)
         yield made
     finally:
         for asker in made:

@@ -82,7 +82,8 @@ class Core:
         self._clients[client] = (number, opened.view.attempt)
 
     def _ask(self, request: Request, peer: str) -> Decision:
-        principal = Principal("agent" if peer.startswith("agent") else "trainer", peer)
+        # The clients are ranks of one training, with one key.
+        principal = Principal("agent", peer) if peer.startswith("agent") else Principal("trainer", "training")
         decision = decide(
             self._state,
             request,
