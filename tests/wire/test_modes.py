@@ -26,7 +26,7 @@ from tests.job_specs import job_spec
         (Sharding, {"guarantee": "once"}, "guarantee='once' is not one of"),
         (Sharding, {"guarantee": "zero_or_more"}, "is what sharding='off' gives"),
         (Sharding, {"policy": "off", "guarantee": "at_most_once"}, "only guarantee='zero_or_more' can be promised"),
-        (Sharding, {"policy": "off", "streams": 2}, "there is one stream a worker"),
+        (Sharding, {"policy": "off", "streams": 2}, "leave streams= out"),
         (Sharding, {"policy": "file", "streams": 2}, "leave streams= out"),
         (Sharding, {"streams": 0}, "streams=0 must be a whole number of at least 1"),
         (Sharding, {"function": print}, "goes with sharding='custom'"),

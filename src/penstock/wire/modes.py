@@ -170,12 +170,11 @@ everything, so only guarantee='zero_or_more' can be promised
         if self.streams is None:
             return
         check_count("streams", self.streams)
-        if self.policy == "off":
-            raise InvalidArgumentError(f"streams={self.streams} with sharding='off': there is one stream a worker")
-        if self.static:
+        if self.off or self.static:
+            how = "every worker reads everything" if self.off else "splits are assigned up front"
             raise InvalidArgumentError(
-                f"streams={self.streams} with sharding={self.policy!r}: there is one stream a worker where splits are "
-                "assigned up front; leave streams= out"
+                f"streams={self.streams} with sharding={self.policy!r}: there is one stream a worker where {how}; "
+                "leave streams= out"
             )
 
     def _promise(self) -> Guarantee:
