@@ -272,8 +272,9 @@ class Reader:
             ),
             "weights below 0": lambda: self._loader.set_weights([-1.0]),
         }
-        if state.get("consumers", 1) > 1:
-            other = (state.get("consumer", 0) + 1) % state["consumers"]
+        mine = state.get("consumer", 0)
+        if state.get("consumers", 1) > 1 and mine is not None:  # one for all ranks is nobody else's
+            other = (mine + 1) % state["consumers"]
             misuses["another rank's state"] = lambda: self._loader.load_state_dict({**state, "consumer": other})
         for name, misuse in misuses.items():
             self.where = f"misuses its loader: {name}"
