@@ -727,6 +727,46 @@ def test_a_rank_does_not_skip_alone_what_others_had_while_they_are_on_their_way(
     assert stream.starts == [0, 1], "the other one stands where it stood, so what this one lacks is made again"
 
 
+@pytest.mark.parametrize("had", [0, 1])
+def test_a_rank_skips_nothing_alone_that_another_may_have_from_elsewhere(had: int) -> None:
+    stream = pair_that_ended_at(3)
+    stream.open("A", had, now=1.0)
+    stream.tick(1.0 + GATHER_RANKS_S)
+    assert stream.sends("A") == [] and "A" not in stream.told(), "the other one may still read what is gone here"
+    stream.open("a", 3, now=2.0 + GATHER_RANKS_S)
+    assert stream.starts == [3, had] and stream.reads("A", 3 - had) == [*range(had, 3)]
+
+
+@pytest.mark.parametrize("had", [0, 1])
+def test_a_rank_whose_mates_are_silent_for_long_skips_alone(had: int) -> None:
+    stream = pair_that_ended_at(3)
+    stream.open("A", had, now=1.0)
+    stream.tick(0.9 + TIMEOUT_S)
+    assert "A" not in stream.told()
+    stream.tick(1.0 + TIMEOUT_S)
+    assert stream.told()["A"].skipped == 3 - had
+
+
+def pair_that_ended_at(round_: int) -> Stream:
+    """A stream in a new binding: one trainer has read it elsewhere, and says so."""
+    stream = Stream(consumers=2)
+    for peer in "bB":
+        stream.open(peer, round_)
+    stream.tick(1.0)
+    stream.end()
+    return stream
+
+
+def test_a_new_life_begun_by_one_rank_alone_gives_nothing_twice() -> None:
+    stream = pair()
+    stream.read_together("aA", 3)
+    stream.open("A", life=1, now=1.0)
+    stream.tick(1.0 + GATHER_RANKS_S)
+    assert stream.sends("A") == []
+    stream.tick(1.0 + TIMEOUT_S)
+    assert stream.reads("A", 1) == [3]
+
+
 def test_where_one_rank_leaves_the_trainer_stands_where_the_furthest_of_it_does() -> None:
     stream = pair()
     stream.read_together("aA", 5)

@@ -103,21 +103,22 @@ class Shared(Served[RankReader]):
         reader = self.readers[key] = RankReader(peer, message, key, now)
         self._first_at = now if self._first_at is None else self._first_at
         self._pass_gaps(trainer, team)
-        team.await_ranks(now, complete=self._is_complete(trainer))
+        team.await_ranks(now, self.timeout_s, complete=self._is_complete(trainer))
         self._admit(reader, now)
         self._begin_teams()
 
     def _begin_teams(self) -> None:
         """Let trainers that hold nothing begin, once their ranks are there: none of them may hold something.
 
-        They begin after what they were sent in earlier lives, or where the window does, once there is one.
+        They begin after what they were sent in earlier lives, or where the window does, once there is one. Ranks
+        that begin without others skip nothing by it, or have waited long.
         """
         is_made = self._run is not None or self._end is not None
         for trainer, team in self._teams.items():
-            if team.begun or not (team.impatient or self._is_complete(trainer)):
-                continue
-            if team.before is not None or is_made:
-                team.begin_at(self.window.first if team.before is None else team.before)
+            first = self.window.first if team.before is None else team.before
+            alone = team.skips_alone or (team.impatient and first == 0)
+            if not team.begun and (team.before is not None or is_made) and (alone or self._is_complete(trainer)):
+                team.begin_at(first)
                 self._pass_gaps(trainer, team)
 
     def _pass_gaps(self, trainer: str, team: Team) -> None:
@@ -194,12 +195,12 @@ class Shared(Served[RankReader]):
             self._absent[key] = Absent(reader.taken, now)
         if taken >= 0:
             team.leave(max([taken, *(mate.taken for mate in self._mates(trainer))]))
-        team.await_ranks(now, complete=self._is_complete(trainer))
+        team.await_ranks(now, self.timeout_s, complete=self._is_complete(trainer))
 
     def tick(self, now: float) -> list[bytes]:
         probed = super().tick(now)
         for trainer, team in self._teams.items():
-            if team.await_ranks(now, complete=self._is_complete(trainer)):
+            if team.await_ranks(now, self.timeout_s, complete=self._is_complete(trainer)):
                 for reader in self._mates(trainer):
                     self._admit(reader, now)
         self._begin_teams()
@@ -262,9 +263,16 @@ class Shared(Served[RankReader]):
         team = self._teams[reader.trainer]
         if reader.next_round < team.front:
             return reader.next_round >= self.window.first  # else they are made again, if the others do not go back too
-        mates = [mate for mate in self._mates(reader.trainer) if not mate.passed_over and mate.seat not in team.ended]
-        can = all(mate.hungry and mate.next_round >= team.front for mate in mates)
-        return can and (team.impatient or self._is_complete(reader.trainer))
+        can = all(
+            mate.hungry and mate.next_round >= team.front
+            for mate in self._mates(reader.trainer)
+            if not mate.passed_over and mate.seat not in team.ended
+        )
+        return can and (
+            team.skips_alone
+            or (team.impatient and team.begun and reader.next_round >= self.window.first)
+            or self._is_complete(reader.trainer)
+        )
 
     # The window
 

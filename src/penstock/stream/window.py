@@ -10,7 +10,8 @@ The ranks of a trainer are a **team**:
    begin at the same round: after what the trainer was sent in earlier ones, or where the window begins.
 2. `front` is the first round that no rank was given. It moves when all ranks are there and have credit, so that ranks
    are given a round together. One behind it is given what it lacks. A missing rank is waited for a few seconds: then
-   others go on, and it is given the same when it comes.
+   others go on, and it is given the same when it comes. But they skip nothing without it until it has been silent for
+   `trainer_timeout_s`: as long as news of a new binding is late, an older one may still give it what is gone here.
 3. What was gone from the window when the front moved is a **gap**: no rank is given that, also one that goes back to an
    older state. Ranks remember gaps, in their states too, and tell every process that serves them: it may know nothing
    yet. So a rank that is through with a stream opens it as well in a new binding.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -162,10 +164,10 @@ class Team:
         """Whether it is known where the team begins; if not, it begins after `before`, or where the window does."""
         self.ended: set[int] = set()
         """Seats whose readers were told that the stream has ended."""
-        self.alone_since: float | None = None
+        self.alone_since = inf
         """Since when some rank has been missing."""
-        self.impatient = False
-        """Whether the ranks that are there go on without those that are missing."""
+        self.impatient, self.skips_alone = False, False
+        """Whether the ranks that are there go on without those that are missing; and also skip rounds without them."""
         self.had: int | None = None
         """The first round that no rank was sent, or that none has taken, where they left and said so; None: nothing."""
         self._begins = 0
@@ -218,9 +220,11 @@ class Team:
         """A rank leaves; the one that is furthest has taken the rounds before that one."""
         self._left = self.had = max(self._left, taken)
 
-    def await_ranks(self, now: float, *, complete: bool) -> bool:
+    def await_ranks(self, now: float, timeout_s: float, *, complete: bool) -> bool:
         """Note since when a rank has been missing; say whether it is not waited for from now on."""
         before = self.impatient
-        self.alone_since = None if complete else now if self.alone_since is None else self.alone_since
-        self.impatient = self.alone_since is not None and now - self.alone_since >= GATHER_RANKS_S
+        self.alone_since = inf if complete else min(self.alone_since, now)
+        self.impatient, self.skips_alone = (
+            now - self.alone_since >= each_s for each_s in (GATHER_RANKS_S, max(timeout_s, GATHER_RANKS_S))
+        )
         return self.impatient and not before
