@@ -7,7 +7,7 @@ import pytest
 from penstock.control.records import KEPT_RAISES
 from penstock.control.runners import RESTART_GRACE_S
 from penstock.control.views import view_of
-from penstock.core.ids import AttemptId, BlobHash
+from penstock.core.ids import BlobHash
 from penstock.wire.jobs import Cut, FeedSpec, HeldView, Position, Ranges, Resume, Slot
 from penstock.wire.messages import (
     Beat,
@@ -15,12 +15,9 @@ from penstock.wire.messages import (
     CloseClient,
     Done,
     EpochOpened,
-    GetSpec,
     NotKnown,
     NotYet,
     Refused,
-    Spec,
-    StartRunner,
     SteerJob,
     StopRunner,
     Superseded,
@@ -97,20 +94,8 @@ def two_ranks_left(workers: int = 2) -> Cluster:
     return cluster
 
 
-def test_processes_go_on_where_a_state_is_loaded_on_other_ranks() -> None:
-    cluster = two_ranks_left()
-    before = dict(cluster.state.runners[JOB])
-    opened = cluster.open(spec=spec(seed=8, host="h2"), resume=resume(consumers=2))
-    assert opened.spec.ranks.count == 1
-    assert dict(cluster.state.runners[JOB]) == before
-    assert not cluster.pushes(StartRunner) and not cluster.pushes(StopRunner)
-    assert {stream.runner for stream in opened.view.streams} <= set(before)
-    assert isinstance(cluster.ask(GetSpec(job=JOB, attempt=AttemptId(opened.view.attempt))), Spec)
-    assert isinstance(cluster.ask(GetSpec(job=JOB, attempt=AttemptId("a0-r0"))), NotKnown)
-
-
-@pytest.mark.parametrize("changes", [{"graph": "other"}, {"sharing": "skip"}, {"max_workers": 1}])
-def test_processes_are_replaced_where_more_than_the_ranks_is_another(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"consumers": 1}, {"graph": "other"}, {"sharing": "skip"}, {"max_workers": 1}])
+def test_processes_are_replaced_where_the_job_is_made_anew(changes: dict[str, Any]) -> None:
     cluster = two_ranks_left()
     before = set(cluster.state.runners[JOB])
     cluster.blobs |= {BlobHash("other")}

@@ -141,8 +141,7 @@ def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Con
                 kind=NOT_PERMITTED,
             )
         draft.emit(e.JobCollected(name, why))
-        if missing_blobs(made, blobs) is not None or not _runs_as_well(job, made):
-            settle(draft, name)
+        settle(draft, name)
     elif request.rejoin is not None:
         return NotKnown(what=f"job {name!r}")
     waiting = missing_blobs(request.spec, blobs)
@@ -150,17 +149,6 @@ def _open_job(draft: Draft, request: OpenEpoch, principal: Principal, blobs: Con
         return waiting
     draft.emit(e.JobCreated(name, _with_streams(draft, made)))
     return None
-
-
-def _runs_as_well(job: Job, made: JobSpec) -> bool:
-    """Whether processes of a job may run the one that takes its place: the same code, for other ranks.
-
-    They ask what an attempt runs when they first hear of it. What else they took from their job they took when they
-    began: whose it is, how its memory is shared, who reads its data.
-    """
-    return (
-        not job.failure and msgspec.structs.replace(job.spec, ranks=made.ranks, seed=made.seed, host=made.host) == made
-    )
 
 
 def _given_up(job: Job) -> bool:
