@@ -26,6 +26,7 @@ from penstock.core.errors import PenstockError, WaitTimeoutError
 if TYPE_CHECKING:
     from penstock.client.backend import ServiceBackend
 
+CLOSE_S = 1.0  # that an opening under way is waited for
 LINGER_S = 3.0  # as long as the dispatcher keeps processes of a job that nobody reads
 LOOK_S = 0.5
 TRIAL_S = 1.0  # of asking for it: then it is seen whether it is still wanted
@@ -37,6 +38,7 @@ class NextEpoch:
     def __init__(self, maker: ReferenceType[ServiceBackend]) -> None:
         """`maker` opens epochs and is not held: a loader that nobody has any more ends, and this with it."""
         self._maker = maker
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         """Over who may close what was opened: the trainer's thread, or the one that finds that it is not wanted."""
         self._finished: int | None = None
@@ -63,7 +65,8 @@ class NextEpoch:
         if self._opening is None and self._wanted is not None:
             self._opening = threading.Event()
             task = partial(self._open, *self._wanted, self._opening)
-            threading.Thread(target=task, name="penstock-ahead", daemon=True).start()
+            self._thread = threading.Thread(target=task, name="penstock-ahead", daemon=True)
+            self._thread.start()
         with self._lock:
             session, self._session = self._session, None
             maker = self._maker()
@@ -103,6 +106,12 @@ class NextEpoch:
             session.close(finished=False)
         if reader is not None:
             reader.close()
+
+    def close(self) -> None:
+        """Drop it; what is being opened is closed again, while the dispatcher can still be told."""
+        self.drop()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
 
     # A thread of its own
 

@@ -298,7 +298,7 @@ class ServiceBackend:
     def close(self) -> None:
         self._closed = True
         if self._next_epoch is not None:
-            self._next_epoch.drop()
+            self._next_epoch.close()
         self._finalizer()
 
 
